@@ -42,6 +42,7 @@ from pathlib import Path
 import httpx
 from async_table import ONE, RECORD, TURNS, Step, recorded, table
 from bench_grpo_trl import write_model
+from processes import end, in_time, show_end
 
 SETTINGS = """\
 model_name = "{model}"
@@ -229,18 +230,15 @@ def train(work: Path, urls: str, name: str, gpus: Sequence[str], given: argparse
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=work, env=environ, stdout=subprocess.DEVNULL, stderr=file)
         try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            pass
+            in_time(process, limit)
         finally:
-            if process.poll() is None:
+            if process.poll() is None:  # stopped while waiting
                 end(process)
             steps = record(work, name)
     if late := time.monotonic() - begun >= limit:
         print(f"{name}: ended after {limit:.0f} s", flush=True)
     elif process.returncode:
-        last = "\n  ".join(log.read_text().splitlines()[-12:])
-        print(f"{name} ended with {process.returncode}:\n  {last}", flush=True)
+        show_end(log, f"ended with {process.returncode}")
     print(f"{name}: {len(steps)} steps in {time.monotonic() - begun:.0f} s with start-up", flush=True)
     rollouts = given.questions * given.rollouts
     assert all(step["num_trajectories"] == rollouts for step in steps), f"{name}: not {rollouts} rollouts per step"
@@ -258,16 +256,6 @@ def record(work: Path, name: str) -> list[Step]:
     steps = [json.loads(line) for line in lines.read_text().splitlines()] if lines else []
     (work / f"{RECORD}{name}.json").write_text(json.dumps(steps))
     return steps
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a run; kill it if it does not end."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ log-probabilities within 1e-3; in bf16 the mean gap is printed, up to the first 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measured import forget_peak, markdown, note, now, peak_gib
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from emailrl.engines.base import Completion, Request, SamplingParams
@@ -65,22 +65,20 @@ def main() -> None:
         if time.perf_counter() - begun > given.seconds:
             print(f"{side}: no time left", flush=True)
             continue
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        forget_peak()
         ended[side], seconds = play(model, side, rows=rows, turns=2 if given.smoke else 4)
         tokens = sum(len(one.token_ids) for one in ended[side])
-        peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
-        table.append({"side": side, "rows": rows, "seconds": round(seconds, 2), "peak_gib": round(peak, 2),
+        table.append({"side": side, "rows": rows, "seconds": round(seconds, 2), "peak_gib": round(peak_gib(), 2),
                       "trajectories_per_second": round(rows / seconds, 2), "tokens_per_second": round(tokens / seconds),
                       "bf16_gap": round(gap(ended["plain"], ended[side])[0], 4)})  # fmt: skip
-        if given.out:
-            given.out.write_text("".join(json.dumps(row) + "\n" for row in table))
-    print("| side | trajectories/s | sampled tokens/s | s | peak GiB | bf16 gap to plain | over plain |")
-    print("|---|---|---|---|---|---|---|")
-    for row in table:
-        times = table[0]["seconds"] / row["seconds"]
-        print(f"| {row['side']} | {row['trajectories_per_second']} | {row['tokens_per_second']:,} | {row['seconds']} "
-              f"| {row['peak_gib']} | {row['bf16_gap']} | {times:.2f} x |")  # fmt: skip
+        note(table[-1], given.out)
+    columns = ["side", "trajectories/s", "sampled tokens/s", "s", "peak GiB", "bf16 gap to plain", "over plain"]
+    rows_shown = [
+        [row["side"], row["trajectories_per_second"], f"{row['tokens_per_second']:,}", row["seconds"], row["peak_gib"],
+         row["bf16_gap"], f"{table[0]['seconds'] / row['seconds']:.2f} x"]
+        for row in table
+    ]  # fmt: skip
+    print(markdown(columns, rows_shown))
 
 
 def load(given: argparse.Namespace, dtype: torch.dtype, device: str) -> Any:
@@ -131,19 +129,11 @@ def play(
         prompts[name] = [*prompts[name], *ended.token_ids, *draw.choices(range(vocabulary), k=draw.randrange(100, 501))]
         return ask(name)
 
-    synchronize()
-    before = time.perf_counter()
+    before = now()
     ended = engine.generate([ask(name) for name in prompts], advance)
-    synchronize()
-    seconds = time.perf_counter() - before
+    seconds = now() - before
     engine.close()
     return sorted(ended, key=lambda one: (int(one.trajectory_id), one.prompt_tokens)), seconds
-
-
-def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def gap(some: Sequence[Completion], others: Sequence[Completion]) -> tuple[float, int]:

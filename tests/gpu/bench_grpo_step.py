@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
-import json
 import sys
 import tempfile
 import time
@@ -29,9 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from bench_sampling import save_model
+from measured import settle
 from step_figure import draw, tables
 from step_run import LONGEST, Bench, TimeUp, prepare
 from step_timeline import Timeline
+
+from emailrl.recording import read_records
 
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -58,14 +60,14 @@ def main() -> None:
     """Measure, or read what was measured; print the tables and draw."""
     given = arguments()
     if given.report:
-        records = [json.loads(line) for line in given.report.read_text("utf-8").splitlines()]
-        print(tables(records))
+        found = list(read_records(given.report))
+        print(tables(found))
     else:
-        records = measure(given)
-    if given.figure and any(record["kind"] == "step" and record["counts"] for record in records):
-        draw(records, given.figure)
-    if not any(record["kind"] == "step" and record["counts"] for record in records):
+        found = measure(given)
+    if not any(record["kind"] == "step" and record["counts"] for record in found):
         sys.exit(1)
+    if given.figure:
+        draw(found, given.figure)
 
 
 def arguments() -> argparse.Namespace:
@@ -96,9 +98,6 @@ def arguments() -> argparse.Namespace:
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the steps; returns the records. A failure is told with the phase it came in, and what there is with it."""
-    import torch
-
-    settle = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     bench = Bench(given, Timeline(settle))
     try:
         with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:

@@ -31,10 +31,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from measured import markdown, now, peak_gib
+from measured import markdown, now, peak_gib, records
 from processes import environment, hand_out, in_time, itself, show_end
-
-from emailrl.recording import read_records
 
 QUESTIONS, ROLLOUTS, ROWS = 8, 6, 4
 SIDES = ("emailrl-asleep", "TRL-asleep", "emailrl-awake", "TRL-awake")
@@ -53,7 +51,7 @@ def main() -> None:
     if not given.smoke:
         write_model(given.shape, given.tokenizer, given.work / given.shape, given.gpus[0])
     hand_out(given.sides, given.gpus, lambda side, gpu: run(given, side, gpu))
-    print_table(given, {side: records(given.work / f"{side}.jsonl") for side in given.sides})
+    print_table(given, {side: steps_of(given.work / f"{side}.jsonl") for side in given.sides})
 
 
 def arguments() -> argparse.Namespace:
@@ -246,9 +244,9 @@ def timed(owner: Any, method: str, clocks: dict[str, float]) -> None:
 # -- the table
 
 
-def records(file: Path) -> list[dict[str, Any]]:
+def steps_of(file: Path) -> list[dict[str, Any]]:
     """A side's steps after the first, in common words."""
-    found = [*read_records(file)] if file.exists() else []
+    found = records(file)
     if file.stem.startswith("TRL"):
         return [
             {

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,6 +25,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from measured import Row, markdown, note, peak_gib
+from processes import itself, row_of
 
 SIDES = {
     "transformers": {"engine": "transformers"},
@@ -64,12 +65,10 @@ def main() -> None:
             model = "nano" if given.smoke else save_model(shape, given.tokenizer, Path(folder))
             results = []
             for side in sides:
-                results.append(run_side(side, model, given))
-                told = json.dumps({"shape": shape} | results[-1])
-                print(told, file=sys.stderr, flush=True)
-                if given.out:
-                    with given.out.open("a") as file:
-                        file.write(told + "\n")
+                log = Path(folder) / f"{side}.log"
+                row = row_of(itself("--side", side, "--model", model), log=log, limit=given.limit)
+                results.append({"shape": shape, "side": side} | row)
+                note(results[-1], given.out)
         print_table(shape, results)
 
 
@@ -92,40 +91,12 @@ def save_model(shape: str, tokenizer: Path, folder: Path) -> str:
     return str(folder)
 
 
-def run_side(side: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Measure one side in a process of its own; an error is a row of the table, where a side hung stands on stderr."""
-    command = [
-        sys.executable,
-        __file__,
-        "--limit",
-        str(given.limit),
-        "--side",
-        side,
-        "--model",
-        model,
-        *(["--smoke"] if given.smoke else []),
-    ]
-    for name in ("db", "questions"):
-        command += [f"--{name}", str(getattr(given, name))] if getattr(given, name) else []
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit)
-    except subprocess.TimeoutExpired as error:
-        print((error.stderr or b"").decode()[-3000:], file=sys.stderr)
-        return {"side": side, "error": f"took more than {given.limit} s"}
-    if done.returncode:
-        return {"side": side, "error": (done.stderr.strip().splitlines() or ["?"])[-1][:300]}
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 # -- one side
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Play the questions once and say how long everything took."""
     faulthandler.dump_traceback_later(0.9 * given.limit)
-    import torch
-
     from emailrl.engines import build_engine
     from emailrl.policy.load import load_policy
     from emailrl.settings import load_settings
@@ -144,8 +115,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         engine.resume()
         wake = time.perf_counter() - before
         played = play(engine, policy, db, scenarios)
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return {"side": given.side, "start": start, "wake": wake, "peak_gib": peak / 2**30} | played
+        return {"start": start, "wake": wake, "peak_gib": peak_gib()} | played
 
 
 def random_adapter(policy: Any, folder: Path) -> Path:
@@ -287,22 +257,20 @@ def numbered_run(run: Any, environments: Any, engine: Any, renderer: Any, sampli
     return ended
 
 
-def print_table(shape: str, results: Sequence[dict[str, Any]]) -> None:
+def print_table(shape: str, results: Sequence[Row]) -> None:
     """One line a side."""
     print(f"{shape}: {AT_ONCE if shape != 'nano' else 6} at once, 5 turns")
-    print(
-        "| side | trajectories/s | sampled tokens/s | seconds | tools | between | longest prompt | start s | wake s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for one in results:
-        if "error" in one:
-            print(f"| {one['side']} | {one['error']} |")
-            continue
-        print(
-            f"| {one['side']} | {one['trajectories_per_second']:.2f} | {one['sampled_tokens_per_second']:,.0f} "
-            f"| {one['seconds']:.1f} | {one['tools']:.2%} | {one['between']:.2%} | {one['prompt_tokens']:,.0f} "
-            f"| {one['start']:.0f} | {one['wake']:.2f} |"
-        )
+    columns = ["side", "trajectories/s", "sampled tokens/s", "seconds", "tools", "between", "longest prompt", "start s",
+               "wake s"]  # fmt: skip
+    rows = [
+        [one["side"], one["error"]] if "error" in one else [
+            one["side"], f"{one['trajectories_per_second']:.2f}", f"{one['sampled_tokens_per_second']:,.0f}",
+            f"{one['seconds']:.1f}", f"{one['tools']:.2%}", f"{one['between']:.2%}", f"{one['prompt_tokens']:,.0f}",
+            f"{one['start']:.0f}", f"{one['wake']:.2f}",
+        ]
+        for one in results
+    ]  # fmt: skip
+    print(markdown(columns, rows))
 
 
 if __name__ == "__main__":

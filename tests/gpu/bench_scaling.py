@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from measured import markdown, now
+from processes import in_time, show_end
 from scaling_figure import draw
 
 MEMBERS = 6
@@ -70,17 +73,12 @@ def start(number: int, given: argparse.Namespace) -> list[dict[str, Any]]:
     environment = {"NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"} | os.environ
     with log.open("wb") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            process.wait(given.limit)
-            error = f"exit code {process.returncode}" if process.returncode else ""
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its ranks
-            process.wait(60)
-            error = f"over {given.limit} s"
+        late = not in_time(process, given.limit, by=signal.SIGTERM, grace=60)  # torchrun ends its ranks
+    error = f"over {given.limit} s" if late else f"exit code {process.returncode}" if process.returncode else ""
     print(f"{number} ranks: {time.perf_counter() - begun:.0f} s with start", file=sys.stderr)
     if not error:
         return []
-    print(f"{log}:\n  " + "\n  ".join(log.read_text(errors="replace").splitlines()[-25:]), file=sys.stderr, flush=True)
+    show_end(log, error)
     return [{"ranks": number, "error": error}]
 
 
@@ -188,15 +186,11 @@ def steps(updater: Any, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def timed(updater: Any, samples: list[Any]) -> tuple[float, dict[str, float]]:
     """Seconds of one step, and its metrics."""
-    import torch
     from train_step_sides import advantage
 
-    settle = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    settle()
-    begun = time.perf_counter()
+    begun = now()
     result = updater.train(samples, {one.trajectory_id: advantage(one) for one in samples}, step=1)
-    settle()
-    return time.perf_counter() - begun, result.metrics
+    return now() - begun, result.metrics
 
 
 # -- what came of it
@@ -222,20 +216,21 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     columns = ["ranks", "case", "trajectories", "tokens", "seconds", "tokens/s per GPU", "of one rank"]
     columns += ["tokens per rank, mean / max", "all-reduce s", "gradient norm", "adapter"]
     print(f"\n{done[0]['device'] if done else 'nothing measured'}\n")
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for row in rows:
-        if "error" in row:
-            print(f"| {row['ranks']} | {row['error']} |" + " |" * (len(columns) - 2))
-            continue
-        mean, most = row["rank_tokens_mean"], row["rank_tokens_max"]
-        cells = [
-            str(row["ranks"]), row["kind"], str(row["trajectories"]), f"{row['tokens']:,}", f"{row['seconds']:.2f}",
-            f"{row['tokens_per_second_per_gpu']:,.0f}",
-            f"{row['tokens_per_second_per_gpu'] / base:.3f}" if base else "-",
-            f"{mean:,.0f} / {most:,.0f} = {mean / most:.3f}" if mean else "-",
-            f"{row['all_reduce_seconds']:.4f}", f"{row['grad_norm']:.5g}", row.get("hash", "not compared"),
-        ]  # fmt: skip
-        print("| " + " | ".join(cells) + " |")
+    print(markdown(columns, [cells(row, base) for row in rows]))
+
+
+def cells(row: dict[str, Any], base: float | None) -> list[object]:
+    """A row of the table."""
+    if "error" in row:
+        return [row["ranks"], row["error"]]
+    mean, most = row["rank_tokens_mean"], row["rank_tokens_max"]
+    return [
+        row["ranks"], row["kind"], row["trajectories"], f"{row['tokens']:,}", f"{row['seconds']:.2f}",
+        f"{row['tokens_per_second_per_gpu']:,.0f}",
+        f"{row['tokens_per_second_per_gpu'] / base:.3f}" if base else "-",
+        f"{mean:,.0f} / {most:,.0f} = {mean / most:.3f}" if mean else "-",
+        f"{row['all_reduce_seconds']:.4f}", f"{row['grad_norm']:.5g}", row.get("hash", "not compared"),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import inspect
-import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from measured import forget_peak, markdown, note, now, peak_gib
+from small import PLAIN, save_tokenizer
 
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings
@@ -67,9 +67,7 @@ def main() -> None:
             except Exception as error:  # a side that fails is a row of the table
                 table.append(row | {"error": repr(error)[:120]})
             table[-1]["wall"] = round(time.perf_counter() - started, 1)
-            print(json.dumps(table[-1]), file=sys.stderr, flush=True)
-            if given.out:
-                given.out.write_text("".join(json.dumps(row) + "\n" for row in table))
+            note(table[-1], given.out)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -99,19 +97,12 @@ def _named(rows: int, liger: bool, attention: str) -> str:
 
 def save_model(folder: Path, shape: dict[str, int]) -> Path:
     """Write random weights in bf16 and a byte tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(**shape, tie_word_embeddings=True, bos_token_id=None, eos_token_id=256, pad_token_id=257)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocabulary | {"<|end|>": 256, "<|pad|>": 257}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
-    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    fast.save_pretrained(folder)
-    return folder
+    return save_tokenizer(folder, PLAIN)
 
 
 def conversations(shared: int, *, smoke: bool) -> list[list[Example]]:
@@ -146,8 +137,8 @@ def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | Non
         loss = fitter.step(batch, step=step)["loss"]
         if step > WARMUP:
             tokens, seconds = tokens + sum(len(example.token_ids) for example in batch), seconds + now() - start
-        elif step == WARMUP and torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        elif step == WARMUP:
+            forget_peak()
     return result(tokens, seconds, loss)
 
 
@@ -167,8 +158,8 @@ def theirs(
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             ends.append(now())
-            if len(ends) == WARMUP and cuda:
-                torch.cuda.reset_peak_memory_stats()
+            if len(ends) == WARMUP:
+                forget_peak()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
             losses.extend([logs["loss"]] if "loss" in (logs or {}) else [])
@@ -230,36 +221,25 @@ def register_varlen() -> None:
     AttentionMaskInterface.register(VARLEN, lambda *arguments, **named: None)
 
 
-def now() -> float:
-    """Seconds, once the GPU has done what it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def result(tokens: int, seconds: float, loss: float) -> dict[str, Any]:
     """A side's figures."""
-    gib = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     return {"tokens_per_second": round(tokens / seconds), "step_seconds": round(seconds / STEPS, 3),
-            "peak_gib": round(gib, 1), "loss": round(loss, 3)}  # fmt: skip
+            "peak_gib": round(peak_gib(), 1), "loss": round(loss, 3)}  # fmt: skip
 
 
 def print_table(table: list[dict[str, Any]]) -> None:
     """Print the sides by what they train, and emailrl's rate over TRL's best."""
-    print("| trains | side | tokens/s | s a step | peak GiB | loss |\n|---|---|---|---|---|---|")
+    names = ("tokens_per_second", "step_seconds", "peak_gib", "loss")
+    lines: list[list[object]] = []
     for what in ("adapter", "all weights"):
         rows = [row for row in table if row["trains"] == what]
-        for row in rows:
-            cells = [
-                row.get(name, row.get("error", "–"))
-                for name in ("tokens_per_second", "step_seconds", "peak_gib", "loss")
-            ]
-            print(f"| {what} | {row['side']} | " + " | ".join(map(str, cells)) + " |")
+        lines += [[what, row["side"], *(row.get(name, row.get("error", "–")) for name in names)] for row in rows]
         rates = {row["side"]: row.get("tokens_per_second", 0) for row in rows}
         best = max((rate for side, rate in rates.items() if side.startswith("TRL")), default=0)
         own = max(rates.get(side, 0) for side in ("emailrl", "emailrl 8 rows"))
         if best:
-            print(f"| {what} | emailrl's best over TRL's best | {own / best:.2f} x | | | |")
+            lines.append([what, "emailrl's best over TRL's best", f"{own / best:.2f} x"])
+    print(markdown(["trains", "side", "tokens/s", "s a step", "peak GiB", "loss"], lines))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from measured import Row, markdown, note
+from processes import itself, row_of
 
 PEAK_TFLOPS = 790
 SIDES = ["float32", "padded", "packed", "trl", "unsloth", "lean", "leanest", "apart", "fast", "wide", "exact"]
@@ -51,30 +50,11 @@ def main() -> None:
             folder = (given.folder or Path(temporary)) / shape
             table = []
             for side in ["save", *given.sides]:
-                table.append(run_side(shape, side, folder, given))
-                print(json.dumps(table[-1]), file=sys.stderr)
-                if given.out:
-                    with given.out.open("a") as file:
-                        file.write(json.dumps(table[-1]) + "\n")
+                command = itself("--shape", shape, "--side", side, "--folder", folder)
+                row = row_of(command, log=Path(temporary) / f"{side}.log", limit=given.limit)
+                table.append({"shape": shape, "side": side} | row)
+                note(table[-1], given.out)
         print_table(shape, table[1:])
-
-
-def run_side(shape: str, side: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in a process of its own; an error is a row of the table."""
-    command = [sys.executable, __file__, "--shape", shape, "--side", side, "--folder", str(folder)]
-    command += ["--trl-ways", given.trl_ways]
-    start = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit, env=os.environ, check=False)
-    except subprocess.TimeoutExpired:
-        return {"shape": shape, "side": side, "error": f"over {given.limit} s"}
-    wall = time.perf_counter() - start
-    print(*(line for line in done.stderr.splitlines() if line.startswith("TRL ")), sep="\n", file=sys.stderr)
-    if done.returncode:
-        print(done.stderr[-3000:], file=sys.stderr)
-        lines = done.stderr.strip().splitlines() or ["?"]
-        return {"shape": shape, "side": side, "error": lines[-1][:200], "wall": round(wall, 1)}
-    return json.loads(done.stdout.strip().splitlines()[-1]) | {"wall": round(wall, 1)}
 
 
 def measure(shape: str, side: str, folder: Path, trl_ways: str) -> dict[str, Any]:
@@ -86,13 +66,13 @@ def measure(shape: str, side: str, folder: Path, trl_ways: str) -> dict[str, Any
 
     if side == "save":
         save_model(shape, folder)
-        return {"shape": shape, "side": side}
+        return {}
     samples = make_samples(shape)
-    result: dict[str, Any] = {"shape": shape, "side": side, "tokens": sum(len(one.token_ids) for one in samples)}
+    result: Row = {"tokens": sum(len(one.token_ids) for one in samples)}
     result["trainable"] = sum(one.num_trainable for one in samples)
     pair = samples[:2]
     if side == "trl":
-        ran, result["setting"] = best_trl(folder, samples, trl_ways)
+        ran, result["setting"], result["ways"] = best_trl(folder, samples, trl_ways)
     else:
         ran, result["setting"] = make_side(side, folder)
     logprobs = ran.run(pair)
@@ -138,29 +118,28 @@ def make_side(side: str, folder: Path) -> tuple[Any, str]:
     return policy_side(settings, max_tokens), setting
 
 
-def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str]:
-    """TRL in whichever of ``ways`` is fastest on eight trajectories."""
+def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str, dict[str, float | None]]:
+    """TRL in whichever of ``ways`` is fastest on eight trajectories, and the seconds of each; None does not fit."""
     import gc
 
     import torch
     from train_step_sides import timed, trl_side
 
-    choices = [(int(one.rstrip("L")), one.endswith("L")) for one in ways.split(",")]
-    seconds: dict[tuple[int, bool], float] = {choices[0]: 0.0} if len(choices) == 1 else {}
-    for way in choices if len(choices) > 1 else []:
+    choices = {one: (int(one.rstrip("L")), one.endswith("L")) for one in ways.split(",")}
+    seconds: dict[str, float | None] = {}
+    for name, (rows, liger) in choices.items() if len(choices) > 1 else ():
         try:
-            side = trl_side(folder, *way)
-            side.run(samples[: way[0]])
-            seconds[way] = timed(side, samples[8:16], 1)[0]
+            side = trl_side(folder, rows, liger)
+            side.run(samples[:rows])
+            seconds[name] = timed(side, samples[8:16], 1)[0]
         except torch.cuda.OutOfMemoryError:
-            print(f"TRL in batches of {way} does not fit", file=sys.stderr)
+            seconds[name] = None
         finally:
             side = None
             gc.collect()
             torch.cuda.empty_cache()
-    print("TRL", seconds, file=sys.stderr)
-    best = min(seconds, key=lambda way: seconds[way])
-    return trl_side(folder, *best), f"batches of {best[0]}{', Liger' if best[1] else ''}"
+    rows, liger = choices[min(choices, key=lambda name: seconds.get(name) or float("inf"))]
+    return trl_side(folder, rows, liger), f"batches of {rows}{', Liger' if liger else ''}", seconds
 
 
 def agreement(folder: Path, side: str, logprobs: list[Any], gradients: dict[str, Any]) -> dict[str, float]:
@@ -206,23 +185,24 @@ def print_table(shape: str, rows: list[dict[str, Any]]) -> None:
         print(f"\n{shape}: {one['tokens']:,} tokens, {share:.1%} trainable, {one.get('device', 'CPU')}\n")
     columns = ["side", "setting", "computed", "seconds", "tokens/s", "x TRL", "x Unsloth", "peak GiB", "MFU"]
     columns += ["log-prob vs bf16, fp32 (max)", "gradient vs bf16, fp32"]
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for row in rows:
-        if "error" in row:
-            print(f"| {row['side']} | {row['error']} |" + " |" * 9)
-            continue
-        if "seconds" not in row:
-            row |= dict.fromkeys(("computed", "seconds", "tokens_per_second", "peak_gib", "mfu"), float("nan"))
-        ratios = [by_side[peer]["seconds"] / row["seconds"] if peer in by_side else None for peer in ("trl", "unsloth")]
-        cells = [
-            row["side"], row["setting"], f"{row['computed']:,.0f}", f"{row['seconds']:.2f}",
-            f"{row['tokens_per_second']:,.0f}",
-            *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios),
-            f"{row['peak_gib']:.1f}", f"{row['mfu']:.1%}",
-            ", ".join(f"{row[key]:.2g}" for key in ("logprob_padded", "logprob_float32") if key in row) or "-",
-            ", ".join(f"{row[key]:.2g}" for key in ("gradient_padded", "gradient_float32") if key in row) or "-",
-        ]  # fmt: skip
-        print("| " + " | ".join(cells) + " |")
+    print(markdown(columns, [cells(row, by_side) for row in rows]))
+
+
+def cells(row: Row, by_side: dict[str, Row]) -> list[str]:
+    """A row of the table."""
+    if "error" in row:
+        return [row["side"], row["error"]]
+    if "seconds" not in row:
+        row |= dict.fromkeys(("computed", "seconds", "tokens_per_second", "peak_gib", "mfu"), float("nan"))
+    ratios = [by_side[peer]["seconds"] / row["seconds"] if peer in by_side else None for peer in ("trl", "unsloth")]
+    return [
+        row["side"], row["setting"], f"{row['computed']:,.0f}", f"{row['seconds']:.2f}",
+        f"{row['tokens_per_second']:,.0f}",
+        *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios),
+        f"{row['peak_gib']:.1f}", f"{row['mfu']:.1%}",
+        ", ".join(f"{row[key]:.2g}" for key in ("logprob_padded", "logprob_float32") if key in row) or "-",
+        ", ".join(f"{row[key]:.2g}" for key in ("gradient_padded", "gradient_float32") if key in row) or "-",
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

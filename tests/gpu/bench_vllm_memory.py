@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from measured import markdown, note
+from processes import itself, row_of
 
 GIB = 2**30
 
@@ -33,34 +34,23 @@ def main() -> None:
         print(json.dumps(measure(given.one, eager=given.eager)))
         return
     rows = []
-    for shape in given.shape:
-        command = [sys.executable, __file__, "--one", shape, *(["--eager"] if given.eager else [])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit)
-        if done.returncode:
-            print(done.stderr[-3000:], file=sys.stderr)
-            continue
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
-        print(json.dumps(rows[-1]), file=sys.stderr)
-    columns = [
-        "shape",
-        "awake",
-        "planned",
-        "asleep",
-        "planned",
-        "cache tokens",
-        "planned",
-        "not weights or cache",
-        "wake s",
-    ]
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for row in rows:
-        cells = [
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in given.shape:
+            row = row_of(itself("--one", shape), log=Path(folder) / f"{shape}.log", limit=given.limit)
+            rows.append({"shape": shape} | row)
+            note(rows[-1], None)
+    columns = ["shape", "awake", "planned", "asleep", "planned", "cache tokens", "planned", "not weights or cache",
+               "wake s"]  # fmt: skip
+    cells = [
+        [row["shape"], row["error"]] if "error" in row else [
             row["shape"], f"{row['awake']:.2f} GiB", f"{row['planned_awake']:.2f}",
             ", ".join(f"{one:.2f} GiB" for one in row["asleep"]), f"{row['planned_asleep']:.2f}",
             f"{row['cache_tokens']:,}", f"{row['planned_cache_tokens']:,}", f"{row['work']:.2f} GiB",
             f"{row['wake']:.2f}",
-        ]  # fmt: skip
-        print(f"| {' | '.join(cells)} |")
+        ]
+        for row in rows
+    ]  # fmt: skip
+    print(markdown(columns, cells))
 
 
 def measure(shape: str, *, eager: bool) -> dict[str, Any]:
@@ -99,7 +89,7 @@ def measure(shape: str, *, eager: bool) -> dict[str, Any]:
     share = settings.vllm.vllm_gpu_memory_utilization * planned.memory.device_bytes
     bytes_of = planned.shape.weight_bytes(2) + tokens * planned.shape.cache_bytes(2)
     return {
-        "shape": shape, "awake": awake / GIB, "planned_awake": planned.memory.sampling["vLLM"] / GIB,
+        "awake": awake / GIB, "planned_awake": planned.memory.sampling["vLLM"] / GIB,
         "asleep": [one / GIB for one in asleep], "planned_asleep": planned.memory.training["vLLM"] / GIB,
         "cache_tokens": tokens, "planned_cache_tokens": planned.memory.cache_tokens, "work": (share - bytes_of) / GIB,
         "wake": wake,

@@ -50,6 +50,13 @@ def note(row: Row, out: Path | None, *, unseen: Sequence[str] = ()) -> None:
     print(json.dumps(shown), file=sys.stderr, flush=True)
 
 
+def records(path: Path) -> list[Row]:
+    """The records of a file of JSON lines; none where there is no file."""
+    from emailrl.recording import read_records
+
+    return list(read_records(path)) if path.exists() else []
+
+
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; a row that is too short gets empty cells."""
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

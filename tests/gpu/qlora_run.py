@@ -15,15 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from measured import markdown, records
+from processes import in_time
+
 from emailrl.quickstart import SETTINGS
-from emailrl.recording import read_records
 from emailrl.scenarios.demo import write_demo
 from emailrl.settings import load_settings
 
@@ -84,7 +85,7 @@ def main() -> None:
     sides = {bits: start(given.work / f"{bits}-bits", bits, given) for bits in given.bits}
     deadline = time.monotonic() + given.seconds
     for side in sides.values():
-        end(side, deadline)
+        in_time(side, deadline - time.monotonic(), grace=20)
     print_table(
         {bits: given.work / f"{bits}-bits" for bits in sides}, {bits: one.returncode for bits, one in sides.items()}
     )
@@ -110,33 +111,20 @@ def start(folder: Path, bits: int, given: argparse.Namespace) -> subprocess.Pope
         )  # fmt: skip
 
 
-def end(side: subprocess.Popen[bytes], deadline: float) -> None:
-    """Wait until the deadline, then interrupt, then kill."""
-    try:
-        side.wait(timeout=max(0.0, deadline - time.monotonic()))
-        return
-    except subprocess.TimeoutExpired:
-        side.send_signal(signal.SIGINT)
-    try:
-        side.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        side.kill()
-        side.wait()
-
-
 def print_table(folders: dict[int, Path], codes: dict[int, int]) -> None:
     """A row a side, then a row an evaluated step."""
     runs = {bits: read(folder) for bits, folder in folders.items()}
-    print("| base | peak GiB | base GiB | steps | seconds a step | rollout | update | exit |\n" + "|---" * 8 + "|")
+    columns = ["base", "peak GiB", "base GiB", "steps", "seconds a step", "rollout", "update", "exit"]
+    rows: list[list[object]] = []
     for bits, (metrics, _, memory) in runs.items():
         later = metrics[1:] or metrics  # the first step compiles kernels
         means = [mean([one["seconds"][name] for one in later]) for name in ("total", "rollout", "update")]
-        cells = [memory.get("peak_gib", "–"), memory.get("base_gib", "–"), len(metrics), *means, codes[bits]]
-        print(f"| {bits} bits | " + " | ".join(map(str, cells)) + " |")
-    print("\n| step | " + " | ".join(f"{bits} bits: validation (95 %), training reward" for bits in runs) + " |")
-    print("|---" * (len(runs) + 1) + "|")
-    for step in sorted({one["step"] for _, evaluations, _ in runs.values() for one in evaluations}):
-        print(f"| {step} | " + " | ".join(at(step, *run[:2]) for run in runs.values()) + " |")
+        used = [memory.get("peak_gib", "–"), memory.get("base_gib", "–")]
+        rows.append([f"{bits} bits", *used, len(metrics), *means, codes[bits]])
+    print(markdown(columns, rows), end="\n\n")
+    steps = sorted({one["step"] for _, evaluations, _ in runs.values() for one in evaluations})
+    columns = ["step", *(f"{bits} bits: validation (95 %), training reward" for bits in runs)]
+    print(markdown(columns, [[step, *(at(step, *run[:2]) for run in runs.values())] for step in steps]))
     for bits, folder in folders.items():
         if codes[bits] not in (0, 130):
             print(f"{bits} bits failed:\n" + "\n".join((folder / "train.log").read_text().splitlines()[-8:]))
@@ -145,10 +133,7 @@ def print_table(folders: dict[int, Path], codes: dict[int, int]) -> None:
 def read(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """A side's steps, evaluations and memory."""
     run = next(iter((folder / "outputs").glob("grpo*")), folder)
-    metrics, evaluations = (
-        list(read_records(run / f"{name}.jsonl")) if (run / f"{name}.jsonl").exists() else []
-        for name in ("metrics", "evaluations")
-    )
+    metrics, evaluations = (records(run / f"{name}.jsonl") for name in ("metrics", "evaluations"))
     memory = folder / "memory.json"
     return metrics, evaluations, json.loads(memory.read_text()) if memory.exists() else {}
 

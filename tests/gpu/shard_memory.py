@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from measured import markdown
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from train_step_sides import Side, config_of, lora_settings, make_samples, model_side, timed
@@ -200,15 +201,16 @@ def print_table(rows: list[dict[str, Any]], device: torch.device) -> None:
     """A short table, GiB per card."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{rows[0]['ranks']} x {name}, torch {torch.__version__}, {rows[0]['tokens']:,} tokens per rank")
-    print("| shape | base | loaded GiB | peak loading | peak of the step | seconds | gradient off by |")
-    print("|---|---|---|---|---|---|---|")
+    columns = ["shape", "base", "loaded GiB", "peak loading", "peak of the step", "seconds", "gradient off by"]
+    lines = []
     for row in rows:
         for way in ("whole", "sharded"):
             shown = "sharded, in host memory" if way == "sharded" and row["offload"] else way
             memory = [row.get(f"{way}_load_kept", 0), row.get(f"{way}_load_peak", 0), row[f"{way}_peak"]]
             gap = f"{row['distance']:.1e}" if way == "sharded" else "–"
-            cells = [row["shape"], shown, *(f"{one / GIB:.1f}" for one in memory), f"{row[f'{way}_seconds']:.2f}", gap]
-            print(f"| {' | '.join(cells)} |")
+            gib = (f"{one / GIB:.1f}" for one in memory)
+            lines.append([row["shape"], shown, *gib, f"{row[f'{way}_seconds']:.2f}", gap])
+    print(markdown(columns, lines))
 
 
 if __name__ == "__main__":

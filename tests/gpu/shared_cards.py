@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_async import end
+from processes import in_time
+
+from emailrl.recording import read_records
 
 LARGEST_GAP = 0.6
 """Nats between a sampled token's log-probability and the trainer's, as in ``test_vllm_real``."""
@@ -48,15 +50,9 @@ def emailrl(folder: Path, deadline: float, log: Path, *words: object, **environm
     given = {"NCCL_NVLS_ENABLE": "0"} | os.environ | {name: str(value) for name, value in environment.items()}
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=folder, env=given, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            return process.wait(max(1.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            end(process)
-            raise RuntimeError("no time left") from None
-
-
-def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+        if not in_time(process, max(1.0, deadline - time.monotonic())):
+            raise RuntimeError("no time left")
+        return process.returncode
 
 
 def train(folder: Path, given: argparse.Namespace, case: Case, steps: int) -> Path:
@@ -71,7 +67,7 @@ def train(folder: Path, given: argparse.Namespace, case: Case, steps: int) -> Pa
     )  # fmt: skip
     if not (directory / "final").exists():  # a slow end shows in the exit code alone
         raise RuntimeError(f"ended with {case['exit']}: {' | '.join(log.read_text().splitlines()[-4:])[-600:]}")
-    records = lines(directory / "metrics.jsonl")
+    records = [*read_records(directory / "metrics.jsonl")]
     assert len(records) == steps and all(step["num_trajectories"] == given.questions * 6 for step in records)
     assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in records), "the sampler is not the policy"
     if ranks > 1:
@@ -84,7 +80,7 @@ def check(folder: Path, given: argparse.Namespace, case: Case) -> None:
     """Train one step; keep its trajectories."""
     begun = time.monotonic()
     try:
-        case["first"] = lines(train(folder, given, case, 1) / "trajectories" / "step-000001.jsonl")
+        case["first"] = [*read_records(train(folder, given, case, 1) / "trajectories" / "step-000001.jsonl")]
     except (RuntimeError, AssertionError) as error:
         case["error"] = str(error)
     case["check_seconds"] = time.monotonic() - begun
@@ -110,7 +106,7 @@ def measure(folder: Path, given: argparse.Namespace, case: Case) -> None:
     except (RuntimeError, AssertionError) as error:
         case["error"] = str(error)
         return
-    later = lines(directory / "metrics.jsonl")[1:]
+    later = [*read_records(directory / "metrics.jsonl")][1:]
     for phase in ("rollout", "update"):
         case[f"{phase}_seconds"] = sum(step["seconds"][phase] for step in later) / len(later)
     case["run_seconds"] = time.monotonic() - begun

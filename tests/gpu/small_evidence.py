@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from measured import records
 from small_model import RUN, SFT, settings_text
-
-from emailrl.recording import read_records
 
 HERE = Path(__file__).parent
 LARGEST, LARGEST_SUM, MOST = 15_000_000, 60_000_000, 8
@@ -106,9 +105,9 @@ class Run:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.sft = read(self.folder / SFT / "metrics.jsonl")
-        self.steps = read(self.folder / RUN / "metrics.jsonl")
-        self.validated = {one["step"]: one["accuracy"] for one in read(self.folder / RUN / "evaluations.jsonl")}
+        self.sft = records(self.folder / SFT / "metrics.jsonl")
+        self.steps = records(self.folder / RUN / "metrics.jsonl")
+        self.validated = {one["step"]: one["accuracy"] for one in records(self.folder / RUN / "evaluations.jsonl")}
         self.benchmarks = {name: report(self.folder / name) for name in ("benchmark", "second")}
 
     @property
@@ -137,11 +136,6 @@ def report(folder: Path) -> dict[str, Any]:
     """A benchmark's results, if it has any."""
     path = folder / "results.json"
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, if there is one."""
-    return list(read_records(path)) if path.exists() else []
 
 
 def compared(found: dict[str, Any]) -> str:

@@ -21,7 +21,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from measured import records
+from processes import in_time
 
 SETTINGS = """\
 model_name = "smol-base"
@@ -140,15 +142,8 @@ class Seed:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"COLUMNS": "160"} | ({} if stage in ("sft", "train") else MEASURING),
             )
-            try:
-                return child.wait(timeout=max(0.0, self._until(stage) - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.send_signal(signal.SIGINT)
-            try:
-                return child.wait(timeout=45)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                return child.wait()
+            in_time(child, self._until(stage) - time.monotonic(), grace=45)
+            return child.returncode
 
     def _arguments(self, stage: str) -> list[str]:
         going_on = ["--resume", "latest"]
@@ -205,11 +200,11 @@ def main() -> None:
 def summary(folder: Path) -> list[str]:
     """What a seed has come to."""
     lines = [f"== {folder.name}"]
-    for record in _records(folder / SFT / "metrics.jsonl")[-1:]:
+    for record in records(folder / SFT / "metrics.jsonl")[-1:]:
         lines.append(f"sft step {record['step']}: loss {record['loss']:.4f}, val {record.get('val_loss')}")
-    for record in _records(folder / RUN / "evaluations.jsonl"):
+    for record in records(folder / RUN / "evaluations.jsonl"):
         lines.append(f"validation at step {record['step']}: {record['accuracy']:.3f}, reward {record['reward']:.3f}")
-    steps = _records(folder / RUN / "metrics.jsonl")
+    steps = records(folder / RUN / "metrics.jsonl")
     for record in steps[::5] + steps[-1:]:
         shown = ("accuracy", "reward_mean", "entropy", "num_turns", "clip_fraction", "grad_norm", "exceptions")
         told = ", ".join(f"{name} {record[name]:.3f}" for name in shown if record.get(name) is not None)
@@ -219,10 +214,6 @@ def summary(folder: Path) -> list[str]:
             low, high = result["accuracy_low"], result["accuracy_high"]
             lines.append(f"test: {result['accuracy']:.3f} ({low:.3f} to {high:.3f}), {result['model']}")
     return lines
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from async_table import counted, seconds
-from bench_async import emailrl, end, environment, listed, starting, urls_of
+from bench_async import emailrl, environment, listed, starting, urls_of
+from measured import markdown, records
+from processes import end
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
@@ -158,19 +160,16 @@ class Run:
 
 def read(work: Path, lag: int, seed: int) -> Run:
     """The records of a run; none where it has not begun."""
-    from emailrl.recording import read_records
-
     folder = work / f"{name_of(lag, seed)}_masked"
-    files = (folder / f"{name}.jsonl" for name in ("metrics", "evaluations"))
-    steps, evaluations = (list(read_records(file)) if file.exists() else [] for file in files)
-    return Run(lag, seed, steps, evaluations)
+    return Run(lag, seed, records(folder / "metrics.jsonl"), records(folder / "evaluations.jsonl"))
 
 
 def print_table(runs: list[Run]) -> None:
     """A row for each MAX_STALENESS: means over the seeds, and the last accuracy of each."""
     common = min((len(run.steps) for run in runs), default=0)
-    print(f"| S | runs | steps | reward, steps 1 to {common} | reward, last third | last greedy accuracy, by seed "
-          "| s a step | oldest | ratio min, max | cut |\n" + "|---" * 10 + "|")  # fmt: skip
+    columns = ["S", "runs", "steps", f"reward, steps 1 to {common}", "reward, last third",
+               "last greedy accuracy, by seed", "s a step", "oldest", "ratio min, max", "cut"]  # fmt: skip
+    rows: list[list[object]] = []
     for lag in sorted({run.lag for run in runs}):
         these = [run for run in runs if run.lag == lag]
         rewards = [[step["reward_mean"] for step in run.steps] for run in these]
@@ -183,14 +182,14 @@ def print_table(runs: list[Run]) -> None:
             min(step.get("correction_min", 1.0) for step in steps),
             max(step.get("correction_max", 1.0) for step in steps),
         )
-        cells = [
+        rows.append([
             lag, len(these), ", ".join(str(len(run.steps)) for run in these),
             *(f"{statistics.fmean(statistics.fmean(each) for each in part):.3f}" for part in (firsts, thirds)),
             ", ".join(last), f"{statistics.fmean(times):.2f}" if times else "–",
             max(step.get("policy_age_max", 0) for step in steps), f"{ratios[0]:.2f}, {ratios[1]:.2f}",
             f"{statistics.fmean(step.get('correction_cut_fraction', 0.0) for step in steps):.4f}",
-        ]  # fmt: skip
-        print("| " + " | ".join(map(str, cells)) + " |")
+        ])  # fmt: skip
+    print(markdown(columns, rows))
 
 
 def draw(runs: list[Run], path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measured import forget_peak, now, peak_gib
+from small import PLAIN, save_tokenizer
 from torch import Tensor
 
 from emailrl.policy.load import load_policy
@@ -52,21 +53,14 @@ def config_of(shape: str) -> Any:
 
 def save_model(shape: str, folder: Path) -> None:
     """Write random weights and a byte tokenizer, once for all sides."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         torch.set_default_dtype(torch.bfloat16)
         Qwen3ForCausalLM(config_of(shape)).save_pretrained(folder)
         torch.set_default_dtype(torch.float32)
-    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocabulary | {"<|end|>": 256, "<|pad|>": 257}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
-    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    fast.save_pretrained(folder)
+    save_tokenizer(folder, PLAIN)
 
 
 def make_samples(shape: str, *, questions: int = 8, members: int = 6, seed: int = 0) -> list[TrainingSample]:
@@ -276,18 +270,14 @@ def _trl_inputs(rows: list[TrainingSample], device: str) -> dict[str, Tensor]:
 
 def timed(side: Side, samples: list[TrainingSample], repeats: int) -> tuple[float, float]:
     """Least seconds of ``repeats`` passes over ``samples``, and the peak GiB of them."""
-    cuda, best = torch.cuda.is_available(), float("inf")
+    best = float("inf")
     gc.collect()
-    if cuda:
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak()
     for _ in range(repeats):
         side.zero_grad()
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = now()
         side.run(samples)
-        if cuda:
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best, (torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0)
+        best = min(best, now() - start)
+    return best, peak_gib()

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import psutil
+from measured import markdown
 
 REWARD = """\
 from pathlib import Path
@@ -46,9 +47,8 @@ def main() -> None:
     for one in watched:
         one.join()
         print(one.report(), flush=True)
-    print("\n| ending | exit | gone after s | CUDA errors | children left |\n|---|---|---|---|---|")
-    for one in watched:
-        print("| " + " | ".join(map(str, one.facts())) + " |")
+    columns = ["ending", "exit", "gone after s", "CUDA errors", "children left"]
+    print("\n" + markdown(columns, [one.facts() for one in watched]))
 
 
 def prepare(root: Path) -> None:
