@@ -41,7 +41,7 @@ from pathlib import Path
 
 import httpx
 from async_table import ONE, RECORD, TURNS, Step, recorded, table
-from bench_grpo_trl import write_model
+from bench_sampling import write_model
 from processes import end, in_time, show_end
 
 SETTINGS = """\

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bench_sampling import write_model
 from measured import markdown, now, peak_gib, records
 from processes import environment, hand_out, in_time, itself, show_end
 
@@ -74,20 +75,6 @@ def arguments() -> argparse.Namespace:
     elif given.tokenizer is None:
         parser.error("--tokenizer is needed")
     return given
-
-
-def write_model(shape: str, tokenizer: Path, folder: Path, gpu: str) -> None:
-    """Write a shape's random weights, unless they are there, in a process that leaves nothing on the GPU."""
-    if (folder / "tokenizer_config.json").exists():  # written last
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    begun = time.perf_counter()
-    code = "import sys; from pathlib import Path; from bench_sampling import save_model; "
-    code += "save_model(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))"
-    here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environ = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": here}
-    subprocess.run([sys.executable, "-c", code, shape, str(tokenizer), str(folder)], env=environ, check=True)
-    print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def run(given: argparse.Namespace, side: str, gpu: str) -> None:

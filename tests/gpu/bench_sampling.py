@@ -18,6 +18,9 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -89,6 +92,20 @@ def save_model(shape: str, tokenizer: Path, folder: Path) -> str:
     model.save_pretrained(folder)
     kept.save_pretrained(folder)
     return str(folder)
+
+
+def write_model(shape: str, tokenizer: Path, folder: Path, gpu: str) -> None:
+    """Write a shape's random weights, unless they are there, in a process that leaves nothing on the GPU."""
+    if (folder / "tokenizer_config.json").exists():  # written last
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+    code = "import sys; from pathlib import Path; from bench_sampling import save_model; "
+    code += "save_model(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))"
+    here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": here}
+    subprocess.run([sys.executable, "-c", code, shape, str(tokenizer), str(folder)], env=environ, check=True)
+    print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 # -- one side

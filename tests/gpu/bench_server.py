@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench_async import environment
-from bench_grpo_trl import write_model
+from bench_sampling import write_model
 
 from emailrl.engines import vllm_fleet
 from emailrl.engines.base import Completion, Request, SamplingParams
