@@ -91,7 +91,7 @@ def run(given: argparse.Namespace, side: str, gpu: str) -> None:
         command += ["--smoke"] if given.smoke else []
         command += ["--set", "beta=0", "temperature=1"]
         awake = ["vllm_enable_sleep=false", f"vllm_gpu_memory_utilization={SHARE}"]
-        command += awake if side.endswith("awake") else []
+        command += awake if side.endswith("awake") else ["vllm_enable_sleep=true"]
     log = given.work / f"{side}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment(gpu))

@@ -35,7 +35,7 @@ from processes import itself, row_of
 SIDES = {
     "transformers": {"engine": "transformers"},
     "vllm": {"engine": "vllm", "vllm_enable_sleep": False},
-    "vllm, sleeping": {"engine": "vllm"},
+    "vllm, sleeping": {"engine": "vllm", "vllm_enable_sleep": True},
     "vllm, eager": {"engine": "vllm", "vllm_enforce_eager": True, "vllm_enable_sleep": False},
 }
 AT_ONCE, GROUP_SIZE = 48, 6

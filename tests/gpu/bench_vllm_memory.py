@@ -68,7 +68,9 @@ def measure(shape: str, *, eager: bool) -> dict[str, Any]:
         save_model(shape, model)
         torch.cuda.empty_cache()
         values = {"model_name": str(model), "engine": "vllm", "lora_rank": 16, "temperature": 1.0}
-        settings = load_settings(values | {"vllm_enforce_eager": eager}, environ={}, cwd=Path(folder))
+        settings = load_settings(
+            values | {"vllm_enforce_eager": eager, "vllm_enable_sleep": True}, environ={}, cwd=Path(folder)
+        )
         policy = load_policy(settings, trainable=True)
         planned = make_plan(settings, this_machine())
         adapter = Path(folder) / "adapter"

@@ -90,7 +90,7 @@ class Watched:
         ]  # fmt: skip
         # A given cache, since free memory changes while the others start.
         settings = "vllm_gpu_memory_utilization = 0.2\nvllm_enforce_eager = true\nmax_batch_trajectories = 32\n"
-        settings += "kv_cache_gib = 4\n"
+        settings += "kv_cache_gib = 4\nvllm_enable_sleep = true\n"
         (folder / "emailrl.toml").write_text(settings)
         self.process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
