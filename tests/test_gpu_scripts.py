@@ -112,7 +112,8 @@ def test_what_a_process_prints_last_or_how_it_failed_is_a_row(
     code: str, row: dict[str, Any], scripts: None, tmp_path: Path
 ) -> None:
     processes = importlib.import_module("processes")
-    found = processes.row_of([sys.executable, "-c", code], log=tmp_path / "log", limit=1)
+    limit = 1 if "sleep" in code else 60
+    found = processes.row_of([sys.executable, "-c", code], log=tmp_path / "log", limit=limit)
     assert {name: value for name, value in found.items() if name != "wall"} == row
 
 
