@@ -10,8 +10,8 @@ no mailbox): emailrl's own prompts on the demo's mail, completions of exactly ``
 random, no reference (BETA=0), one optimizer step, importance correction on as both have it by default. emailrl runs by
 ``bench_grpo_step``; TRL with sequences in batches of 4 (its fastest in ``bench_train_step``) and gradient
 checkpointing, merged weights copied to vLLM every step. Both run with vLLM asleep during the update and with vLLM awake
-throughout, in 0.3 of the memory. The first step warms up. Each side runs in a process of its own and ends after
-``--seconds``. TRL's sleeping and waking of the cache counts as its sampling.
+throughout, in 0.3 of the memory; emailrl also by default, awake if both fit. The first step warms up. Each side runs in
+a process of its own and ends after ``--seconds``. TRL's sleeping and waking of the cache counts as its sampling.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from measured import markdown, now, peak_gib, records
 from processes import environment, hand_out, in_time, itself, show_end
 
 QUESTIONS, ROLLOUTS, ROWS = 8, 6, 4
-SIDES = ("emailrl-asleep", "TRL-asleep", "emailrl-awake", "TRL-awake")
+SIDES = ("emailrl-asleep", "TRL-asleep", "emailrl-awake", "TRL-awake", "emailrl-default")
 SHARE = 0.3
 """Of the card's memory, for a vLLM that stays awake."""
 
@@ -90,8 +90,9 @@ def run(given: argparse.Namespace, side: str, gpu: str) -> None:
         command += ["--tokenizer", str(given.tokenizer)] if given.tokenizer else []
         command += ["--smoke"] if given.smoke else []
         command += ["--set", "beta=0", "temperature=1"]
-        awake = ["vllm_enable_sleep=false", f"vllm_gpu_memory_utilization={SHARE}"]
-        command += awake if side.endswith("awake") else ["vllm_enable_sleep=true"]
+        awake = ["vllm_enable_sleep=off", f"vllm_gpu_memory_utilization={SHARE}"]
+        states = {"asleep": ["vllm_enable_sleep=on"], "awake": awake, "default": []}
+        command += states[side.split("-")[1]]
     log = given.work / f"{side}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment(gpu))
@@ -255,7 +256,7 @@ def steps_of(file: Path) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-OVER = ("adapter/save", "adapter/load", "adapter/proof", "wake", "sleep")
+OVER = ("adapter/save", "adapter/read", "adapter/load", "adapter/trainer", "adapter/proof", "wake", "sleep")
 
 
 def cells(mean: dict[str, float] | None) -> list[str]:

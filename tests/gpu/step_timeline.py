@@ -144,6 +144,8 @@ def attach_vllm(timeline: Timeline, engine: Any, counts: Counter[str], batches: 
 
     engine._start = start
     timeline.wrap(engine, "_take_adapter", "adapter/load", drawn=True)
+    timeline.wrap(engine._probe._weights, "load", "adapter/read", settled=True)
+    timeline.wrap(engine._probe, "_logits", "adapter/trainer", settled=True)
     timeline.wrap(engine, "_step", None)  # sampling, or an adapter's proof
 
 
