@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -312,16 +311,24 @@ def test_a_lower_bound_on_resume_holds_for_rollouts_in_flight(start: Start, tmp_
     assert f"Note: 18 rollouts in {file} exceed MAX_STALENESS={staleness} and are sampled again" in said
 
 
-def test_a_damaged_adapter_is_named_with_a_remedy_that_works(start: Start, tmp_path: Path) -> None:
-    start("run", max_steps=2, eval_steps=9)
-    version = tmp_path / "run/grpo_masked/policy/v-000002"
-    os.truncate(version / "adapter_model.safetensors", 100)
-    for _ in range(2):
-        with pytest.raises(EmailRLError) as raised:
-            start("run", max_steps=3, eval_steps=9, resume="latest")
-        assert str(version) in raised.value.message and raised.value.hint.startswith(f"Remove {version}:")
-    shutil.rmtree(version)
-    assert start("run", max_steps=3, eval_steps=9, resume="latest").steps == 3
+@pytest.mark.parametrize("harm", ["damaged", "swapped", "unknown"])
+def test_an_adapter_that_the_run_did_not_write_is_replaced_by_the_checkpoints(
+    start: Start, tmp_path: Path, harm: str
+) -> None:
+    run, said = start("run", max_steps=2, eval_steps=9, save_steps=1).run_dir, list[str]()
+    weights = run / "policy/v-000002/adapter_model.safetensors"
+    written = weights.read_bytes()
+    if harm == "damaged":
+        os.truncate(weights, 100)
+    elif harm == "swapped":
+        weights.write_bytes((run / "checkpoint-1/adapter_model.safetensors").read_bytes())
+    else:
+        (run / "versions.json").write_text("{}")
+    start("run", max_steps=3, eval_steps=9, save_steps=1, resume="latest", say=said.append)
+    instead = "removed, and the checkpoint's policy samples in its place"
+    ending = instead if harm == "unknown" else "restored from checkpoint-2"
+    assert f"Note: {weights.parent} is not what the run wrote; it is {ending}" in said
+    assert weights.read_bytes() == written
 
 
 @pytest.mark.parametrize("name", ["dapo", "resting"])

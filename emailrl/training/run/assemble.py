@@ -30,7 +30,7 @@ from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.ending import is_complete
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.follower import Task, mesh_of
-from emailrl.training.run.in_flight import check_versions, reusable
+from emailrl.training.run.in_flight import reusable
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
 from emailrl.training.run.printing import header
@@ -136,8 +136,7 @@ def _sampler(
 def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
     """Run rollouts while steps train, if MAX_STALENESS allows it."""
     played, notes = reusable(checkpoint, run.staleness, run.policy.vocabulary) if checkpoint else ({}, [])
-    check_versions(run.directory)
-    _say_notes(run.tracker.say, notes)
+    _say_notes(run.tracker.say, notes + run.versions.mend())
     if not run.staleness:
         yield
         return

@@ -38,7 +38,8 @@ RECORD = re.compile(
 """What a run records there, with its step; hidden names were being written or removed."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
-    r"|wandb|tensorboard|training\.log|confirmed\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl|\.(?:metrics|evaluations)\.jsonl\.\d+"
+    r"|wandb|tensorboard|training\.log|confirmed\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl|versions\.json"
+    r"|\.(?:(?:metrics|evaluations)\.jsonl|versions\.json)\.\d+"
 )
 """Everything else a run writes to its directory."""
 

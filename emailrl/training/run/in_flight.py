@@ -1,4 +1,4 @@
-"""What a resumed run takes over: finished rollouts of steps not yet trained, and the adapters that sample the next."""
+"""What a resumed run takes over: finished rollouts of steps not yet trained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from emailrl.checkpoints import Checkpoint
 from emailrl.errors import EmailRLError
 from emailrl.plain import counted
-from emailrl.policy.plain_lora import read_plain_lora
 from emailrl.recording import read_trajectories
 from emailrl.rollout.audit import audit
 from emailrl.trajectory import Trajectory
@@ -42,17 +41,6 @@ def reusable(checkpoint: Checkpoint, staleness: int, vocabulary: int) -> tuple[d
         return young, []
     old = counted(len(found) - len(young), "rollout")
     return young, [f"{old} in {checkpoint.path / IN_FLIGHT} exceed MAX_STALENESS={staleness} and are sampled again"]
-
-
-def check_versions(run_dir: Path) -> None:
-    """Raise EmailRLError for a damaged adapter in ``policy/``."""
-    for version in sorted((run_dir / "policy").glob("v-*")):
-        try:
-            read_plain_lora(version, None)
-        except EmailRLError as error:
-            raise EmailRLError(
-                error.message, f"Remove {version}: the checkpoint's policy then samples in its place."
-            ) from None
 
 
 def _age(trajectory: Trajectory, checkpoint: Checkpoint) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emailrl.checkpoints import remove_checkpoints
 from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
@@ -31,6 +30,7 @@ from emailrl.training.run.questions import RunData
 from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.training.run.tracking import Tracker
+from emailrl.training.run.versions import Versions, version_of
 from emailrl.training.step.meter import TokenNumbers, UpdateResult
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
@@ -65,7 +65,8 @@ class Run:
     ahead: Ahead | None = field(default=None, init=False)
     """Runs rollouts while steps train; None alternates the two."""
     rollouts: Rollouts = field(init=False)
-    _loaded_version: str = field(default="", init=False)
+    versions: Versions = field(init=False)
+    _loaded_step: int | None = field(default=None, init=False)
     remaining: list[str] | None = field(default=None, init=False)
     """What is left to do once everything is saved; None before that."""
     _half_done: bool = field(default=False, init=False)
@@ -75,6 +76,7 @@ class Run:
         self.rollouts = Rollouts(
             self.settings, self.data.train, self.directory, self.filter, self.epochs, num_ranks=self.ranks.world
         )
+        self.versions = Versions(self.directory)
         self.updater.skipped_dir = self.directory / "skipped"
 
     @property
@@ -92,10 +94,10 @@ class Run:
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
         self.engine.resume()
-        version = f"v-{self.state.step:06d}"
-        if version != self._loaded_version:
-            self.engine.load_adapter(self._saved(version), version)
-            self._loaded_version = version
+        step = self.state.step
+        if step != self._loaded_step:
+            self.engine.load_adapter(self._saved(step), version_of(step))
+            self._loaded_step = step
 
     def hand_over(self, step: int) -> PinnedEngine:
         """An engine that samples from the policy after ``step``, or the current one if that is no longer kept.
@@ -103,36 +105,26 @@ class Run:
         It remains to be loaded: see ``VersionedEngine.hand_over``.
         """
         assert isinstance(self.engine, VersionedEngine)
-        version = f"v-{step:06d}"
-        if not (self.directory / "policy" / version).exists():
-            version = f"v-{self.state.step:06d}"
-        if version == self._loaded_version:
+        if not self.versions.at(step).exists():
+            step = self.state.step
+        if step == self._loaded_step:
             return self.engine.pin()
-        pinned = self.engine.hand_over(self._saved(version), version)
-        self._loaded_version = version
+        pinned = self.engine.hand_over(self._saved(step), version_of(step))
+        self._loaded_step = step
         return pinned
 
-    def _saved(self, version: str) -> Path:
-        """The directory of a version; the current policy is saved there once, and never written again."""
-        versions = self.directory / "policy"
-        directory = versions / version
-        if not directory.exists():
-            beside = versions / f".{version}"
-            self.policy.save_adapter(beside, with_tokenizer=False)  # samplers get token ids
-            beside.rename(directory)
-            # Removed atomically, like checkpoints: a killed process must not leave a partial version that looks
-            # complete.
-            remove_checkpoints(self._outdated(versions))
-        return directory
+    def _saved(self, step: int) -> Path:
+        """The directory of the policy after ``step``; the current one is saved there once.
 
-    def _outdated(self, versions: Path) -> list[Path]:
-        """All but the version in use, the previous one, those of rollouts ahead, and those that a resume needs.
-
-        A run resumed from the newest checkpoint samples its first steps from the ``staleness`` versions before it.
+        What stays: that version, the previous one, those of rollouts ahead, and those from which a run resumed from the
+        newest checkpoint samples its first steps.
         """
-        saved = self.writer.saved_step or 0
-        needed = {versions / f"v-{step:06d}" for step in range(saved - self.staleness, saved)}
-        return [path for path in sorted(versions.glob("v-*"))[: -2 - self.staleness] if path not in needed]
+        directory = self.versions.at(step)
+        if not directory.exists():
+            self.versions.save(step, self.policy)
+            saved = self.writer.saved_step or 0
+            self.versions.remove_outdated(newest=2 + self.staleness, needed=range(saved - self.staleness, saved))
+        return directory
 
     def collect(self) -> tuple[Collected, StepQuestions]:
         """The rollouts of the next step, run now or ahead, with the questions asked.
