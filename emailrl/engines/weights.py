@@ -26,6 +26,7 @@ from emailrl.policy.adapter import WEIGHTS
 from emailrl.policy.fused.model import disable_fused
 from emailrl.policy.plain_lora import PlainLora, read_plain_lora
 from emailrl.policy.shard import is_sharded
+from emailrl.policy.unwrap import causal_lm
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -52,7 +53,7 @@ class Weights(Protocol):
 
 def sampling_weights(model: nn.Module) -> Weights:
     """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base = causal_lm(model)
     parameters = sum(parameter.numel() for parameter in base.parameters())
     quantized = getattr(base, "quantization_method", None) is not None
     merged = merges(parameters, quantized=quantized) and not is_sharded(base)

@@ -20,6 +20,7 @@ from emailrl.policy.fused.head import fused_logprobs
 from emailrl.policy.fused.model import fused_backbone
 from emailrl.policy.layout import CHUNK_ELEMENTS
 from emailrl.policy.packing import pack, packed_inputs, takes_packed
+from emailrl.policy.unwrap import causal_lm
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared:
         packed = pack(token_ids, trainable, shared)
         if fused is not None:
             return fused(packed)
-        hidden: Tensor = _causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
+        hidden: Tensor = causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
         return hidden[packed.gather]
     rows, columns = trainable.nonzero(as_tuple=True)
     return hidden_states(model, token_ids)[rows, columns - 1]
@@ -126,7 +127,7 @@ def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared:
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
     """Run the model without its vocabulary projection: ``(B, T)`` ids to ``(B, T, hidden)`` after the final norm."""
-    backbone = _causal_lm(model).base_model
+    backbone = causal_lm(model).base_model
     hidden: Tensor = backbone(input_ids=token_ids, use_cache=False).last_hidden_state
     return hidden
 
@@ -150,7 +151,7 @@ def projection(model: Any) -> Callable[[Tensor], Tensor]:
 
 def output_embeddings(model: Any) -> Any:
     """Return the layer that maps hidden states to the vocabulary; raises EmailRLError for a model without one."""
-    head = _causal_lm(model).get_output_embeddings()
+    head = causal_lm(model).get_output_embeddings()
     if head is None:
         raise EmailRLError(f"{type(model).__name__} has no output embedding.", "Choose a causal language model.")
     return head
@@ -172,7 +173,7 @@ def check_projection(model: Any) -> None:
     tolerance = 1e-4 if head.weight.dtype in (torch.float32, torch.float64) else 0.1
     if own.shape != ours.shape or (own - ours).abs().max() > tolerance * own.abs().max().clamp(min=1.0):
         raise EmailRLError(
-            f"{type(_causal_lm(model)).__name__} computes its logits in a way emailrl does not support.",
+            f"{type(causal_lm(model)).__name__} computes its logits in a way emailrl does not support.",
             "Choose another base model (Qwen, Llama, Mistral and Gemma work).",
         )
 
@@ -189,10 +190,5 @@ def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: bool, gr
         return logprobs, log_norm - (probabilities * logits).sum(-1)
 
 
-def _causal_lm(model: Any) -> Any:
-    """Unwrap PEFT; injected LoRA layers stay."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _text_config(model: Any) -> Any:
-    return _causal_lm(model).config.get_text_config()
+    return causal_lm(model).config.get_text_config()

@@ -17,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from emailrl.policy.layout import attends_fully, why_not_packed
 from emailrl.policy.segments import Segments
+from emailrl.policy.unwrap import causal_lm
 from emailrl.policy.varlen import uses_flash, varlen_attention
 
 PACKED = "emailrl_packed"
@@ -123,7 +124,7 @@ def enable_packing(model: Any) -> str | None:
     Only plain causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix
     samples or see too far, and a model loaded with another attention than SDPA keeps it.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_lm(model)
     fully = attends_fully(base.config.get_text_config().to_dict()) and base._supports_attention_backend
     if reason := why_not_packed(base.config._attn_implementation, fully=fully):
         return reason
@@ -136,8 +137,7 @@ def enable_packing(model: Any) -> str | None:
 
 def takes_packed(model: Any) -> bool:
     """Whether ``enable_packing`` took effect on ``model``."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return bool(base.config._attn_implementation == PACKED)
+    return bool(causal_lm(model).config._attn_implementation == PACKED)
 
 
 def shares_prefixes(model: Any) -> bool:
@@ -145,7 +145,7 @@ def shares_prefixes(model: Any) -> bool:
 
     Dropout masks differ by sample; a shared prefix would have one mask for all.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_lm(model)
     drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in base.modules())
     return takes_packed(model) and not drops and not getattr(base.config.get_text_config(), "attention_dropout", 0.0)
 

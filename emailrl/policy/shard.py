@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 )
 
 from emailrl.errors import UsageError
+from emailrl.policy.unwrap import causal_lm
 from emailrl.settings import Settings
 
 FORWARD: Final = "emailrl_forward"
@@ -51,7 +52,7 @@ def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
     Each layer is moved to this rank's device and sharded before the next one, so that only one is complete at a time.
     ``offload`` keeps the shards in host memory, from which a layer is copied whenever it is gathered.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_lm(model)
     backbone, embedding, head = base.base_model, base.get_input_embeddings(), base.get_output_embeddings()
     if not hasattr(backbone, "layers"):
         raise UsageError(f"{class_name(base)} cannot be sharded: its layers are not found.", "Use SHARD=off.")
@@ -85,8 +86,7 @@ def gathering(module: nn.Module, method: Callable[..., Any]) -> Callable[..., An
 
 def is_sharded(model: Any) -> bool:
     """Whether ``shard_base`` has spread the base of ``model``."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return isinstance(base.base_model, FSDPModule)
+    return isinstance(causal_lm(model).base_model, FSDPModule)
 
 
 def class_name(module: nn.Module) -> str:

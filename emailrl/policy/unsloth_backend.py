@@ -28,6 +28,7 @@ from emailrl.plain import first_line
 from emailrl.policy.device import choose_dtype
 from emailrl.policy.resolve import resolve_model
 from emailrl.policy.size import check_fits, load_config
+from emailrl.policy.unwrap import causal_lm
 from emailrl.settings import Settings
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -121,7 +122,7 @@ def unpatched(model: Any) -> Any:
 
     The classes are loaded again from transformers' source, and get the states of the modules.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_lm(model)
     return _twin(base, _read_again(type(base).__module__), base.config)
 
 

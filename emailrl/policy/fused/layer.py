@@ -184,7 +184,7 @@ def _kept(computed: _States, keep: Keep) -> _States:
 
 
 def _mlp_backward(grad: Tensor, computed: _States, weights: LayerWeights) -> tuple[Tensor, list[Tensor | None]]:
-    """From the layer's output back to ``made.middle``; frees gate and up on the way."""
+    """From the layer's output back to ``computed.middle``; frees gate and up on the way."""
     assert computed.gate_up is not None and computed.middle is not None
     norm = weights.layer.post_attention_layernorm
     product, by_inner = weights.down.input_gradient([grad])

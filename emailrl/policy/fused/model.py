@@ -13,6 +13,7 @@ from emailrl.policy.fused.projections import adapter_of, linear_of
 from emailrl.policy.layout import Checkpointing, Keep, choose_keep, numbers_for
 from emailrl.policy.packing import PackedRow
 from emailrl.policy.shard import class_name, gathering
+from emailrl.policy.unwrap import causal_lm
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 """The decoder layers of transformers that are built as ``FusedLayer`` computes."""
@@ -105,7 +106,7 @@ def _odd_adapter(module: Any) -> str | None:
 
 def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
     """Let ``token_logprobs`` run packed rows of ``model`` through fused layers; returns the reason if it cannot."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_lm(model)
     reason = why_not_fused(base.base_model)
     if reason is None:
         base.emailrl_fused = FusedBackbone(base.base_model, checkpointing)
@@ -114,12 +115,11 @@ def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
 
 def disable_fused(model: Any) -> None:
     """Forget what ``enable_fused`` set up: a copy of a model must not compute with the layers of its original."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = causal_lm(model)
     if hasattr(base, "emailrl_fused"):
         del base.emailrl_fused
 
 
 def fused_backbone(model: Any) -> FusedBackbone | None:
     """What ``enable_fused`` set up."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return getattr(base, "emailrl_fused", None)
+    return getattr(causal_lm(model), "emailrl_fused", None)
