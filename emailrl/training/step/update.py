@@ -167,8 +167,9 @@ class Updater:
         def take() -> None:
             theirs = torch.load(saved, map_location="cpu", weights_only=True)
             self.load_state_dict(theirs["state"])
-            for parameter, value in zip(parameters, theirs["weights"], strict=True):
-                parameter.data.copy_(value)
+            with torch.no_grad():  # not through ``data``: fused layers notice changes by a tensor's version
+                for parameter, value in zip(parameters, theirs["weights"], strict=True):
+                    parameter.copy_(value)
 
         self.ranks.agree(take)
         self.ranks.check_same("The adapter", checksum(parameters))

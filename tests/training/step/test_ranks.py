@@ -16,6 +16,7 @@ from torch import Tensor
 from training.updaters import make_updater
 
 from emailrl.errors import EmailRLError
+from emailrl.policy.fused.model import enable_fused
 from emailrl.ranks import Place, RankGroup, joined
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.step import scoring
@@ -136,6 +137,25 @@ def test_ranks_give_the_gradients_and_weights_of_one(world: int, count: int, com
 def test_whatever_the_algorithm(options: dict[str, Any], compare: Callable[..., Any]) -> None:
     one, ranks = compare(2, 5, **options)
     assert_equal(one, ranks)
+
+
+def scored(make: Callable[..., Updater]) -> Tensor:
+    """Fused log-probabilities after the adapter came from rank 0; they were computed once before."""
+    with joined(Settings(training=TrainingSettings(rank_timeout=60))) as ranks:
+        updater = make(ranks=ranks, moved=ranks.is_first)
+        assert enable_fused(updater.policy.model, "off") is None
+        (batch,) = updater.scorer.micro_batches(trajectories(1))
+        updater.scorer.score(batch)
+        updater.synchronize()
+        logprobs = updater.scorer.score(batch).logprobs
+        if isinstance(ranks, RankGroup) and not ranks.is_first:
+            ranks.follow(lambda: None)
+        return logprobs
+
+
+def test_fused_layers_follow_the_adapter_that_comes_from_rank_0(tiny_model: Path, tmp_path: Path) -> None:
+    first, second = in_ranks(2, partial(scored, partial(make_updater, tiny_model)), tmp_path)
+    torch.testing.assert_close(first, second)
 
 
 def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(compare: Callable[..., Any]) -> None:
