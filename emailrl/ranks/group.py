@@ -80,7 +80,7 @@ class RankGroup(Ranks):
         self._working = True
         try:
             yield
-        except EmailRLError as error:
+        except Exception as error:
             if error is self._agreed:
                 self._working = False
                 self.rest()

@@ -67,6 +67,19 @@ def test_an_error_on_one_rank_is_raised_by_all_and_rank_0_says_whose_it_is(tmp_p
     assert one == [] and two == []  # they heard of the end from rank 0
 
 
+def test_any_error_of_rank_0_lets_the_others_end(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def fail() -> None:
+            if ranks.is_first:
+                raise OSError(28, "No space left on device")
+
+        ranks.agree(fail)
+
+    zero, one, two = in_ranks(3, ranked(work), tmp_path)
+    assert isinstance(zero, OSError)
+    assert one == [] and two == []  # none of them takes rank 0 for lost
+
+
 def test_what_differs_between_ranks_is_named(tmp_path: Path) -> None:
     zero, *_ = in_ranks(2, ranked(lambda ranks: ranks.check_same("The adapter", str(ranks.rank))), tmp_path)
     assert "The adapter of rank 1 differs from rank 0's." in str(zero)

@@ -264,12 +264,12 @@ class Updater:
         self.skipped_in_a_row += 1
         meter.counts["updates_skipped"] += 1
         every = self.ranks.collect([item if self.ranks.is_alone else item.on_cpu() for item in prepared])
-        if self.skipped_dir is not None:
-            name = f"step-{step:06d}-{meter.counts['updates_skipped']}"
-            save_skipped(self.skipped_dir, name, [item for items in every for item in items], step, broken)
-        self.ranks.agree(lambda: self._check_skips(step, broken))
+        name = f"step-{step:06d}-{meter.counts['updates_skipped']}"
+        self.ranks.agree(lambda: self._keep_skipped(name, [item for items in every for item in items], step, broken))
 
-    def _check_skips(self, step: int, broken: dict[str, float]) -> None:
+    def _keep_skipped(self, name: str, batch: Sequence[Prepared], step: int, broken: dict[str, float]) -> None:
+        if self.skipped_dir is not None:
+            save_skipped(self.skipped_dir, name, batch, step, broken)
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             name, value = next(iter(broken.items()))
             kept = f" Their batches are in {self.skipped_dir}." if self.skipped_dir is not None else ""
