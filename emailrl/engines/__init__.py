@@ -72,7 +72,7 @@ def check_engine(settings: Settings, *, trainable: bool) -> None:
 def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
     """The engine that ``settings.agent.engine`` names, sampling from the policy's base model until it gets an adapter.
 
-    ``auto`` is in process with transformers. Raises UsageError for an engine that cannot serve a policy.
+    ``auto`` means transformers, in this process. Raises UsageError for an engine that cannot serve a policy.
     """
     check_engine(settings, trainable=policy.trainable)
     from emailrl.engines.renderer import stop_ids

@@ -25,7 +25,7 @@ from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.errors import UsageError
 
 PREFIX: Final = "emailrl"
-"""How the names of adapters begin that runs load into servers."""
+"""Prefix of the names of adapters that runs load into servers."""
 HINT: Final = "Give each training run servers of its own; emailrl serve starts some."
 
 
@@ -34,7 +34,7 @@ async def check_unshared(
 ) -> None:
     """Raise UsageError if a replica holds an adapter of another run under way; report runs that cannot be seen here.
 
-    ``own`` is the folder of this engine's adapter. A replica that is down is left to its first use.
+    ``own`` is the folder of this engine's adapter. A replica that is down is skipped.
     """
     try:
         listed = await replica.listed(client)
@@ -52,7 +52,7 @@ async def check_unshared(
 async def check_distinct(client: httpx.AsyncClient, replicas: Sequence[Replica], name: str, path: str) -> None:
     """Load an adapter on one replica after another, under a name never used before; UsageError if two are one server.
 
-    Replicas that are down are left to their first use.
+    Replicas that are down are skipped.
     """
 
     async def lists(replica: Replica) -> bool | None:

@@ -52,7 +52,7 @@ def same_token(one: str, other: str) -> bool:
     if one == other:
         return True
     if min(len(one), len(other)) == 1:
-        return one[0] == other[0] and not {one, other} & {"i", "v", "x"}  # kings are no initials
+        return one[0] == other[0] and not {one, other} & {"i", "v", "x"}  # numerals of kings are not initials
     if min(len(one), len(other)) >= 6 and abs(len(one) - len(other)) == 1:  # Marseille, Marseilles
         return one.startswith(other) or other.startswith(one)
     return NICKNAMES.get(one, stem(one)) == NICKNAMES.get(other, stem(other))

@@ -36,7 +36,7 @@ class Failure:
 
 
 class Activity:
-    """What a thread works on, which it notes itself; other threads check whether there is progress."""
+    """What a thread is working on, as noted by itself; other threads check whether it makes progress."""
 
     def __init__(self) -> None:
         self._noted: _Note | None = None
@@ -51,7 +51,7 @@ class Activity:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether anything is."""
+        """Whether any work is under way."""
         return self._noted is not None
 
     def stalled(self, who: str, limit: float) -> Failure | None:

@@ -90,7 +90,7 @@ class Ranks:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Rank 0 calls the waiting ranks to the work whose collectives are those of the block."""
+        """On rank 0: call the waiting ranks to work; theirs has the same collectives as the block."""
         yield
 
 

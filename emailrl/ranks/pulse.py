@@ -102,7 +102,7 @@ class Caller:
         """Send pulses until the next call.
 
         ``stop`` is called on the thread if a rank is lost, was asked to stop or failed in its own work, or if the
-        launcher has ended. If this rank's work, whose ``activity`` it is, does not end within seconds of a failure, the
+        launcher has ended. If this rank's work, described by ``activity``, still runs seconds after a failure, the
         process exits.
         """
         self._call, self._interval = Call.WAIT, self._longest

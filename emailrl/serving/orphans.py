@@ -1,4 +1,4 @@
-"""Adopt and end processes whose parent has died; on systems other than Linux, which vLLM does not support, nothing."""
+"""Adopt and end processes whose parent has died; does nothing outside Linux, which vLLM does not support."""
 
 from __future__ import annotations
 

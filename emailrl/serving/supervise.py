@@ -33,8 +33,10 @@ def running(servers: Sequence[Server]) -> Iterator[None]:
 
 
 def _end(server: Server, servers: Sequence[Server]) -> None:
-    """End one of the servers, and what its keeper leaves if it was killed: that is adopted by this process, whose other
-    children are keepers."""
+    """End one of the servers; if its keeper was killed, also what that left behind: this process adopts it.
+
+    All other children of this process are keepers.
+    """
     if not server.end():
         end_children(besides={one.keeper for one in servers if one.keeper is not None} - {server.keeper})
 

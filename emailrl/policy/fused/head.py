@@ -1,7 +1,7 @@
 """Log-probabilities from hidden states with a frozen vocabulary projection: two matrix products instead of three.
 
 The log-probability of one token is one number, so its gradient by the hidden state is a vector fixed in the forward
-pass, scaled in the backward. It is taken while a chunk's logits are there; no logits are kept or computed twice.
+pass, scaled in the backward. It is computed while a chunk's logits exist; no logits are kept or computed twice.
 """
 
 from __future__ import annotations

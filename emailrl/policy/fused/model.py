@@ -16,7 +16,7 @@ from emailrl.policy.shard import class_name, gathering
 from emailrl.policy.unwrap import causal_lm
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
-"""The decoder layers of transformers that are built as ``FusedLayer`` computes."""
+"""transformers' decoder layers with the structure that ``FusedLayer`` implements."""
 
 
 class FusedBackbone:
@@ -55,7 +55,7 @@ class FusedBackbone:
         return choose_keep(self.checkpointing, free, {keep: self.bytes_for(num_tokens, keep) for keep in Keep})
 
     def bytes_for(self, num_tokens: int, keep: Keep) -> int:
-        """Bytes of what the layers keep for the backward of ``num_tokens``, and of one layer at work."""
+        """Bytes of what the layers keep for the backward of ``num_tokens``, and of one active layer."""
         itemsize = linear_of(self.layers[0].modules[0]).weight.dtype.itemsize
         return num_tokens * itemsize * numbers_for(keep, layers=len(self.layers), **self.widths)
 
@@ -114,12 +114,12 @@ def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
 
 
 def disable_fused(model: Any) -> None:
-    """Forget what ``enable_fused`` set up: a copy of a model must not compute with the layers of its original."""
+    """Remove the fused layers: a copy of a model must not compute with those of its original."""
     base = causal_lm(model)
     if hasattr(base, "emailrl_fused"):
         del base.emailrl_fused
 
 
 def fused_backbone(model: Any) -> FusedBackbone | None:
-    """What ``enable_fused`` set up."""
+    """The fused layers of ``model``, if ``enable_fused`` added them."""
     return getattr(causal_lm(model), "emailrl_fused", None)

@@ -25,7 +25,7 @@ def linear_of(module: Any) -> nn.Linear:
 
 
 def adapter_of(module: Any) -> Parameters | None:
-    """The active LoRA of ``module``; None where there is none, or it is switched off."""
+    """The active LoRA of ``module``; None if there is none or it is disabled."""
     if not hasattr(module, "lora_A") or module.disable_adapters:
         return None
     (name,) = module.active_adapters
@@ -40,9 +40,9 @@ class Projections:
 
     linears: list[nn.Linear]
     scales: list[float | None]
-    """None where a layer has no adapter."""
+    """None for a layer without an adapter."""
     down: Tensor | None
-    """All A one above the other, ``(sum of ranks, in)``, in the base's type."""
+    """All A stacked, ``(sum of ranks, in)``, in the base's type."""
     up: list[Tensor | None]
     """s·B of each layer ``(out, r)``, in the base's type."""
     slices: list[slice | None]
@@ -50,7 +50,7 @@ class Projections:
 
     @classmethod
     def of(cls, modules: list[Any], adapters: list[Parameters | None]) -> Projections:
-        """``adapters`` as ``adapter_of`` gives them for ``modules``."""
+        """``adapters`` are ``adapter_of`` each of the ``modules``."""
         linears = [linear_of(module) for module in modules]
         dtype = linears[0].weight.dtype
         slices: list[slice | None] = []
@@ -97,7 +97,7 @@ class Projections:
     ) -> list[Tensor | None]:
         """Return the gradients of A and B of each layer, one after the other, in float32; None without an adapter.
 
-        ``inner`` is ``x A^T`` where the caller still has it.
+        ``inner`` is ``x A^T`` if the caller still has it.
         """
         if self.down is None or by_inner is None:
             return [None, None] * len(grads)
@@ -113,7 +113,7 @@ class Projections:
 
 
 def _wide_product(first: Tensor, second: Tensor) -> Tensor:
-    """Product of half-precision matrices in float32, which is what the sum over tokens runs in anyway."""
+    """Product of half-precision matrices in float32, in which the sum over tokens is accumulated anyway."""
     if first.is_cuda and first.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(first, second, out_dtype=torch.float32)
     return first @ second

@@ -62,7 +62,7 @@ class Batch:
     """How long loading its version took, in seconds."""
     result: Future[Result] = field(default_factory=Future)
     idle: float = 0.0
-    """Seconds for which no rollouts ran before them."""
+    """Seconds before them in which no rollouts ran."""
     ended_at: float | None = None
     thread: Thread | None = None
 

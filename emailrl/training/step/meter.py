@@ -43,7 +43,7 @@ class Meter:
             self.weights[name] += weight
 
     def merge(self, other: Meter) -> None:
-        """Count all that ``other`` counted."""
+        """Add the means and extremes of ``other``."""
         for name, value in other.sums.items():
             self.sums[name] += value
             self.weights[name] += other.weights[name]
