@@ -201,10 +201,13 @@ def _show(report: Report, folder: Path, *, json: bool) -> None:
 
 def _checked(settings: Settings) -> Settings:
     """The settings with their inputs chosen; raises for settings and inputs that cannot be measured."""
+    from emailrl.engines import check_player
     from emailrl.evaluation import check_samples
 
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
-    return with_inputs(settings)
+    settings = with_inputs(settings)
+    check_player(settings)
+    return settings
 
 
 def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:

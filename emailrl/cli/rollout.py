@@ -66,11 +66,13 @@ def rollout(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.engines import check_player
     from emailrl.evaluation import Evaluation, reason
     from emailrl.rollout.journal import Journal
     from emailrl.settings import load_settings
 
     settings = with_inputs(load_settings(overrides, trust=trust))
+    check_player(settings)
     subject = _subject(settings, checkpoint, overrides["model_name"])
     settings, adapter = settings.with_model(subject.model_name), subject.adapter
     folder = settings.output.output_dir.parent / "rollouts"

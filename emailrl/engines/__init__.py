@@ -22,6 +22,7 @@ __all__ = [
     "build_chat_engine",
     "build_engine",
     "check_engine",
+    "check_player",
     "engine_gpus",
     "has_servers",
     "is_chat",
@@ -67,6 +68,16 @@ def check_engine(settings: Settings, *, trainable: bool) -> None:
         from emailrl.engines.vllm_arguments import check_vllm
 
         check_vllm(settings, trainable=trainable)
+
+
+def check_player(settings: Settings) -> None:
+    """Raise UsageError or EmailRLError for an engine that cannot run rollouts, before any model is loaded."""
+    if not is_chat(settings):
+        check_engine(settings, trainable=False)
+        return
+    from emailrl.engines.openai_engine import checked_key
+
+    checked_key(settings)
 
 
 def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:

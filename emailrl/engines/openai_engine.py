@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from emailrl.remote.chat import ChatMessage, ChatReply
 
 OPENAI = "api.openai.com"
+OPENROUTER_KEY = "OPENROUTER_API_KEY"
 TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the token limit's parameter, elsewhere and at OpenAI."""
 
@@ -84,17 +85,9 @@ class OpenAIEngine:
         self._settings = settings.openai
         self._tools = list(tools)
         self._concurrency = settings.agent.rollout_concurrency
-        self._at_openrouter = names_openrouter("OPENAI_BASE_URL", self._settings.openai_base_url)
+        key_name, self._key = checked_key(settings)
+        self._at_openrouter = key_name == OPENROUTER_KEY
         self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
-        if urlsplit(self._settings.openai_base_url).scheme not in ("http", "https"):
-            raise UsageError(
-                f"OPENAI_BASE_URL is {without_credentials(self._settings.openai_base_url)}, "
-                "which does not start with http:// or https://.",
-                "Expected something like http://localhost:8000/v1.",
-            )
-        self._key = _key(settings, self._at_openrouter)
-        key_name = "OPENROUTER_API_KEY" if self._at_openrouter else "OPENAI_API_KEY"
-        check_key(key_name, self._key)
         self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
         self._remedies = Remedies(self.model, self._settings.openai_base_url, key_name, has_key=bool(self._key))
         tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
@@ -240,12 +233,24 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(r"\g<0> ", text)  # one pass suffices: an inserted space cannot create a new match
 
 
-def _key(settings: Settings, at_openrouter: bool) -> str:
-    """The API key: OpenRouter's key is sent to OpenRouter only."""
+def checked_key(settings: Settings) -> tuple[str, str]:
+    """The name and value of the API key, which may be empty; OpenRouter's key is sent to OpenRouter only.
+
+    Raises UsageError for an address or a key with which no request can be sent.
+    """
+    url = settings.openai.openai_base_url
+    at_openrouter = names_openrouter("OPENAI_BASE_URL", url)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise UsageError(
+            f"OPENAI_BASE_URL is {without_credentials(url)}, which does not start with http:// or https://.",
+            "Expected something like http://localhost:8000/v1.",
+        )
     secret = settings.rewards.openrouter_api_key if at_openrouter else settings.openai.openai_api_key
     if at_openrouter and secret is None:
         raise UsageError(
             "The openai engine needs an OpenRouter key.",
             "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY.",
         )
-    return secret.get_secret_value() if secret else ""
+    name, key = OPENROUTER_KEY if at_openrouter else "OPENAI_API_KEY", secret.get_secret_value() if secret else ""
+    check_key(name, key)
+    return name, key

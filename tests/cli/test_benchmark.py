@@ -321,3 +321,17 @@ def test_several_samples_a_question(emailrl, here: Path) -> None:
         "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--resume"
     )
     assert code == 0 and "3 samples per question" in out and "pass@3" in out
+
+
+@pytest.mark.parametrize("command", ["benchmark", "rollout"])
+def test_a_missing_key_is_reported_before_anything_begins(
+    emailrl, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    code, out, error = emailrl(command, "--engine", "openai", "--model", "openai/gpt-4.1")
+    assert code == 2 and out == ""
+    assert error.splitlines() == [
+        "error: The openai engine needs an OpenRouter key. "
+        "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY."
+    ]
+    assert not (here / "outputs" / f"{command}s").exists()
