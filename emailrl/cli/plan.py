@@ -195,7 +195,7 @@ def _time(planned: Plan) -> list[Row]:
     seconds, tokens = planned.seconds, planned.tokens
     engine = planned.settings.agent.engine.replace("auto", "transformers")
     at_once = min(planned.memory.at_once, tokens.trajectories)
-    evaluations = f"{counted(tokens.evaluations, 'evaluation')} on {counted(tokens.eval_trajectories, 'question')}"
+    evaluations = f"{counted(tokens.evaluations, 'evaluation')} of {counted(tokens.eval_trajectories, 'trajectory')}"
     rows = [
         ("sampling per step", f"{seconds.rollout:,.0f} s", f"{engine}, {at_once} concurrent trajectories"),
         ("scoring per step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),

@@ -255,14 +255,19 @@ class Cluster:
     def tensor_parallel(self) -> int:
         """GPUs per server: as set, or as many of a host as leave half of their memory for the KV cache."""
         each = self.settings.vllm.vllm_tensor_parallel_size
-        while each < self.fabric.per_host and self.shape.weight_bytes(2) > each * self.device.gib * GIB / 2:
+        while each < self.fabric.per_host and self._served_bytes > each * self.device.gib * GIB / 2:
             each *= 2
         return each
+
+    @property
+    def _served_bytes(self) -> int:
+        """Bytes of a server's base model."""
+        return self.shape.weight_bytes(2, four_bit=self.settings.model.load_in_4bit)
 
     def _sampling(self, memory: Memory, trajectories: int, servers: int, members: int) -> float:
         """Seconds for a server's share of the trajectories, with all servers running concurrently."""
         each, tokens = self.tensor_parallel(), self.tokens(1)
-        room = each * USABLE * self.device.gib * GIB - self.shape.weight_bytes(2) - VLLM_WORK
+        room = each * USABLE * self.device.gib * GIB - self._served_bytes - VLLM_WORK
         held = int(room // (self.shape.cache_bytes(2) * tokens.per_trajectory))
         memory = replace(memory, at_once=max(min(held, MOST_SEQUENCES), 1))
         device = self.device.times(each)

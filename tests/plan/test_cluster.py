@@ -143,6 +143,11 @@ def test_a_base_that_does_not_fit_is_sharded(tmp_path: Path) -> None:
     assert whole.memory.resident["weights"] == 2 * parameters and not whole.runs
 
 
+def test_servers_hold_the_base_in_4_bits_too(tmp_path: Path) -> None:
+    made = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-32B", load_in_4bit=True), H100, num_gpus=2)
+    assert made.split is not None and (made.split.trainers, made.split.servers) == (1, 1)  # 20 GB fit on one card
+
+
 def test_gathering_that_takes_longer_than_the_work_shows(tmp_path: Path) -> None:
     """Over PCIe, and few tokens to compute: the rest of the gathering is on top."""
     settings = settings_with(
