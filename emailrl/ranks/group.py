@@ -176,7 +176,8 @@ class RankGroup(Ranks):
             torch.cuda.synchronize(tensor.device)  # kernels still queued are not part of the sum
         begun = time.perf_counter()
         with self._guarded():
-            dist.all_reduce(tensor, group=self._group)
+            # Not by ``_starting``: NCCL would connect both, with buffers for each on the GPU.
+            dist.all_reduce(tensor, group=self._running)
             if tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)
         self.seconds += time.perf_counter() - begun
