@@ -159,6 +159,17 @@ def verify(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
+def damage_of(path: Path) -> str | None:
+    """What is wrong with the checkpoint in a folder, by its files and their hashes; None if it is whole or missing."""
+    if not path.exists():
+        return None
+    try:
+        verify(read_checkpoint(path))
+    except EmailRLError as error:
+        return error.message
+    return None
+
+
 def sha256_of(path: Path) -> str:
     """Return the file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:

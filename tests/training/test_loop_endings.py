@@ -105,9 +105,7 @@ def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Pa
 def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> None:
     played = play(tmp_path, outages={0: 1, 1: 1}, steps=1)
     assert played.saved == {"final": 1}
-    assert played.said[-1] == (
-        "Done after step 1: all steps done. No evaluation was complete, so there is no best_model."
-    )
+    assert played.said[-1] == ("Done after step 1: all steps done. No evaluation selected a best_model.")
 
 
 def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def open_run(
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
             evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
             with (
-                _directory(settings, before, state, data.notes, overwrite=overwrite and resume is None) as directory,
+                _directory(settings, before, state, overwrite=overwrite and resume is None) as (directory, changes),
                 closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
             ):
                 tracker.display = display
@@ -100,7 +100,7 @@ def open_run(
                     tracker=tracker, interrupts=interrupts, filter=wanted, total_steps=total,
                     epochs=_epochs(settings, mode), writer=writer, ranks=ranks, staleness=staleness(settings),
                 )  # fmt: skip
-                _announce(run)
+                _announce(run, changes)
                 with _overlapping(run, checkpoint):
                     yield run
 
@@ -152,18 +152,18 @@ def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
 
 @contextmanager
 def _directory(
-    settings: Settings, before: Resumed | None, state: RunState, notes: list[str], *, overwrite: bool
-) -> Iterator[Path]:
-    """The run's directory without records beyond the state's step; what was removed is added to the notes."""
+    settings: Settings, before: Resumed | None, state: RunState, *, overwrite: bool
+) -> Iterator[tuple[Path, list[str]]]:
+    """The run's directory without records beyond the state's step, and notes on what was changed there."""
     if before is None:
         with new_directory(settings, overwrite=overwrite) as directory:
-            yield directory
+            yield directory, []
         return
+    notes = []
     if before.checkpoint is None:
         clear_run(before.directory)
         notes.append(f"a run in {before.directory} died before its first checkpoint; this one replaces it")
-    notes += rewind(before.directory, state)
-    yield before.directory
+    yield before.directory, notes + rewind(before.directory, state)
 
 
 @contextmanager
@@ -223,14 +223,15 @@ def _say_notes(say: Say, notes: Iterable[str]) -> None:
         say(f"Note: {note}")
 
 
-def _announce(run: Run) -> None:
-    """Print the header and the notes, and start the display, unless nothing is left to do."""
+def _announce(run: Run, changes: list[str]) -> None:
+    """Print the header and all notes, and start the display; only the notes on ``changes`` if nothing is left to do."""
     if is_complete(run):
+        _say_notes(run.tracker.say, changes)
         return
     sizes = {"num_train": len(run.data.train), "num_eval": len(run.data.val), "num_ranks": run.ranks.world}
     start, total, tracker = run.state.step, run.total_steps, run.tracker
     tracker.say(header(run.settings, run_dir=run.directory, start=start, total=total, **sizes))
-    tracker.say("\n".join(f"Note: {note}" for note in run.data.notes))
+    tracker.say("\n".join(f"Note: {note}" for note in run.data.notes + changes))
     tracker.display.start(run.directory, start, total)
 
 

@@ -94,7 +94,7 @@ def outcome(state: RunState, reason: str, num_eval: int) -> str:
     """The result of a run that ended for ``reason``."""
     best, interval, step = state.best_accuracy, state.best_interval, state.best_step
     if best is None or interval is None:
-        said = "No evaluation was complete, so there is no best_model"
+        said = "No evaluation selected a best_model"
     elif best == 0:
         said = f"No evaluation had a correct answer; best_model is from step {step}"
     else:

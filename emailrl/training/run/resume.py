@@ -22,6 +22,7 @@ import torch
 
 from emailrl.checkpoints import (
     Checkpoint,
+    damage_of,
     list_checkpoints,
     recover,
     remove_checkpoints,
@@ -143,11 +144,12 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
 def rewind(run_dir: Path, state: RunState) -> list[str]:
     """Remove records beyond the state's step, so that no step appears twice; return notes on what was removed.
 
-    ``metrics.jsonl`` and ``evaluations.jsonl`` are truncated by their writers. A later ``best_model`` is replaced by
-    the checkpoint of the best step if that still exists; otherwise it stays until a better one is found.
+    ``metrics.jsonl`` and ``evaluations.jsonl`` are truncated by their writers. A later or damaged ``best_model`` is
+    replaced by the checkpoint of the best step if that still exists. Otherwise a later one stays until a better one is
+    found, and a damaged one until the next evaluation, as ``state`` then has no best. A damaged ``final`` is removed.
     """
     recover(run_dir)
-    said = []
+    said = _mend(run_dir, state)
     remove_records(run_dir, after=state.step)
     beyond = [item for item in list_checkpoints(run_dir) if item.metadata.step > state.step]
     numbered = [item.path for item in beyond if item.metadata.kind != "best"]
@@ -155,14 +157,41 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
     remove_checkpoints([*numbered, *damaged])
     said += [f"removed {path.name}, which is after step {state.step}" for path in numbered]
     said += [f"removed {path.name}, which is damaged: {why}" for path, why in damaged.items()]
-    for best in (item for item in beyond if item.metadata.kind == "best"):
-        earlier = [item for item in list_checkpoints(run_dir) if item.metadata.step == state.best_step]
-        if earlier:
-            copy_checkpoint(earlier[0], best.path, kind="best")
+    for best in (item for item in beyond if item.metadata.kind == "best" and damage_of(item.path) is None):
+        if _restored(best.path, state):
             said.append(f"best_model restored to step {state.best_step}")
         else:
             said.append(f"best_model is from the later step {best.metadata.step}; it stays until a better one")
     return said
+
+
+def _mend(run_dir: Path, state: RunState) -> list[str]:
+    """Remove a damaged ``final``, replace a damaged ``best_model``; return notes on both."""
+    said, final, best = [], run_dir / "final", run_dir / "best_model"
+    if why := damage_of(final):
+        remove_checkpoints([final])
+        said.append(f"removed final, which is damaged and will be written again at the end: {why}")
+    if why := damage_of(best):
+        if _restored(best, state):
+            said.append(
+                f"best_model, which was damaged, is restored from the checkpoint of step {state.best_step}: {why}"
+            )
+        else:
+            said.append(
+                f"best_model is damaged, no intact checkpoint of step {state.best_step} is left, and only a later"
+                f" evaluation selects another: {why}"
+            )
+            state.best_step = state.best_accuracy = state.best_interval = None
+    return said
+
+
+def _restored(best: Path, state: RunState) -> bool:
+    """Replace ``best_model`` by an intact checkpoint of the best step; False if there is none."""
+    for item in list_checkpoints(best.parent):
+        if item.metadata.step == state.best_step and item.path != best and damage_of(item.path) is None:
+            copy_checkpoint(item, best, kind="best")
+            return True
+    return False
 
 
 def copy_checkpoint(checkpoint: Checkpoint, path: Path, *, kind: str) -> Checkpoint:

@@ -206,3 +206,31 @@ def test_a_best_model_from_beyond_is_put_back_from_the_best_step_where_that_is_k
     write(tmp_path / "best_model", "best", step=6)
     (said,) = rewind(tmp_path, RunState(step=4, best_accuracy=0.5, best_step=0))
     assert "is from the later step 6" in said and read_checkpoint(tmp_path / "best_model").metadata.step == 6
+
+
+def test_a_damaged_final_is_removed_to_be_written_again(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", step=2)
+    write(tmp_path / "final", "final", step=2)
+    (tmp_path / "final" / "metadata.json").unlink()
+    (said,) = rewind(tmp_path, RunState(step=2))
+    assert said.startswith("removed final, which is damaged and will be written again at the end: ")
+    assert not (tmp_path / "final").exists() and rewind(tmp_path, RunState(step=2)) == []
+
+
+def test_a_damaged_best_model_is_restored_or_selected_anew(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", step=2)
+    write(tmp_path / "best_model", "best", step=2)
+    weights = tmp_path / "best_model" / "adapter_model.safetensors"
+    weights.write_text("weights of step 9")
+    state = RunState(step=4, best_accuracy=0.5, best_step=2, best_interval=(0.1, 0.9))
+    (said,) = rewind(tmp_path, state)
+    assert said.startswith("best_model, which was damaged, is restored from the checkpoint of step 2: ")
+    assert f"{weights} is damaged" in said and weights.read_text() == "weights of step 2" and state.best_step == 2
+    weights.unlink()
+    (tmp_path / "checkpoint-2" / "adapter_model.safetensors").write_text("weights of step 9")
+    (said,) = rewind(tmp_path, state)
+    assert said == (
+        "best_model is damaged, no intact checkpoint of step 2 is left, and only a later evaluation selects another: "
+        f"{tmp_path / 'best_model'} is missing adapter_model.safetensors."
+    )
+    assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
