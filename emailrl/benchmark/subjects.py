@@ -33,7 +33,7 @@ class Subject:
 
 
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
-    """The policies to measure: those named, else the newest run's best checkpoint, else the configured base model.
+    """The policies to measure: those named, else the newest best checkpoint, else the configured base model.
 
     Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
     Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
@@ -44,7 +44,7 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
             raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
         return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
     if not checkpoints and not models:
-        checkpoints, models = (["best"], []) if find_runs(output_dir) else ([], [settings.model.name])
+        checkpoints, models = (["best"], []) if find_runs(output_dir, which="best") else ([], [settings.model.name])
     found = [find_adapter(which, output_dir) for which in checkpoints]
     subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
     subjects += [Subject(name, name) for name in models]

@@ -23,6 +23,7 @@ from emailrl.checkpoints.finding import (
     newest_run,
     number_of,
     run_folders,
+    runs_without_best,
 )
 from emailrl.checkpoints.reading import (
     METADATA,
@@ -61,6 +62,7 @@ __all__ = [
     "recover",
     "remove_checkpoints",
     "run_folders",
+    "runs_without_best",
     "sha256_of",
     "verify",
     "write_checkpoint",

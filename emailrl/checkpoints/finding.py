@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from emailrl.checkpoints.reading import Checkpoint, list_checkpoints, read_checkpoint, verify
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.errors import UsageError
 from emailrl.settings import run_root
 
 MODES = ("masked", "rollout", "simple")
@@ -35,12 +35,18 @@ def number_of(run: Path) -> int:
     return int(found[1]) if found else 1
 
 
-def find_runs(output_dir: Path, mode: str | None = None, *, but: str | None = None) -> list[Path]:
-    """Return the runs of OUTPUT_DIR with a checkpoint, the most recently written last: of one mode, or all ``but``."""
+def find_runs(
+    output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest"
+) -> list[Path]:
+    """Return the runs of OUTPUT_DIR with a checkpoint, the most recently written last: of one mode, or all ``but``.
+
+    ``which="best"`` returns only those with a ``best_model``.
+    """
     written = {
         run: max(checkpoint.created for checkpoint in checkpoints)
         for run in run_folders(output_dir, mode)
         if (checkpoints := list_checkpoints(run)) and checkpoints[-1].metadata.mode != but
+        if which != "best" or any(map(_is_best, checkpoints))
     }
     return sorted(written, key=written.__getitem__)  # those of one time stay in the order they were begun
 
@@ -55,31 +61,43 @@ def created_after(runs: Iterable[Path]) -> str:
 
 
 def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None) -> Checkpoint:
-    """Return ``best`` or ``latest`` of the newest run of OUTPUT_DIR, or the checkpoint at a path, with hashes checked.
+    """Return ``best`` or ``latest`` of OUTPUT_DIR, or the checkpoint at a path, with hashes checked.
 
-    ``best`` is the run's ``best_model``, ``latest`` its checkpoint of any kind with the highest step.
+    ``best`` is the ``best_model`` of the newest run that has one; ``latest`` is the checkpoint of any kind with the
+    highest step in the newest run.
     """
     if which not in ("best", "latest"):
         return verify(read_checkpoint(Path(which)))
-    return verify(checkpoint_of(newest_run(output_dir, mode), str(which)))
+    which = str(which)
+    return verify(checkpoint_of(newest_run(output_dir, mode, which=which), which))
 
 
-def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None) -> Path:
-    """Return the most recently written run of OUTPUT_DIR, of any mode except ``but``; EmailRLError if there is none."""
-    runs = find_runs(output_dir, mode, but=but)
-    if not runs:
-        where = run_root(output_dir, mode) if mode else output_dir
-        hint = "Train first (emailrl train), or pass a checkpoint's path."
-        raise EmailRLError(f"No checkpoint under {where}*.", hint)
-    return runs[-1]
+def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest") -> Path:
+    """Return the last of ``find_runs``; UsageError if there is none."""
+    if runs := find_runs(output_dir, mode, but=but, which=which):
+        return runs[-1]
+    where = run_root(output_dir, mode) if mode else output_dir
+    if find_runs(output_dir, mode, but=but):
+        raise UsageError(f"No best_model under {where}*.", "Use latest, or a checkpoint's path.")
+    raise UsageError(f"No checkpoint under {where}*.", "Train first (emailrl train), or pass a checkpoint's path.")
+
+
+def runs_without_best(output_dir: Path, mode: str | None = None) -> list[Path]:
+    """Return the runs that ``best`` passes over: those with a checkpoint that are newer than the newest best."""
+    runs, bests = find_runs(output_dir, mode), find_runs(output_dir, mode, which="best")
+    return runs[runs.index(bests[-1]) + 1 :] if bests else runs
 
 
 def checkpoint_of(run: Path, which: str) -> Checkpoint:
     """Return a run's ``best`` or ``latest`` checkpoint with hashes unchecked; UsageError if it has none."""
     checkpoints = list_checkpoints(run)
     if which == "best":
-        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.metadata.kind in ("best", SFT)]
+        checkpoints = list(filter(_is_best, checkpoints))
     if not checkpoints:
         name = "best_model" if which == "best" else "checkpoint"
         raise UsageError(f"{run} has no {name}.", "Use latest, or a checkpoint's path.")
     return checkpoints[-1]
+
+
+def _is_best(checkpoint: Checkpoint) -> bool:
+    return checkpoint.metadata.kind in ("best", SFT)

@@ -3,7 +3,7 @@
 Without a question, questions are read from the terminal or from stdin, one per line: Ctrl-C ends the current
 question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout.
 
-Without --checkpoint or --model, the newest run's best checkpoint answers; otherwise MODEL_NAME if it is set; otherwise
+Without --checkpoint or --model, the newest best checkpoint answers; otherwise MODEL_NAME if it is set; otherwise
 smol if it or its base model is on this machine; otherwise nano, which knows the demo mailbox only and is preferred for
 it. --inbox may be left out if the database holds a single mailbox. Emails stay on this machine unless the model runs on
 a server, which is then named.
@@ -31,6 +31,7 @@ import typer
 
 from emailrl.cli.answer import Steps, render_answer, why_not
 from emailrl.cli.completion import inboxes
+from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
 from emailrl.ctrl_c import INTERRUPTED
@@ -202,7 +203,9 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     configured = settings.model.name
     if model is not None or is_chat(settings):
         return configured, configured, configured
-    if checkpoint is not None or find_runs(settings.output.output_dir):
+    if checkpoint in (None, "best"):
+        note_runs_without_best(settings.output.output_dir)
+    if checkpoint is not None or find_runs(settings.output.output_dir, which="best"):
         adapter = find_adapter(checkpoint or "best", settings.output.output_dir)
         return adapter.path, adapter.base_model, f"{adapter.path} on {adapter.base_model}"
     if "name" in settings.model.model_fields_set:

@@ -1,6 +1,6 @@
 """Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
 
-Without --checkpoint or --model, the newest run's best checkpoint is measured, else the model itself. Several
+Without --checkpoint or --model, the newest best checkpoint is measured, else the model itself. Several
 policies are compared on the same questions with an exact paired test. Each question is saved as soon as it ends.
 After Ctrl-C or a crash, --resume with the same options runs the rest of the benchmark in --out, or of the newest
 unfinished one. --engine openai measures a model on the chat server at OPENAI_BASE_URL (OpenRouter by default) and the
@@ -39,7 +39,7 @@ import typer
 
 from emailrl.cli.completion import checkpoints, models
 from emailrl.cli.details import show_trajectories
-from emailrl.cli.inputs import with_inputs
+from emailrl.cli.inputs import note_runs_without_best, with_inputs
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
 from emailrl.cli.progress import Tally
@@ -123,11 +123,14 @@ def _root(settings: Settings) -> Path:
 
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
-    """The policies to measure; prints a note on each that is untrained."""
+    """The policies to measure; prints a note on each that is untrained, and on newer runs that are skipped."""
     from emailrl.benchmark import choose_subjects, with_attacked
+    from emailrl.engines import is_chat
     from emailrl.policy.adapter import untrained_note
 
     subjects = choose_subjects(checkpoints, models, settings)
+    if "best" in checkpoints or not (checkpoints or models or is_chat(settings)):
+        note_runs_without_best(settings.output.output_dir)
     for adapter in filter(None, (subject.adapter for subject in subjects)):
         if note := untrained_note(adapter.path, settings.output.output_dir):
             progress_console().print(note, style="yellow", soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emailrl.cli import completion
+from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.cli.tables import checkpoints_table
@@ -93,6 +94,8 @@ def show_command(
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, looks_only=True)
+    if which == "best":
+        note_runs_without_best(settings.output.output_dir, overrides["mode"])
     found = find_checkpoint(which, settings.output.output_dir, overrides["mode"])
     if json:
         print_json({"path": found.path, "metadata": found.metadata})

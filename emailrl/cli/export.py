@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from emailrl.cli.completion import one_of
+from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.next_step import suggest_asking
 from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
 from emailrl.cli.output import print_json, progress_console, result_console
@@ -53,6 +54,8 @@ def export(
 
     settings = load_settings(trust=trust)
     output_dir = settings.output.output_dir
+    if checkpoint in (None, "best"):
+        note_runs_without_best(output_dir)
     found = find_checkpoint(checkpoint or "best", output_dir)
     if note := untrained_note(found.path, output_dir):
         progress_console().print(note, style="yellow", soft_wrap=True)

@@ -26,6 +26,14 @@ def check_searchable(place: Path) -> None:
         )
 
 
+def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
+    """Print a note if ``best`` passes over newer runs."""
+    from emailrl.checkpoints import runs_without_best
+
+    if runs := runs_without_best(output_dir, mode):
+        say(f"Note: runs without a complete best_model are skipped: {', '.join(map(str, runs))}")
+
+
 def check_inputs(settings: Settings) -> None:
     """Raise EmailRLError for a missing database, UsageError for a missing question file."""
     from emailrl.scenarios.load import check_exists

@@ -1,6 +1,6 @@
 """Answer questions with a policy, score the answers, and write every trajectory with its tokens.
 
-Without --checkpoint or --model, the newest run's best checkpoint answers, else the model itself. --checkpoint runs a
+Without --checkpoint or --model, the newest best checkpoint answers, else the model itself. --checkpoint runs a
 checkpoint or exported adapter on its own base model. Each trajectory is saved as soon as it ends. After Ctrl-C or a
 crash, --resume with the same options runs the rest of --out, or of the newest file in outputs/rollouts/.
 
@@ -25,7 +25,7 @@ import typer
 
 from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
-from emailrl.cli.inputs import with_inputs
+from emailrl.cli.inputs import note_runs_without_best, with_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, print_next, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
@@ -207,11 +207,14 @@ def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
 def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
     """The policy: the named checkpoint, on its own base model, which ``model`` must not contradict; else that model.
 
-    Without both, it is chosen as in ``benchmark``: the newest run's best checkpoint, else the configured model.
+    Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
     """
     from emailrl.benchmark.subjects import choose_subjects
+    from emailrl.engines import is_chat
     from emailrl.policy.resolve import same_base
 
+    if checkpoint == "best" or (checkpoint is None and model is None and not is_chat(settings)):
+        note_runs_without_best(settings.output.output_dir)
     if checkpoint is None:
         [subject] = choose_subjects([], [] if model is None else [model], settings)
         return subject

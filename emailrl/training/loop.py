@@ -116,18 +116,18 @@ def loop(run: Run) -> None:
         rollouts = rollout_metrics(collected)
         state.note_pass_rates(questions.asked, collected.groups)
         state.end_step(questions.cursor, rollouts["accuracy"])
-        with clock.phase("evaluation"):
-            evaluation = run.evaluate_if_due()
-        metrics = (
-            {"step": state.step, "epoch": state.cursor.epoch}
-            | update_metrics(trained.metrics)
-            | rollouts
-            | policy_ages(collected, state.step - 1)
-            | {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
-            | evaluation_metrics(evaluation)
-            | {"dropped": collected.dropped() | counts, "seconds": clock.seconds() | run.waits}
-        )
-        seconds_left = pace.seconds_left(state.step, run.total_steps)
-        run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)
+        metrics = {"step": state.step, "epoch": state.cursor.epoch} | update_metrics(trained.metrics) | rollouts
+        metrics |= policy_ages(collected, state.step - 1)
+        evaluation = None
+        try:
+            with clock.phase("evaluation"):
+                evaluation = run.evaluate_if_due()
+        finally:  # an evaluation cut short does not cost the step: it is saved, and the resumed run evaluates it
+            metrics |= {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
+            metrics |= evaluation_metrics(evaluation)
+            metrics |= {"dropped": collected.dropped() | counts, "seconds": clock.seconds() | run.waits}
+            seconds_left = pace.seconds_left(state.step, run.total_steps)
+            run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)
+            run.complete_step()
         run.end_step(metrics)
     finish(run, reason)

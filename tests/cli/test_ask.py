@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import sys
 import threading
@@ -192,6 +193,11 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     for arguments in ((), ("--checkpoint", "best"), ("--checkpoint", best.path)):
         code, _, err = emailrl("ask", "When?", *arguments)
         assert code == 0 and f"best_model on {tmp_path / 'model'}\n" in err
+    failed = make_checkpoint(tmp_path / "outputs" / "grpo_masked-2" / "checkpoint-0", tmp_path / "model", step=0)
+    code, _, err = emailrl("ask", "When?")
+    assert code == 0 and f"model: {best.path.relative_to(tmp_path)} on " in err
+    assert err.startswith("Note: runs without a complete best_model are skipped: outputs/grpo_masked-2\n")
+    shutil.rmtree(failed.path.parent)
     with (best.path / "adapter_model.safetensors").open("ab") as file:
         file.write(b"!")
     code, out, err = emailrl("ask", "When?")
@@ -230,7 +236,7 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
         (("When?", "--inbox", " "), 2, "Invalid inbox ' '"),
         (("When?", "--date", "yesterday"), 2, "'yesterday' is not a date like 2001-05-14."),
         (("When?", "--checkpoint", "best", "--model", "nano"), 2, "--model and --checkpoint are mutually exclusive."),
-        (("When?", "--checkpoint", "best"), 1, "No checkpoint under outputs/grpo*."),
+        (("When?", "--checkpoint", "best"), 2, "No checkpoint under outputs/grpo*."),
         (("When?", "--checkpoint", "empty"), 2, "empty has no metadata.json."),
         (("When?", "--checkpoint", "best", "--engine", "openai"), 2, "The openai engine cannot run a checkpoint."),
         (("--json",), 2, "--json needs a question."),

@@ -147,6 +147,10 @@ def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeyp
     monkeypatch.setenv("OUTPUT_DIR", str(here / "elsewhere" / "grpo"))
     record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])
     assert record["model"] == "model" and record["checkpoint"] is None
+    make_checkpoint(here / "elsewhere" / "grpo_masked" / "checkpoint-0", here / "model", step=0)
+    for command in (("benchmark", "--limit", 1), ("rollout", "--num-scenarios", 1)):
+        code, _, error = emailrl(*command)
+        assert code == 0 and f"best_model are skipped: {here / 'elsewhere' / 'grpo_masked'}\n" in error
 
 
 def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

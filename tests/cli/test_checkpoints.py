@@ -162,7 +162,7 @@ def test_no_run_yet(emailrl) -> None:
     code, out, error = emailrl("checkpoints", "list")
     assert (code, out) == (0, "") and "No checkpoints yet" in error
     assert json.loads(emailrl("checkpoints", "list", "--json")[1]) == []
-    assert emailrl("checkpoints", "show")[0] == 1
+    assert emailrl("checkpoints", "show")[0] == 2
     assert emailrl("checkpoints", "list", "nowhere")[0] == 2
 
 

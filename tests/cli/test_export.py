@@ -38,5 +38,5 @@ def test_merged_by_path(emailrl, best: Path, tmp_path: Path) -> None:
 def test_bad_arguments(emailrl, tmp_path: Path) -> None:
     code, _, error = emailrl("export", "--format", "gguf")
     assert code == 2 and "Unknown format 'gguf'. Use adapter or merged." in error
-    assert emailrl("export")[0] == 1
+    assert emailrl("export")[0] == 2
     assert not list(tmp_path.iterdir())

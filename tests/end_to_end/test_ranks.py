@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from emailrl.ranks import Place
 from emailrl.recording import Record, read_records, read_trajectories
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
+from emailrl.training.run import run as run_module
 from emailrl.training.run.follower import follow
 from emailrl.training.run.run import Run
 from emailrl.training.step.update import Updater
@@ -154,6 +156,28 @@ def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
         item for item in list_checkpoints(tmp_path / "two" / "grpo_masked") if item.metadata.kind != "best"
     ]
     assert checkpoint.metadata.step == len(metrics(tmp_path / "two" / "grpo_masked")) > 0
+
+
+def test_a_stop_during_an_evaluation_saves_the_step_before_it(
+    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = run_module.evaluate
+
+    def interrupted(*args: Any, step: int, **how: Any) -> Any:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return honest(*args, step=step, **how)
+
+    monkeypatch.setattr(run_module, "evaluate", interrupted)
+    settings = settings_at("two", max_steps=4, eval_steps=2, save_steps=500, rank_timeout=20)
+    zero, opened = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
+    assert isinstance(zero, KeyboardInterrupt) and opened == []
+    monkeypatch.undo()
+    saved = {item.path.name for item in list_checkpoints(tmp_path / "two" / "grpo_masked")}
+    assert saved == {"best_model", "checkpoint-2"}
+    resumed, _ = in_ranks(2, partial(rank, settings, tmp_path / "two", resume="latest"), tmp_path)
+    evaluated = [record["step"] for record in read_records(resumed.run_dir / "evaluations.jsonl")]
+    assert evaluated == [0, 2, 4] and [record["step"] for record in metrics(resumed.run_dir)] == [1, 2, 3, 4]
 
 
 def test_an_error_in_a_rollout_ends_all_with_what_rank_0_says(

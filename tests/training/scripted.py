@@ -108,9 +108,13 @@ class ScriptedEvaluations:
     accuracies: list[float]
     outages: Mapping[int, int]
     """By the step, how many answers the judge misses."""
+    fails: int | None
+    """The step whose evaluation raises."""
 
     def collect(self, scenarios: list[Scenario], group_size: int, *, step: int, **how: Any) -> list[TrajectoryGroup]:
         self.events.append(f"{LABELS[how['split_label']]} {step}")
+        if step == self.fails:
+            raise EmailRLError("the server is gone")
         played = [rollout(scenario, 0, step, 0.0) for scenario in scenarios]
         for one in played[: round(self.accuracies.pop(0) * len(played))]:
             one.rubric["answer_correct"] = True
@@ -168,6 +172,7 @@ def play(
     accuracies: tuple[float, ...] = (0.0,) * 9,
     raises: int | None = None,
     outages: Mapping[int, int] = MappingProxyType({}),
+    fails: int | None = None,
     steps: int = 3,
     right: Callable[[int], set[str]] | None = None,
     truncated: int | None = None,
@@ -191,7 +196,7 @@ def play(
     # Each has no more of the part it stands for than a run asks for.
     policy, engine, updater = cast(Any, (ScriptedPolicy(), ScriptedEngine(events), ScriptedUpdater(events, entropy)))
     rollouts: Any = ScriptedRollouts(events, rewards, raises, right, truncated)
-    evaluations: Any = ScriptedEvaluations(events, list(accuracies), outages)
+    evaluations: Any = ScriptedEvaluations(events, list(accuracies), outages, fails)
     writer = CheckpointWriter(
         directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id="r", parent=None,
         snapshot=take_snapshot(state),

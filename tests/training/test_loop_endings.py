@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from training.scripted import QUESTIONS, play
 
 from emailrl.recording import read_records
@@ -23,6 +24,24 @@ def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_ke
     assert played.saved == {"best_model": 0, "checkpoint-1": 1}
     assert len(list(read_records(tmp_path / "trajectories/step-000002.jsonl"))) == 4  # to be looked at
     assert [line["step"] for line in played.metrics] == [1]
+
+
+def test_an_evaluation_that_fails_loses_nothing_of_the_step_before_it(tmp_path: Path) -> None:
+    played = play(tmp_path, fails=1, eval_steps=1, steps=5)
+    assert played.saved == {"best_model": 0, "checkpoint-1": 1}
+    assert played.said[-2].startswith("Stopped after step 1, saved in ")
+    assert [line["step"] for line in played.metrics] == [1]
+    saved = torch.load(tmp_path / "checkpoint-1/trainer_state.pt", weights_only=True)["state"]
+    assert saved["last_evaluated"] == 0  # the resumed run evaluates step 1
+
+
+def test_a_run_that_fails_before_it_sampled_anything_leaves_no_checkpoint(tmp_path: Path) -> None:
+    played = play(tmp_path, fails=0)
+    assert played.saved == {} and not list(tmp_path.glob("checkpoint-*"))
+    assert played.said[-2:] == [
+        "Stopped before the first step; nothing was trained or saved.",
+        "error: the server is gone",
+    ]
 
 
 def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None:
@@ -111,7 +130,8 @@ def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> N
 def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -> None:
     played = play(tmp_path, outages={2: 4})
     assert "First error: EmailRLError: the judge is away" in played.said[-1]
-    assert [line["step"] for line in played.metrics] == [1] and played.saved == {"best_model": 0}
+    assert [line["step"] for line in played.metrics] == [1, 2]
+    assert played.saved == {"best_model": 0, "checkpoint-2": 2}
 
 
 def test_a_run_without_any_update_says_so_at_its_end(tmp_path: Path) -> None:

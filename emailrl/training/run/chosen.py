@@ -44,7 +44,7 @@ def run_to_resume(settings: Settings, resume: str) -> Path | None:
             return vain
         return runs[-1] if runs else None
     if resume in ("latest", "best"):
-        return newest_run(output_dir, mode, but=SFT)
+        return newest_run(output_dir, mode, but=SFT, which=resume)
     path = Path(resume)
     return path if list_checkpoints(path) else read_checkpoint(path).path.parent
 

@@ -193,7 +193,8 @@ class Run:
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
         """Make the updates of the current step (``Updater.train``).
 
-        From here to ``end_step`` the weights belong to no step. Without samples, this is logged, counted and skipped.
+        From here to ``complete_step`` the weights belong to no step. Without samples, this is logged, counted and
+        skipped.
         """
         self._half_done = True
         step = self.state.step + 1
@@ -218,14 +219,18 @@ class Run:
         path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
         write_records(path, training_records(collected, samples, tokens, mask_truncated=self.mask_truncated))
 
+    def complete_step(self) -> None:
+        """Make the current state the one that the next checkpoint holds."""
+        self.writer.take(self.state)
+        self._half_done = False
+
     def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
         """Complete the step: save what is due, and warn of signs of collapse in ``metrics``.
 
         Raises EmailRLError at such a sign if ON_COLLAPSE is ``stop`` and the run would continue.
         """
         alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
-        self.writer.take(self.state)
-        self._half_done = False
+        self.complete_step()
         if self.state.best_step == self.state.step:
             self.save("best")
         if self.state.step and self.state.step % self.settings.output.save_steps == 0:
@@ -256,10 +261,14 @@ class Run:
             self.tracker.conclude(complete(skipped=self.remaining))
         elif saved_step == step:
             self.tracker.say(f"Stopped after step {step}, which is saved; --resume latest continues.")
-        elif not step and (self.directory / REPLACED).exists():
-            self.tracker.say("Stopped before the first step; the run being replaced is restored.")
+        elif not step:
+            replaced = (self.directory / REPLACED).exists()
+            then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
+            self.tracker.say(f"Stopped before the first step; {then}.")
         elif self._half_done or self.interrupts.impatient:
-            saved = "there is no checkpoint yet" if saved_step is None else f"saved up to step {saved_step}"
+            saved = "there is no checkpoint yet"
+            if saved_step is not None:
+                saved = f"saved up to step {saved_step}; --resume latest continues"
             self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
         else:
             path = self.writer.write("checkpoint").path

@@ -148,6 +148,7 @@ class TeamPlayer:
         progress: Callable[[Trajectory], None] | None = None,
     ) -> Sequence[Trajectory]:
         """See ``Plays.play``. ``progress`` receives other ranks' trajectories once all have ended."""
+        self.team.interrupts.check()  # before the other ranks begin
         ranks, per_engine = self.team.ranks, self.team.per_engine
         parts = deal(trajectories, ranks.world // per_engine)
 
