@@ -190,58 +190,60 @@ def _tokens(planned: Plan) -> list[Row]:
 
 
 def _time(planned: Plan) -> list[Row]:
-    if planned.split is not None:
-        return [*_shared_out(planned.split), *_ending(planned, "")]
-    seconds, tokens = planned.seconds, planned.tokens
-    engine = planned.settings.agent.engine.replace("auto", "transformers")
-    at_once = min(planned.memory.at_once, tokens.trajectories)
+    seconds, tokens, split = planned.seconds, planned.tokens, planned.split
+    order, loading = _sampling_remarks(planned)
     evaluations = f"{counted(tokens.evaluations, 'evaluation')} of {counted(tokens.eval_trajectories, 'trajectory')}"
-    rows = [
-        ("sampling per step", f"{seconds.rollout:,.0f} s", f"{engine}, {at_once} concurrent trajectories"),
-        ("scoring per step", f"{seconds.score:,.0f} s", "log-probabilities without gradients"),
-        (
-            "training per step",
-            f"{seconds.train:,.0f} s",
-            f"{seconds.utilization:.0%} of {planned.device.tflops:,.1f} TFLOP/s",
-        ),
-        ("per evaluation", f"{seconds.evaluation:,.0f} s", evaluations),
+    reached = f"{seconds.utilization:.0%} of {planned.device.tflops:,.1f} TFLOP/s"
+    gradients = "" if split is None else f"adapter gradients of {counted(split.trainers, 'rank')}"
+    phases = [
+        ("sampling per step", seconds.rollout, order),
+        ("new adapter per step", seconds.handover, loading),
+        ("scoring per step", seconds.score, "log-probabilities without gradients"),
+        ("training per step", seconds.train, reached),
+        ("gathering per step", seconds.gather, "of the sharded base, not hidden by computation"),
+        ("all-reduce per step", seconds.reduce, gradients),
+        ("step", seconds.step, f"{planned.tokens_per_second:,.0f} tokens/s"),
+        ("per evaluation", seconds.evaluation, evaluations),
     ]
+    rows = [(name, f"{value:,.{1 if value >= 0.05 else 2}f} s", remark) for name, value, remark in phases if value]
     basis = _shares(planned)
     if planned.measured is not None:
         measured = planned.measured.seconds
-        phases = ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "total")
-        rows.append(("measured per step", f"{measured['total']:,.1f} s", phases))
+        each = ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "total")
+        rows.append(("measured per step", f"{measured['total']:,.1f} s", each))
         basis = "as measured"
-    return [*rows, *_ending(planned, basis)]
+    return [*_gpus(split), *rows, *_ending(planned, basis)]
 
 
-def _shared_out(split: Split) -> list[Row]:
-    """A step on several GPUs."""
+def _gpus(split: Split | None) -> list[Row]:
+    """What several GPUs are used for."""
+    if split is None:
+        return []
     each = f"{counted(split.tensor_parallel, 'GPU')}{' each' if split.servers > 1 else ''}"
-    samplers = ("engines", "in the trainers' processes") if split.shared else ("servers", "emailrl serve")
+    name, where = ("engines", "in the trainers' processes") if split.shared else ("servers", "emailrl serve")
     sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
-    order = "while the previous step trains" if split.overlaps else "then training"
-    loading = (
-        "saving it; the servers load it during the next update" if split.overlaps else "loading it into the servers"
-    )
-    loading = "waking vLLM, loading the adapter" if split.shared else loading
-    reduced = f"adapter gradients of {counted(split.trainers, 'rank')}"
-    rows = [
+    return [
         ("trainers", f"{split.trainers}", f"emailrl train{sharded}"),
-        (samplers[0], f"{split.servers}", f"{samplers[1]}, {each}"),
-        ("sampling per step", f"{split.sampler:,.1f} s", order),
-        ("new adapter per step", f"{split.handover:,.1f} s", loading),
-        ("scoring per step", f"{split.score:,.1f} s", "log-probabilities without gradients"),
-        ("training per step", f"{split.train:,.1f} s", ""),
-        ("all-reduce per step", f"{split.reduce:,.2f} s", reduced),
-        ("step", f"{split.step:,.1f} s", f"{split.tokens_per_second:,.0f} tokens/s"),
-        ("per evaluation", f"{split.evaluation:,.1f} s", f"{split.tokens.evaluations} evaluations"),
+        (name, f"{split.servers}", f"{where}, {each}"),
     ]
-    if split.gather:
-        rows.insert(
-            6, ("gathering per step", f"{split.gather:,.1f} s", "of the sharded base, not hidden by computation")
-        )
-    return rows
+
+
+def _sampling_remarks(planned: Plan) -> tuple[str, str]:
+    """How rollouts are sampled, and what a new adapter takes time for."""
+    from emailrl.engines import vllm_in_process
+
+    if planned.seconds.overlaps:
+        order, loading = "while the previous step trains", "saving it; the servers load it during the next update"
+    elif vllm_in_process(planned.settings):
+        order, loading = "then training", "saving it, loading it into vLLM"
+        loading += "; vLLM wakes and sleeps" if planned.memory.vllm_sleeps else ""
+    else:
+        order, loading = "then training", "loading it into the servers"
+    if planned.split is None:
+        engine = planned.settings.agent.engine.replace("auto", "transformers")
+        at_once = min(planned.memory.at_once, planned.tokens.trajectories)
+        order = f"{engine}, {at_once} concurrent trajectories"
+    return order, loading
 
 
 def _ending(planned: Plan, basis: str) -> list[Row]:
@@ -255,12 +257,15 @@ def _ending(planned: Plan, basis: str) -> list[Row]:
 
 
 def _shares(planned: Plan) -> str:
-    """The run's time, by phase."""
-    seconds, tokens = planned.seconds, planned.tokens
+    """The run's time, by phase; none if phases overlap."""
+    seconds = planned.seconds
+    if seconds.overlaps:
+        return ""
     parts = {
-        "sampling": tokens.steps * seconds.rollout,
-        "scoring": tokens.steps * seconds.score,
-        "training": tokens.steps * seconds.train,
-        "evaluation": tokens.evaluations * seconds.evaluation,
+        "sampling": seconds.steps * seconds.rollout,
+        "new adapters": seconds.steps * seconds.handover,
+        "scoring": seconds.steps * seconds.score,
+        "training": seconds.steps * (seconds.train + seconds.gather + seconds.reduce),
+        "evaluation": seconds.evaluations * seconds.evaluation,
     }
     return ", ".join(f"{name} {part / seconds.run:.0%}" for name, part in parts.items() if part)

@@ -47,7 +47,7 @@ class Plan:
     worst: Memory
     """With the longest trajectories that the settings allow."""
     seconds: Seconds
-    """Of one GPU with its own trajectories."""
+    """Of all GPUs, or if no split of several fits, of one with its own trajectories."""
     split: Split | None
     """With several GPUs that fit the run: which train and which serve, or that all do both."""
     alternative: Split | None
@@ -78,11 +78,14 @@ class Plan:
     @property
     def run_seconds(self) -> float:
         """Seconds of the run: as planned, or the planned steps times a measured run's seconds per step."""
-        if self.split is not None:
-            return self.split.run
         if self.measured is None:
             return self.seconds.run
         return self.tokens.steps * self.measured.seconds["total"]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of trajectories, including prompts and tool results."""
+        return self.tokens.per_step / self.seconds.step
 
     @property
     def cost(self) -> float | None:
@@ -139,7 +142,7 @@ class Plan:
             *notes,
             *self._other_use(),
             *map(self._comparison, self.faster),
-            "times exclude mailbox search, the judge and saving",
+            f"times exclude {'mailbox search, ' if self.split is None else ''}the judge, checkpoints and start-up",
         ]
 
     def _other_use(self) -> list[str]:
@@ -150,8 +153,9 @@ class Plan:
         reached = other.tokens_per_second
         if split is None:
             return [f"{other} would fit, with {reached:,.0f} tokens/s"]
-        now = split.tokens_per_second
-        return [f"{other} would reach {reached:,.0f} tokens/s instead of {now:,.0f}"] * (split.shared or reached > now)
+        if reached > split.tokens_per_second:
+            return [f"{other} would reach {reached:,.0f} tokens/s instead of {split.tokens_per_second:,.0f}"]
+        return [f"{other} would reach only {reached:,.0f} tokens/s"] * split.shared
 
     def _comparison(self, way: Way) -> str:
         now = self.run_seconds
@@ -194,7 +198,9 @@ def make_plan(
     memory, seconds = estimate(settings, device, cards=num_gpus)
     refused = sharding_obstacles(settings, num_gpus)
     refused += shared_obstacles(settings, num_gpus, sharded=memory.cards > 1) if shares else []
-    memory, tokens = (split.memory, split.tokens) if split else (memory, estimate.tokens(1))
+    tokens = estimate.tokens(fabric.gpus if shares else 1)
+    if split:
+        memory, tokens, seconds = split.memory, split.tokens, split.seconds
     return Plan(
         settings=settings, shape=shape, device=device, fabric=fabric, tokens=tokens, memory=memory, seconds=seconds,
         split=split, alternative=alternative, price=price,

@@ -32,13 +32,6 @@ LINKED: Final = ("B200", "H200", "H100", "A100-80", "A100-40")
 """GPUs usually connected by NVLink within a host."""
 HOP: Final = 10e-6
 """Minimum seconds per ring step. Assumed."""
-HANDOVER: Final = 1.7
-"""Seconds to write an adapter, load it into vLLM and verify it: docs/performance.md, 14B."""
-HANDED_OVER: Final = 0.5
-"""The trainer's part of it, if servers do the rest during the next update: 0.36 to save the adapter, 14B, and 0.14 to
-copy it into the trainer's model, 4B on a CPU. 1.4 were measured on 4B before it was shortened."""
-SLEEPING: Final = 1.5
-"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep: the same step."""
 PLAYING: Final = 0.69 / 48
 """Rank 0's seconds per trajectory: templates, tokenizer, mailbox, audit and records, in a step of 48."""
 RECORDING: Final = 0.16 / 48
@@ -104,17 +97,7 @@ class Split:
     """Seconds of the servers."""
     playing: float
     """Rank 0's seconds: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
-    handover: float
-    """Seconds of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep."""
-    score: float
-    train: float
-    gather: float
-    """Seconds of gathering a sharded base that are not hidden by computation."""
-    reduce: float
-    overlaps: bool
-    """Whether the next step is sampled while this one trains."""
-    evaluation: float
-    """Seconds of one evaluation."""
+    seconds: Seconds
 
     def __str__(self) -> str:
         if self.shared:
@@ -124,35 +107,14 @@ class Split:
         return f"{trainers} and {servers} (VLLM_URLS; emailrl serve)"
 
     @property
-    def sampler(self) -> float:
-        """Seconds of sampling per step: servers and rank 0."""
-        return self.sampling + self.playing if self.shared else max(self.sampling, self.playing)
-
-    @property
-    def trainer(self) -> float:
-        """Seconds of training per step."""
-        return self.score + self.train + self.gather + self.reduce
-
-    @property
     def rank_0_decides(self) -> bool:
         """Whether rank 0 needs about the whole step for running the conversations, so that more GPUs are of no use."""
-        return not self.shared and self.playing >= NEARLY * self.step
-
-    @property
-    def step(self) -> float:
-        """Seconds per step: the slower side, or the sum of both if they alternate."""
-        training = self.handover + self.trainer
-        return max(self.sampler, training) if self.overlaps else self.sampler + training
-
-    @property
-    def run(self) -> float:
-        """Seconds of the run, including evaluations."""
-        return self.tokens.steps * self.step + self.tokens.evaluations * self.evaluation
+        return not self.shared and self.playing >= NEARLY * self.seconds.step
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens of trajectories, including prompts and tool results."""
-        return self.tokens.per_step / self.step
+        return self.tokens.per_step / self.seconds.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +142,7 @@ class Cluster:
         splits = [split for split in tried if split]
         most = max((split.tokens_per_second for split in splits), default=0.0)
         good = [split for split in splits if split.tokens_per_second >= NEARLY * most]
-        return min(good, key=lambda split: split.step, default=None)
+        return min(good, key=lambda split: split.seconds.step, default=None)
 
     def split(self, trainers: int) -> Split | None:
         """This many ranks, and servers on all other GPUs; None if the trainers do not fit."""
@@ -190,9 +152,17 @@ class Cluster:
             return None
         if self.settings.model.shard == "host" and cards == 1 < self.fabric.per_host:
             return None  # train refuses it; with one GPU per host, find_obstacles says so
-        balance, overlaps = BALANCE if trainers > 1 else 1.0, self.settings.vllm.staleness(servers=True) > 0
-        score, train = seconds.score / balance, seconds.train / balance
         servers = (self.fabric.gpus - trainers) // self.tensor_parallel()
+        training, evaluation = self.settings.training, self.settings.evaluation
+        sampling = self._sampling(memory, tokens.trajectories, servers, training.num_generations)
+        playing = PLAYING * tokens.trajectories
+        seconds = self._together(
+            seconds,
+            trainers,
+            tokens,
+            rollout=max(sampling, playing),
+            evaluation=self._sampling(memory, tokens.eval_trajectories, servers, evaluation.eval_samples),
+        )
         return Split(
             shared=False,
             trainers=trainers,
@@ -200,15 +170,9 @@ class Cluster:
             tensor_parallel=self.tensor_parallel(),
             memory=memory,
             tokens=tokens,
-            sampling=self._sampling(memory, tokens.trajectories, servers, self.settings.training.num_generations),
-            playing=PLAYING * tokens.trajectories,
-            handover=HANDED_OVER if overlaps else HANDOVER,
-            score=score,
-            train=train,
-            gather=self._exposed(memory, own, score, train),
-            reduce=self._reduce(trainers),
-            overlaps=overlaps,
-            evaluation=self._sampling(memory, tokens.eval_trajectories, servers, self.settings.evaluation.eval_samples),
+            sampling=sampling,
+            playing=playing,
+            seconds=replace(seconds, gather=self._exposed(memory, own, seconds)),
         )
 
     def shared(self) -> Split | None:
@@ -221,7 +185,7 @@ class Cluster:
         memory, seconds = self.estimate(own, 1)
         if not memory.fits or self.fabric.per_host % each:
             return None
-        engines, vllm = ranks // each, self.settings.agent.engine == "vllm"
+        engines = ranks // each
 
         def sampling(trajectories: int, members: int) -> float:
             part = math.ceil(trajectories / engines)
@@ -229,6 +193,9 @@ class Cluster:
             device = self.device.times(each)
             return Sampling(self.shape, self.settings, device, own, played).seconds(part, members=members)
 
+        sampled = sampling(tokens.trajectories, self.settings.training.num_generations)
+        recording = RECORDING * tokens.trajectories
+        evaluation = sampling(tokens.eval_trajectories, self.settings.evaluation.eval_samples)
         return Split(
             shared=True,
             trainers=ranks,
@@ -236,15 +203,23 @@ class Cluster:
             tensor_parallel=each,
             memory=memory,
             tokens=tokens,
-            sampling=sampling(tokens.trajectories, self.settings.training.num_generations),
-            playing=RECORDING * tokens.trajectories,
-            handover=vllm * (HANDOVER + SLEEPING * memory.vllm_sleeps),
-            score=seconds.score / BALANCE,
-            train=seconds.train / BALANCE,
-            gather=0.0,
+            sampling=sampled,
+            playing=recording,
+            seconds=self._together(seconds, ranks, tokens, rollout=sampled + recording, evaluation=evaluation),
+        )
+
+    def _together(self, alone: Seconds, ranks: int, tokens: Tokens, *, rollout: float, evaluation: float) -> Seconds:
+        """The seconds of a step of ``ranks``, from those of one rank for its part."""
+        balance = BALANCE if ranks > 1 else 1.0
+        return replace(
+            alone,
+            rollout=rollout,
+            score=alone.score / balance,
+            train=alone.train / balance,
+            evaluation=evaluation,
+            steps=tokens.steps,
+            evaluations=tokens.evaluations,
             reduce=self._reduce(ranks),
-            overlaps=False,
-            evaluation=sampling(tokens.eval_trajectories, self.settings.evaluation.eval_samples),
         )
 
     def _reduce(self, ranks: int) -> float:
@@ -276,7 +251,7 @@ class Cluster:
         own = SERVING if has_one_turn(self.settings) else 0.0  # in conversations, the waits between turns hide it
         return sampling.seconds(share, members=members) + share * sampling.sampled * own
 
-    def _exposed(self, memory: Memory, share: Tokens, score: float, train: float) -> float:
+    def _exposed(self, memory: Memory, share: Tokens, seconds: Seconds) -> float:
         """Seconds of gathering that do not overlap with the previous layer's computation."""
         if memory.cards == 1:
             return 0.0
@@ -285,4 +260,4 @@ class Cluster:
         batches = math.ceil(share.per_step / memory.micro_batch_tokens)
         in_training = 2 * batches * self.settings.training.update_epochs * gather
         in_scoring = batches * scoring_passes(self.settings) * gather
-        return max(in_training - train, 0.0) + max(in_scoring - score, 0.0)
+        return max(in_training - seconds.train, 0.0) + max(in_scoring - seconds.score, 0.0)

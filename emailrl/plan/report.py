@@ -7,7 +7,7 @@ from typing import Any
 from emailrl.plan import Plan
 from emailrl.plan.cluster import Split
 from emailrl.plan.gpus import GIB
-from emailrl.plan.time import scoring_passes
+from emailrl.plan.time import Seconds, scoring_passes
 from emailrl.plan.ways import Way
 
 
@@ -28,6 +28,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory": _memory(plan),
         "tokens": _tokens(plan),
         "seconds": _seconds(plan),
+        "tokens_per_second": round(plan.tokens_per_second, 1),
         "split": None if plan.split is None else _split(plan.split),
         "alternative": None if plan.alternative is None else _split(plan.alternative),
         "price_per_gpu_hour": plan.price,
@@ -85,18 +86,27 @@ def _tokens(plan: Plan) -> dict[str, Any]:
 
 def _seconds(plan: Plan) -> dict[str, Any]:
     seconds = plan.seconds
-    return {
-        "rollout": round(seconds.rollout, 1),
-        "score": round(seconds.score, 1),
-        "train": round(seconds.train, 1),
-        "step": round(seconds.step, 1),
-        "evaluation": round(seconds.evaluation, 1),
+    return _phases(seconds) | {
         "evaluations": plan.tokens.evaluations,
         "scoring_passes": scoring_passes(plan.settings),
         "utilization": round(seconds.utilization, 3),
         "measured": plan.measured.seconds if plan.measured else None,
         "run": round(plan.run_seconds, 1),
     }
+
+
+def _phases(seconds: Seconds) -> dict[str, Any]:
+    phases = {
+        "rollout": seconds.rollout,
+        "handover": seconds.handover,
+        "score": seconds.score,
+        "train": seconds.train,
+        "gather": seconds.gather,
+        "all_reduce": seconds.reduce,
+        "step": seconds.step,
+        "evaluation": seconds.evaluation,
+    }
+    return {name: round(value, 3) for name, value in phases.items()} | {"overlaps": seconds.overlaps}
 
 
 def _split(split: Split) -> dict[str, Any]:
@@ -108,12 +118,7 @@ def _split(split: Split) -> dict[str, Any]:
         "sharded_over": split.memory.cards,
         "sampling": round(split.sampling, 2),
         "playing": round(split.playing, 2),
-        "handover": split.handover,
-        "score": round(split.score, 2),
-        "train": round(split.train, 2),
-        "gather": round(split.gather, 3),
-        "all_reduce": round(split.reduce, 3),
-        "step": round(split.step, 2),
+        "seconds": _phases(split.seconds),
         "tokens_per_second": round(split.tokens_per_second, 1),
     }
 

@@ -13,6 +13,7 @@ from typing import Final
 from emailrl.engines import engine_gpus
 from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import Device
+from emailrl.plan.handover import handover_seconds, overlaps
 from emailrl.plan.memory import Memory, samples_merged
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.layout import Keep
@@ -59,19 +60,38 @@ class Seconds:
     """Seconds of a step by phase, and of the run with its evaluations."""
 
     rollout: float
+    handover: float
+    """Of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep."""
     score: float
     """Log-probabilities of the reference, and of the old policy if it differs from the current one."""
     train: float
     evaluation: float
     """Of one evaluation."""
-    run: float
+    steps: int
+    evaluations: int
     utilization: float
     """Assumed share of the device's FLOP/s in training."""
+    overlaps: bool
+    """Whether the next step is sampled while this one trains."""
+    gather: float = 0.0
+    """Gathering a sharded base, as far as computation does not hide it."""
+    reduce: float = 0.0
+    """All-reduces of the adapter's gradients."""
+
+    @property
+    def update(self) -> float:
+        """Everything of a step but the rollouts."""
+        return self.handover + self.score + self.train + self.gather + self.reduce
 
     @property
     def step(self) -> float:
-        """Per step, without evaluation."""
-        return self.rollout + self.score + self.train
+        """Per step, without evaluation: the slower side, or the sum of both if they alternate."""
+        return max(self.rollout, self.update) if self.overlaps else self.rollout + self.update
+
+    @property
+    def run(self) -> float:
+        """The whole run, including evaluations."""
+        return self.steps * self.step + self.evaluations * self.evaluation
 
 
 def plan_seconds(
@@ -93,9 +113,17 @@ def plan_seconds(
     sampling = Sampling(shape, settings, device.times(engine_gpus(settings)), tokens, memory)
     rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations)
     evaluation = sampling.seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples)
-    train *= settings.training.update_epochs
-    run = tokens.steps * (rollout + score + train) + tokens.evaluations * evaluation
-    return Seconds(rollout, score, train, evaluation, run, share)
+    return Seconds(
+        rollout=rollout,
+        handover=handover_seconds(settings, vllm_sleeps=memory.vllm_sleeps),
+        score=score,
+        train=train * settings.training.update_epochs,
+        evaluation=evaluation,
+        steps=tokens.steps,
+        evaluations=tokens.evaluations,
+        utilization=share,
+        overlaps=overlaps(settings),
+    )
 
 
 def reached(shape: Shape, layout: Layout) -> float:

@@ -12,6 +12,7 @@ from plan.planned import H200, settings_with
 from emailrl.cli.app import app
 from emailrl.plan import Plan, find_device, make_plan
 from emailrl.plan.cluster import Fabric, Split
+from emailrl.plan.handover import HANDED_OVER, HANDOVER
 
 H100 = find_device("H100")
 A_TOKEN = 7_266_631_680 / 791.2e12
@@ -44,21 +45,22 @@ def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
     assert split.tokens.trajectories == made.tokens.trajectories == 24
     # 24 read 3,000 tokens each, a fifth of them a prompt that three share; a thousand times 36 layers of 0.53 ms.
     assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN + 1000 * 36 * 0.53e-3, rel=1e-5)
-    assert split.sampler == split.sampling > 24 * 14.4e-3 and split.handover == 0.5
-    assert split.train == pytest.approx(alone.seconds.train / 0.98)
-    assert split.score == pytest.approx(alone.seconds.score / 0.98)
+    seconds = split.seconds
+    assert seconds.rollout == split.sampling > 24 * 14.4e-3 and seconds.handover == HANDED_OVER
+    assert seconds.train == pytest.approx(alone.seconds.train / 0.98)
+    assert seconds.score == pytest.approx(alone.seconds.score / 0.98)
     # 33,030,144 float32 numbers.
-    assert split.reduce == pytest.approx(132_120_576 / 200e9 + 20e-6)
-    assert split.step == split.sampler > split.handover + split.trainer > 0.5
-    assert split.tokens_per_second == pytest.approx(24 * 4000 / split.step)
-    assert split.run == pytest.approx(200 * split.step + 21 * split.evaluation)
-    assert made.run_seconds == split.run and alone.split is None
-    turns = plan_of(tmp_path, 3, max_staleness=0).split
-    assert turns is not None and turns.step == pytest.approx(turns.sampler + 1.7 + turns.trainer)
+    assert seconds.reduce == pytest.approx(132_120_576 / 200e9 + 20e-6)
+    training = seconds.score + seconds.train + seconds.reduce
+    assert seconds.step == seconds.rollout > HANDED_OVER + training > HANDED_OVER
+    assert split.tokens_per_second == pytest.approx(24 * 4000 / seconds.step)
+    assert seconds.run == pytest.approx(200 * seconds.step + 21 * seconds.evaluation)
+    assert made.seconds == seconds and made.run_seconds == seconds.run and alone.split is None
+    turns = plan_of(tmp_path, 3, max_staleness=0).seconds
+    assert turns.step == pytest.approx(turns.rollout + HANDOVER + training)
     # The trainer saves the adapter, so a faster server does not hide that.
-    often = plan_of(tmp_path, 3, update_epochs=9).split
-    assert often is not None and often.step == pytest.approx(0.5 + often.trainer)
-    assert often.step > often.sampler
+    often = plan_of(tmp_path, 3, update_epochs=9).seconds
+    assert often.rollout < often.step == pytest.approx(HANDED_OVER + often.score + often.train + often.reduce)
 
 
 def test_servers_share_the_trajectories(tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_rank_0_plays_so_many_and_no_more(tmp_path: Path) -> None:
     assert few.split is not None and many.split is not None
     assert few.split.playing == pytest.approx(few.split.tokens.trajectories * 0.69 / 48)
     assert few.split.playing < few.split.sampling
-    assert many.split.sampler == max(many.split.playing, many.split.sampling)
+    assert many.seconds.rollout == max(many.split.playing, many.split.sampling)
     assert 0.8 * 4000 / (0.69 / 48) < many.split.tokens_per_second < 1.0001 * 4000 / (0.69 / 48)
     assert any("rank 0" in note for note in many.notes) and not any("rank 0" in note for note in few.notes)
 
@@ -94,9 +96,9 @@ def served(tmp_path: Path, **values: Any) -> Split:
 def test_a_trainer_and_a_server_as_measured(tmp_path: Path) -> None:
     """H200s, two machines: rollouts with loading the adapter 9.8 and 12.2 s, updates 5.2 and 5.3 s, steps in turns 15.2
     and 17.7 s, overlapping 9.2 and 11.6 s."""
-    turns, ahead = served(tmp_path, max_staleness=0), served(tmp_path, max_staleness=1)
-    assert turns.sampler + turns.handover == pytest.approx((9.8 + 12.2) / 2, rel=0.15)
-    assert turns.trainer == pytest.approx((5.2 + 5.3) / 2, rel=0.15)
+    turns, ahead = served(tmp_path, max_staleness=0).seconds, served(tmp_path, max_staleness=1).seconds
+    assert turns.rollout + turns.handover == pytest.approx((9.8 + 12.2) / 2, rel=0.15)
+    assert turns.score + turns.train == pytest.approx((5.2 + 5.3) / 2, rel=0.15)
     assert turns.step == pytest.approx((15.2 + 17.7) / 2, rel=0.15)
     assert ahead.step == pytest.approx((9.2 + 11.6) / 2, rel=0.15)
     assert served(tmp_path, per_device_train_batch_size=24).sampling == pytest.approx(16.5, rel=0.15)
@@ -108,7 +110,7 @@ def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> N
     given = {"per_device_train_batch_size": 6, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **given)
     made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=gpus)
-    assert made.split is not None and made.split.shared and made.split.step == pytest.approx(seconds, rel=0.15)
+    assert made.split is not None and made.split.shared and made.seconds.step == pytest.approx(seconds, rel=0.15)
 
 
 @pytest.mark.parametrize(("completions", "seconds"), [(48, 1.99), (96, 3.17), (192, 4.90), (384, 7.97)])
@@ -121,8 +123,8 @@ def test_a_server_samples_as_measured(tmp_path: Path, completions: int, seconds:
 
 
 def test_updates_reduce_as_often(tmp_path: Path) -> None:
-    once, often = plan_of(tmp_path, 3).split, plan_of(tmp_path, 3, num_mini_batches=2, update_epochs=2).split
-    assert once is not None and often is not None and often.reduce == pytest.approx(4 * once.reduce)
+    once, often = plan_of(tmp_path, 3).seconds, plan_of(tmp_path, 3, num_mini_batches=2, update_epochs=2).seconds
+    assert once.reduce > 0 and often.reduce == pytest.approx(4 * once.reduce)
 
 
 def test_a_base_that_does_not_fit_is_sharded(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_gathering_that_takes_longer_than_the_work_shows(tmp_path: Path) -> None
     split = made.split
     assert split is not None and split.memory.cards == 2
     gathered = 2 * 16_381_470_720 / 2 / 20e9  # once forward, once backward, half of the base from the other card
-    assert split.gather == pytest.approx(gathered - split.train)
+    assert split.seconds.gather == pytest.approx(gathered - split.seconds.train)
 
 
 def test_too_few_gpus(tmp_path: Path) -> None:
@@ -174,7 +176,22 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["device"]["num_gpus"] == 16 and found["runs"]
     assert found["split"]["trainers"] + found["split"]["servers"] == 16
-    assert found["split"]["tokens_per_second"] > 0
+    assert found["split"]["tokens_per_second"] == found["tokens_per_second"] > 0
+
+
+def test_the_seconds_of_several_gpus_are_the_same_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--gpu", "H200", "--model", "Qwen/Qwen3-14B", "--num-gpus", "8"]
+    app([*asked, "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    seconds = found["seconds"]
+    assert {**seconds, **found["split"]["seconds"]} == seconds and seconds["overlaps"]
+    training = sum(seconds[name] for name in ("handover", "score", "train", "gather", "all_reduce"))
+    assert seconds["step"] == pytest.approx(max(seconds["rollout"], training), abs=0.01)
+    assert seconds["run"] == pytest.approx(200 * seconds["step"] + 21 * seconds["evaluation"], rel=1e-3)
+    app(asked, standalone_mode=False)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for phase, name in (("sampling per step", "rollout"), ("step", "step"), ("per evaluation", "evaluation")):
+        assert any(line.startswith(f"{phase} {seconds[name]:.1f} s") for line in lines)
 
 
 def test_the_command_counts_gpus_in_english(

@@ -11,6 +11,7 @@ from plan.planned import H200, settings_with
 
 from emailrl.cli.app import app
 from emailrl.plan import Plan, find_device, make_plan
+from emailrl.plan.handover import HANDOVER, SLEEPING
 
 A_TOKEN = 7_266_631_680 / 791.2e12
 """Seconds to read one: 2 · 36 · 100,925,440 operations of Qwen3-4B on an H200."""
@@ -20,9 +21,9 @@ WEIGHTS = 8_044_936_192
 GIB = 2**30
 
 
-def plan_of(tmp_path: Path, num_gpus: int, gpu: str = "H200", **values: Any) -> Plan:
+def plan_of(tmp_path: Path, num_gpus: int, nodes: int = 1, gpu: str = "H200", **values: Any) -> Plan:
     settings = settings_with(tmp_path, **({"model_name": "Qwen/Qwen3-4B", "engine": "vllm"} | values))
-    return make_plan(settings, find_device(gpu), tokens_per_trajectory=4000, num_gpus=num_gpus)
+    return make_plan(settings, find_device(gpu), tokens_per_trajectory=4000, num_gpus=num_gpus, nodes=nodes)
 
 
 def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> None:
@@ -35,14 +36,15 @@ def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> No
     assert split.sampling == pytest.approx(36_000 * (13 / 15) * A_TOKEN + DECODING, rel=1e-5)
     assert split.sampling == pytest.approx(alone.seconds.rollout)
     assert split.playing == pytest.approx(36 * 0.16 / 48)  # rank 0 records all
-    assert split.sampler == pytest.approx(split.sampling + split.playing) and split.handover == 1.7
-    asleep = plan_of(tmp_path, 3, vllm_enable_sleep="on").split
-    assert asleep is not None and asleep.handover == 1.7 + 1.5
-    assert split.train == pytest.approx(alone.seconds.train / 0.98)
-    assert split.reduce == pytest.approx(2 * 2 / 3 * 132_120_576 / 200e9 + 40e-6)
-    assert split.step == pytest.approx(split.sampler + 1.7 + split.trainer)
-    assert split.tokens_per_second == pytest.approx(36 * 4000 / split.step)
-    assert made.run_seconds == pytest.approx(200 * split.step + 21 * split.evaluation)
+    seconds = split.seconds
+    assert seconds.rollout == pytest.approx(split.sampling + split.playing) and seconds.handover == HANDOVER
+    assert plan_of(tmp_path, 3, vllm_enable_sleep="on").seconds.handover == HANDOVER + SLEEPING
+    assert seconds.train == pytest.approx(alone.seconds.train / 0.98)
+    assert seconds.reduce == pytest.approx(2 * 2 / 3 * 132_120_576 / 200e9 + 40e-6)
+    training = seconds.score + seconds.train + seconds.reduce
+    assert seconds.step == pytest.approx(seconds.rollout + HANDOVER + training)
+    assert split.tokens_per_second == pytest.approx(36 * 4000 / seconds.step)
+    assert made.run_seconds == pytest.approx(200 * seconds.step + 21 * seconds.evaluation)
 
 
 def test_each_gpu_holds_the_engine_beside_the_trainer(tmp_path: Path) -> None:
@@ -68,14 +70,14 @@ def test_engines_of_two_gpus(tmp_path: Path) -> None:
 def test_evaluations_are_divided_among_the_engines(tmp_path: Path) -> None:
     split = plan_of(tmp_path, 4, eval_dataset_size=12).split
     assert split is not None
-    assert split.evaluation == pytest.approx(3 * 3000 * A_TOKEN + DECODING, rel=1e-5)
+    assert split.seconds.evaluation == pytest.approx(3 * 3000 * A_TOKEN + DECODING, rel=1e-5)
 
 
 def test_a_cache_of_its_own_size_replaces_vllms_share(tmp_path: Path) -> None:
     made = plan_of(tmp_path, 2, kv_cache_gib=10, vllm_enable_sleep=False)
     assert made.memory.cache_tokens == 10 * GIB // 147_456
     assert made.memory.sampling["vLLM"] == made.memory.training["vLLM"] == WEIGHTS + 12 * GIB
-    assert made.split is not None and made.split.handover == 1.7  # nobody sleeps
+    assert made.seconds.handover == HANDOVER  # nobody sleeps
 
 
 def test_both_uses_of_the_gpus_are_compared(tmp_path: Path) -> None:
@@ -87,12 +89,21 @@ def test_both_uses_of_the_gpus_are_compared(tmp_path: Path) -> None:
     (note,) = [note for note in shared.notes if "would reach" in note]
     assert (apart.split.trainers, apart.split.servers) == (7, 1)
     assert note.startswith("7 trainers and 1 server (VLLM_URLS; emailrl serve) would reach")
+    assert f"instead of {shared.split.tokens_per_second:,.0f}" in note
     assert not any("would reach" in note for note in apart.notes)
+
+
+def test_a_slower_use_of_the_gpus_is_not_advised(tmp_path: Path) -> None:
+    made = plan_of(tmp_path, 8, 125)
+    assert made.split is not None and made.alternative is not None
+    assert made.alternative.tokens_per_second < made.split.tokens_per_second
+    (note,) = [note for note in made.notes if "would reach" in note]
+    assert note.endswith(f"would reach only {made.alternative.tokens_per_second:,.0f} tokens/s")
 
 
 def test_transformers_on_every_rank_neither_wakes_nor_sleeps(tmp_path: Path) -> None:
     split, alone = plan_of(tmp_path, 2, engine="transformers").split, plan_of(tmp_path, 1, engine="transformers")
-    assert split is not None and split.shared and split.handover == 0
+    assert split is not None and split.shared and split.seconds.handover == 0
     assert split.sampling == pytest.approx(alone.seconds.rollout)
 
 
@@ -104,7 +115,7 @@ def test_transformers_on_every_rank_neither_wakes_nor_sleeps(tmp_path: Path) -> 
     ],
 )
 def test_what_shared_gpus_cannot_do_is_said(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    made = plan_of(tmp_path, 8, "H100", **values)
+    made = plan_of(tmp_path, 8, gpu="H100", **values)
     assert not made.runs and made.verdict.startswith(f"cannot run: {reason}")
     assert "too few for a trainer and a server" not in made.verdict
     assert made.alternative is not None and any(note.startswith(f"{made.alternative} would fit") for note in made.notes)

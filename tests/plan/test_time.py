@@ -11,6 +11,7 @@ from plan.planned import ALL, H200, settings_with
 
 from emailrl.plan import Plan, make_plan
 from emailrl.plan.activations import Layout
+from emailrl.plan.handover import HANDOVER, SLEEPING
 from emailrl.plan.time import prefix_share, scoring_passes, training_flops
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.layout import Keep
@@ -94,6 +95,25 @@ def test_time_and_cost(tmp_path: Path) -> None:
     halved = make_plan(settings, H200, utilization=seconds.utilization / 2).seconds
     assert halved.train == pytest.approx(2 * seconds.train) and halved.rollout == pytest.approx(seconds.rollout)
     assert make_plan(settings_with(tmp_path, beta=0), H200).seconds.score == 0
+
+
+def test_vllm_in_process_takes_time_for_a_new_adapter(tmp_path: Path) -> None:
+    """To save, load and verify it, and to wake and sleep; transformers samples from the trainer's own."""
+    values: dict[str, Any] = {"model_name": "Qwen/Qwen3-4B", "engine": "vllm"}
+    asleep = make_plan(settings_with(tmp_path, **values, vllm_enable_sleep="on"), H200).seconds
+    assert asleep.handover == HANDOVER + SLEEPING
+    assert asleep.step == pytest.approx(sum((asleep.rollout, HANDOVER, SLEEPING, asleep.score, asleep.train)))
+    assert make_plan(settings_with(tmp_path, **values, vllm_enable_sleep="off"), H200).seconds.handover == HANDOVER
+    assert make_plan(settings_with(tmp_path, **(values | {"engine": "transformers"})), H200).seconds.handover == 0
+
+
+def test_a_whole_step_as_measured(tmp_path: Path) -> None:
+    """``docs/performance.md``: 48 trajectories of 3,822 tokens on 14B, one H200, 56.43 s."""
+    values = {"per_device_train_batch_size": 8, "num_generations": 6, "max_model_len": 16384, "engine": "vllm"}
+    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-14B", **values)
+    made = make_plan(settings, H200, tokens_per_trajectory=3822, trainable_share=1101 / 3822)
+    assert made.seconds.step == pytest.approx(56.43, rel=0.05)
+    assert made.tokens_per_second == pytest.approx(48 * 3822 / made.seconds.step)
 
 
 def test_seconds_of_sampling_by_hand(tmp_path: Path) -> None:
