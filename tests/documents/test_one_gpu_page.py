@@ -15,7 +15,9 @@ from emailrl.settings.names import by_name
 
 PAGE = (DOCS / "one_gpu.md").read_text(encoding="utf-8")
 [SETTINGS] = [block.text for block in blocks("docs/one_gpu.md") if block.file == "emailrl.toml"]
-ROWS = re.findall(r"^\| (\S+) \| (\S+) \| (?:`(\S+)` )?\| ([\d.]+) \| (\d+) \| (\d+) \| (.+?) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(
+    r"^\| (\S+) \| (\S+) \| (?:`(\S+)` )?\| ([\d.]+) \| (\d+) \| ([\d.]+) \| (\d+) \| (.+?) \|$", PAGE, re.MULTILINE
+)
 
 
 def test_the_stages_are_those_of_the_presets() -> None:
@@ -31,7 +33,7 @@ def test_the_table_has_both_models_on_a_small_and_a_large_card() -> None:
     assert {(row[0], row[1]) for row in ROWS} >= {(model, gpu) for model in ("0.6B", "4B") for gpu in ("4090", "H100")}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:2]))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(filter(None, row[:3])))
 def test_planned_figures(row: tuple[str, ...], tmp_path: Path) -> None:
     size, gpu, setting, *figures = row
     (tmp_path / "emailrl.toml").write_text(SETTINGS, encoding="utf-8")
@@ -43,4 +45,5 @@ def test_planned_figures(row: tuple[str, ...], tmp_path: Path) -> None:
     hours = seconds["run"] / 3600
     shown = f"{hours * 60:.0f} min" if hours < 2 else f"{hours:.1f} h"
     peak, sampling, update = planned["memory"]["peak"], seconds["rollout"], seconds["score"] + seconds["train"]
-    assert figures == [f"{peak:.1f}", str(int(sampling + 0.5)), str(int(update + 0.5)), shown]
+    adapter = f"{seconds['handover']:.1f}"
+    assert figures == [f"{peak:.1f}", str(int(sampling + 0.5)), adapter, str(int(update + 0.5)), shown]
