@@ -26,6 +26,7 @@ from emailrl.engines.vllm_answers import (
 )
 from emailrl.errors import EmailRLError
 from emailrl.remote.reply import IncompleteReply
+from emailrl.remote.retry import may_pass
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 COMPLETIONS = "/v1/completions"
@@ -49,6 +50,8 @@ class Replica:
     base: str = ""
     """The server's name for its base model."""
     max_model_len: int | None = None
+    needed: int | None = None
+    """Conversations get no longer than this, so a smaller window than ``max_model_len`` is enough if it is as large."""
     loaded: list[str] = field(default_factory=list)
     """Adapters this engine loaded there, newest last."""
     in_flight: Counter[str] = field(default_factory=Counter)
@@ -112,13 +115,19 @@ class Replica:
         return [model.id for model in await self.listed(client)]
 
     async def listed(self, client: httpx.AsyncClient) -> list[ListedModel]:
-        """The models it lists; also records its base model and context window."""
+        """The models it lists; also records its base model and context window.
+
+        Raises ReplicaDown if the window has become smaller, as conversations would be cut earlier from then on.
+        """
         response = await self._call(client, "GET", "/v1/models", timeout=HEALTH_TIMEOUT)
         data = read_answer(ModelList, str(self), response).data
         bases = [model for model in data if not model.parent]
         if not bases:
             raise EmailRLError(f"{self} lists no base model.", "Check that it is a vLLM server.")
-        self.base, self.max_model_len = bases[0].id, bases[0].max_model_len
+        window, before = bases[0].max_model_len, self.max_model_len
+        if window is not None and before is not None and window < min(before, self.needed or before):
+            raise ReplicaDown(f"its --max-model-len is {window} now and was {before}; restart it with the larger one")
+        self.base, self.max_model_len = bases[0].id, window
         return data
 
     async def load(self, client: httpx.AsyncClient, name: str, path: str) -> None:
@@ -129,7 +138,8 @@ class Replica:
             )
             if name not in await self.models(client):
                 raise EmailRLError(
-                    f"{self} did not load the adapter {path}: {self.redact(refusal(response))}, and does not list it.",
+                    f"{self} did not load the adapter {path}: {self.redact(refusal(response)).rstrip('.')},"
+                    " and does not list it.",
                     "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
                     "folder (VLLM_ADAPTER_PATH_MAP).",
                 )
@@ -192,18 +202,17 @@ class Replica:
         timeout: float | None = None,
         refused: bool = False,
     ) -> httpx.Response:
-        """Send one request; a 4xx is returned with ``refused``, else raised as EmailRLError."""
+        """Send one request; a 4xx that a retry cannot change is returned with ``refused``, else EmailRLError."""
         limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
             response = await self._send(client, method, path, body, limit)
         except httpx.RequestError as error:
             raise ReplicaDown(self.redact(cause(error))) from error
-        if response.status_code >= 500:
+        if may_pass(response.status_code):
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
-            raise EmailRLError(
-                f"{self} refused {path}: {self.redact(refusal(response))}", "Check VLLM_URLS and VLLM_API_KEY."
-            )
+            reason = self.redact(refusal(response)).rstrip(".")
+            raise EmailRLError(f"{self} refused {path}: {reason}.", "Check VLLM_URLS and VLLM_API_KEY.")
         return response
 
     async def _send(
@@ -252,11 +261,21 @@ def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any
 def read_completion(
     replica: Replica, request: Request, body: dict[str, Any], response: httpx.Response, vocabulary: int
 ) -> Completion:
-    """Parse the completion of ``body``; EmailRLError if its prompt ids differ, or as ``read_choices``."""
+    """Parse the completion of ``body``.
+
+    Raises as ``read_choices``, and EmailRLError if its prompt ids differ or it stopped at a token that ends no turn of
+    the trainer's model: the next prompt would continue a turn that the policy did not end.
+    """
     [choice] = read_choices(str(replica), response, body["model"], vocabulary=vocabulary, most=body["max_tokens"])
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", "vLLM 0.26 or newer is required.")
     reason = choice.finish_reason
+    if reason == "stop" and (not choice.token_ids or choice.token_ids[-1] not in body["stop_token_ids"]):
+        last = f"at token {choice.token_ids[-1]}" if choice.token_ids else "before its first token"
+        raise EmailRLError(
+            f"{replica} stopped a completion {last}, where the trainer's model ends no turn.",
+            "Give it the trainer's model, with the same tokenizer and generation_config.json.",
+        )
     completion = Completion(request.trajectory_id, choice.token_ids, choice.logprobs.token_logprobs, str(reason))
     if reason not in ("stop", "length"):
         completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"

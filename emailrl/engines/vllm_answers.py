@@ -105,8 +105,8 @@ def read_choices(
 ) -> list[Choice]:
     """The completions of ``count`` prompts by model ``name``.
 
-    Raises as ``read_answer``, and EmailRLError for a completion that no sampler can draw: more than ``most`` tokens,
-    ids outside ``vocabulary``, implausible log-probabilities.
+    Raises as ``read_answer``, and EmailRLError for a completion that no sampler can draw: more than ``most`` tokens, or
+    fewer though it ended by length, ids outside ``vocabulary``, implausible log-probabilities.
     """
     answer = read_answer(CompletionAnswer, who, response)
     if answer.model != name:
@@ -143,6 +143,11 @@ def _check_choice(who: str, choice: Choice, vocabulary: int, most: int) -> None:
         raise EmailRLError(
             f"{who} returns token {max(choice.token_ids)}, outside the vocabulary of {vocabulary}.",
             "Check its base model.",
+        )
+    if choice.finish_reason == "length" and len(choice.token_ids) < most:
+        raise EmailRLError(
+            f"{who} cut a completion after {len(choice.token_ids)} of {counted(most, 'token')}.",
+            "Check its --max-model-len, and start it with --generation-config vllm: a model's may set max_new_tokens.",
         )
 
 

@@ -65,7 +65,8 @@ class Fleet:
         """The servers in the settings, not contacted yet."""
         vllm, agent = settings.vllm, settings.agent
         key = api_key(settings)
-        replicas = [Replica(url, key, most=agent.max_batch_trajectories) for url in read_urls(vllm.vllm_urls)]
+        most, needed = agent.max_batch_trajectories, settings.model.max_model_len
+        replicas = [Replica(url, key, most, needed=needed) for url in read_urls(vllm.vllm_urls)]
         for replica in replicas:
             tell(replica.url, "policy", with_key=bool(key))
         # The default of LITELLM_TIMEOUT suits shared chat servers; it applies here only if set explicitly.

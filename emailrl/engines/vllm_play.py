@@ -19,6 +19,7 @@ from emailrl.engines.pacing import converse
 from emailrl.engines.replicas import FULL, Replica, cause, completion_body, read_completion, retry_after
 from emailrl.engines.vllm_answers import ReplicaDown
 from emailrl.engines.vllm_fleet import Fleet, T, Version, room
+from emailrl.remote.retry import may_pass
 
 LONGEST_WAIT = 8.0
 """Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
@@ -121,7 +122,7 @@ class Play:
                 await self._restore(client, replica)
             elif response.status_code >= 500:
                 await self.fleet.examine(client, replica, failure)
-            elif response.status_code not in (408, 429):
+            elif not may_pass(response.status_code):
                 break
         return Completion(request.trajectory_id, [], [], "error", error=f"{shunned}: {failure}")
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from end_to_end.conftest import Options
-from engines.vllm_stub import BASE, STOP_IDS, VllmStub
+from engines.vllm_stub import BASE, VllmStub
 from hang import must_end
 from same_run import assert_same_run
 
 from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.renderer import stop_ids
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
@@ -235,7 +236,7 @@ def test_without_staleness_the_bits_are_those_of_taking_turns(start: Start, monk
     on_server = start("server", max_staleness=0, importance_correction="off")
 
     def build(settings: Settings, policy: Policy) -> Any:
-        return OneByOne(TransformersEngine(policy.model, STOP_IDS, max_rows=1))
+        return OneByOne(TransformersEngine(policy.model, stop_ids(policy.tokenizer), max_rows=1))
 
     monkeypatch.setattr(opened, "build_engine", build)
     in_process = start("process", engine="transformers", vllm_urls="", importance_correction="off")

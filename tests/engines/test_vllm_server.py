@@ -305,7 +305,7 @@ def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
     assert [c.token_ids for c in ask(engine)] == [c.token_ids for c in before]
 
 
-@pytest.mark.parametrize("failure", [(429, {}, {"Retry-After": "0.05"}), (503, {}), (None, None)])
+@pytest.mark.parametrize("failure", [(429, {}, {"Retry-After": "0.05"}), (425, {}), (503, {}), (None, None)])
 def test_passing_failures_are_tried_again_elsewhere(
     serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], failure: tuple[Any, ...]
 ) -> None:
@@ -315,6 +315,52 @@ def test_passing_failures_are_tried_again_elsewhere(
     one.failures = [failure] * 2
     assert not any(completion.error for completion in ask(engine))
     assert len(engine.alive) == 2  # it said that it was well
+
+
+@pytest.mark.parametrize("status", [408, 425, 429])
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/load_lora_adapter", "/v1/completions"])
+def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    status: int,
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    answer = one.http.reply
+    one.http.reply = lambda body: (status, {}) if body["path"] == path else answer(body)
+    engine.load_adapter(adapters[1], "v-2")
+    assert f"127.0.0.1:{one.http.port} is excluded: HTTP {status}.\n" in capsys.readouterr().err
+    assert ask(engine, 1)[0].policy_version == "v-2"
+    one.http.reply = answer
+    engine.resume()
+    assert len(engine.alive) == 2
+
+
+def test_a_server_whose_window_has_become_smaller_is_excluded(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its conversations would be cut, perhaps before their first token; a window that holds MAX_MODEL_LEN is enough."""
+    one, other = serve(), serve()
+    for limit, alive in ((None, 1), (40, 2)):
+        with closing(connect(one, other, max_model_len=limit)) as engine:
+            one.window = 2048
+            engine.load_adapter(adapters[0], "v-1")
+            one.window = 40
+            engine.load_adapter(adapters[1], "v-2")
+            assert len(engine.alive) == alive
+            told = capsys.readouterr().err
+            why = "its --max-model-len is 40 now and was 2048; restart it with the larger one"
+            assert told.count(f"127.0.0.1:{one.http.port} is excluded: {why}.") == 2 - alive
+            one.window = 2048
+            engine.resume()
+            assert len(engine.alive) == 2
 
 
 def test_a_busy_server_is_left_alone_as_long_as_it_asks(

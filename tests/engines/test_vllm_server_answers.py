@@ -36,10 +36,10 @@ def good(path: str, body: dict[str, Any]) -> Any:
         return {"data": [{"id": "base", "parent": None, "max_model_len": 4096}]}
     if path == "/health":
         return {}
-    ids = body["prompt"]
+    ids, asked = body["prompt"], body["max_tokens"]
     choice = {
-        "token_ids": [5],
-        "logprobs": {"token_logprobs": [-1.0]},
+        "token_ids": [5] * asked,
+        "logprobs": {"token_logprobs": [-1.0] * asked},
         "prompt_logprobs": [None, *({str(token): {"logprob": -1.0}} for token in ids[1:])],
         "finish_reason": "length",
     }
@@ -116,6 +116,22 @@ def choice(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda reply: reply | {"choices": [reply["choices"][0] | changes]}
 
 
+def first(token: int = 5, *logprobs: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Another first token, and these log-probabilities of the first ones."""
+
+    def change(reply: dict[str, Any]) -> dict[str, Any]:
+        found = reply["choices"][0]
+        found["token_ids"][0] = token
+        found["logprobs"]["token_logprobs"][: len(logprobs)] = logprobs
+        return reply
+
+    return change
+
+
+def tokens(count: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return choice(token_ids=[5] * count, logprobs={"token_logprobs": [-1.0] * count})
+
+
 def prompt_entries(entry: Callable[[str], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Other entries of ``prompt_logprobs``, from the token id that each is for."""
 
@@ -147,12 +163,13 @@ COMPLETIONS = [
     (choice(logprobs={"token_logprobs": [float("nan")]}), "token_logprobs.0: Input should be a finite number"),
     (choice(token_ids=["5"]), "token_ids.0: Input should be a valid integer"),
     (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
-    (choice(token_ids=[10**9]), "token 1000000000, outside the vocabulary of"),
+    (first(10**9), "token 1000000000, outside the vocabulary of"),
     (choice(token_ids=[10**30]), "token_ids.0: Input should be less than 2147483648"),
-    (choice(token_ids=[5, 6]), "2 token ids with 1 log-probabilities"),
-    (choice(token_ids=[5] * 9, logprobs={"token_logprobs": [-1.0] * 9}), "returns 9 tokens when asked for at most"),
-    (choice(logprobs={"token_logprobs": [3.0]}), "returns 3 as the log-probability of a token that it sampled"),
-    (choice(logprobs={"token_logprobs": [-1e300]}), "returns -1e+300 as the log-probability of a token that it"),
+    (choice(logprobs={"token_logprobs": [-1.0]}), "token ids with 1 log-probabilities"),
+    (tokens(3), "cut a completion after 3 of"),
+    (tokens(9), "returns 9 tokens when asked for at most"),
+    (first(5, 3.0), "returns 3 as the log-probability of a token that it sampled"),
+    (first(5, -1e300), "returns -1e+300 as the log-probability of a token that it"),
     (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
 ]
 PROOFS = [
@@ -194,7 +211,7 @@ def test_a_completion_of_another_shape(
     engine = connect(policy, server.name)
     prove_nothing(monkeypatch)
     engine.load_adapter(None, "base")
-    assert ask(engine).token_ids == [5]
+    assert ask(engine).token_ids == [5] * 4
     broken[0] = True
     with pytest.raises(EmailRLError) as raised:
         ask(engine)
@@ -205,9 +222,9 @@ def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(
     policy: Policy, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extremes = [1e-4, -103.28]  # ln 2^-149 = -149 · 0.693147
-    server = serve(answer("/v1/completions", choice(token_ids=[5, 6], logprobs={"token_logprobs": extremes})))
+    server = serve(answer("/v1/completions", first(5, *extremes)))
     prove_nothing(monkeypatch)
-    assert ask(connect(policy, server.name)).logprobs == extremes
+    assert ask(connect(policy, server.name)).logprobs[:2] == extremes
 
 
 def test_a_completion_past_the_window_is_refused(
@@ -217,8 +234,8 @@ def test_a_completion_past_the_window_is_refused(
 
     def answers(path: str, body: dict[str, Any]) -> bytes:
         reply = good(path, body)
-        if path == "/v1/completions":
-            reply = choice(token_ids=[5] * 3, logprobs={"token_logprobs": [-1.0] * 3})(reply)
+        if path == "/v1/completions" and body["max_tokens"] == 2:
+            reply = tokens(3)(reply)
         elif path == "/v1/models":
             reply["data"][0]["max_model_len"] = 5
         return json.dumps(reply).encode()
@@ -226,6 +243,25 @@ def test_a_completion_past_the_window_is_refused(
     prove_nothing(monkeypatch)
     with pytest.raises(EmailRLError, match="returns 3 tokens when asked for at most 2"):
         ask(connect(policy, serve(answers).name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"finish_reason": "stop"}, "at token 5, where"),
+        (
+            {"finish_reason": "stop", "token_ids": [], "logprobs": {"token_logprobs": []}},
+            "before its first token, where",
+        ),
+    ],
+)
+def test_a_turn_that_the_policy_did_not_end_is_refused(
+    policy: Policy, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
+) -> None:
+    prove_nothing(monkeypatch)
+    server = serve(answer("/v1/completions", choice(**changes)))
+    with pytest.raises(EmailRLError, match=f"{server.name} stopped a completion {reason} the trainer's model ends no"):
+        ask(connect(policy, server.name))
 
 
 def prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,10 +354,10 @@ def test_what_an_address_holds_is_sent_and_not_told(policy: Policy, serve: Calla
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (DEEP, "HTTP 400 Check"),
-        (PAGE, "HTTP 400 Check"),
-        ({"error": {"message": "no\nsuch\ntoken " + "x" * 1000}}, "HTTP 400 no such token x{277} Check"),
-        ({"error": ["a"]}, r"HTTP 400 \['a'\] Check"),
+        (DEEP, r"HTTP 400\. Check"),
+        (PAGE, r"HTTP 400\. Check"),
+        ({"error": {"message": "no\nsuch\ntoken " + "x" * 1000}}, r"HTTP 400 no such token x{277}\. Check"),
+        ({"error": ["a"]}, r"HTTP 400 \['a'\]\. Check"),
     ],
 )
 def test_a_refusal_is_one_line(policy: Policy, serve: Callable[..., Server], body: Any, reason: str) -> None:

@@ -11,13 +11,13 @@ import torch
 from engines.chat_server import StubServer
 
 from emailrl.engines.base import Request, SamplingParams
+from emailrl.engines.renderer import stop_ids
 from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.engines.weights import sampling_weights
 from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import token_logprobs
 
 BASE = "the-base"
-STOP_IDS = [1]
 
 
 class VllmStub:
@@ -39,8 +39,9 @@ class VllmStub:
         self.before_loading: Callable[[str], None] = lambda name: None
         """Called with each adapter's name before it is loaded, while other requests are answered."""
         self.untempered = False
+        self.window = 2048
         self._policy = policy
-        self.engine = TransformersEngine(policy.model, STOP_IDS, max_rows=8)
+        self.engine = TransformersEngine(policy.model, stop_ids(policy.tokenizer), max_rows=8)
         self._weights = sampling_weights(policy.model)
         self._lock = threading.Lock()
         self.http = StubServer(self._reply, delay=delay)
@@ -73,7 +74,7 @@ class VllmStub:
             return self._complete(body)
 
     def _listed(self, name: str) -> dict[str, Any]:
-        path, length = self.adapters[name], 2048 if name == BASE else None
+        path, length = self.adapters[name], self.window if name == BASE else None
         parent, root = (None, "/the/base") if path is None else (BASE, str(path))
         return {"id": name, "parent": parent, "root": root, "max_model_len": length}
 
