@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from emailrl.training.losses import masked
+
 
 def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
     """Center each group and divide by its sample standard deviation (n - 1) plus ``eps``.
@@ -62,7 +64,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     tool result adds no discount (as in verl; OpenRLHF counts them as steps).
     """
     trainable = mask.bool()
-    rewards, values = _masked(rewards, trainable), _masked(values, trainable)
+    rewards, values = masked(rewards, trainable), masked(values, trainable)
     next_value = next_advantage = values.new_zeros(len(values))
     columns = [values[:, :0]]
     for t in range(values.shape[1] - 1, -1, -1):
@@ -71,7 +73,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
         next_value = torch.where(trainable[:, t], values[:, t], next_value)
         next_advantage = torch.where(trainable[:, t], advantage, next_advantage)
         columns.append(advantage[:, None])
-    advantages = _masked(torch.cat(columns[::-1], dim=1), trainable)
+    advantages = masked(torch.cat(columns[::-1], dim=1), trainable)
     return advantages, advantages + values
 
 
@@ -81,11 +83,11 @@ def whiten(advantages: Tensor, mask: Tensor, *, over: Tensor | None = None) -> T
     ``over`` ``(P,)`` are the advantages to take mean and variance from (a superset of these); None: those in the mask.
     """
     trainable = mask.bool()
-    advantages = _masked(advantages, trainable)
+    advantages = masked(advantages, trainable)
     whole = advantages if over is None else over
     count = trainable.sum().clamp(min=1) if over is None else over.numel()
     mean = whole.sum() / count
-    centred = _masked(advantages - mean, trainable)
+    centred = masked(advantages - mean, trainable)
     variance = (centred if over is None else over - mean).square().sum() / count
     return centred * variance.clamp(min=1e-8).rsqrt()
 
@@ -97,9 +99,9 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tenso
     the trajectory's reward at its last trainable token.
     """
     trainable = mask.bool()
-    rewards = _masked(rewards, trainable)
+    rewards = masked(rewards, trainable)
     if gamma == 1:
-        return _masked(rewards.flip(1).cumsum(1).flip(1), trainable)
+        return masked(rewards.flip(1).cumsum(1).flip(1), trainable)
     advantages, _ = gae(rewards, torch.zeros_like(rewards), trainable, gamma=gamma, lam=1.0)
     return advantages
 
@@ -116,8 +118,3 @@ def _centred(rewards: Tensor) -> Tensor:
     rewards = _groups(rewards)
     shifted = rewards - rewards[:, :1]  # equal rewards center to exactly 0, whatever their mean rounds to
     return shifted - shifted.mean(1, keepdim=True)
-
-
-def _masked(tensor: Tensor, trainable: Tensor) -> Tensor:
-    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
-    return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))

@@ -46,14 +46,14 @@ def policy_loss(
     multiplies after clipping. Log-ratios are clamped to ±20. See ``aggregate`` for the rest.
     """
     trainable = _trainable(loss_mask, logprobs, old_logprobs)
-    log_ratio = _masked(logprobs, trainable) - _masked(old_logprobs.detach(), trainable)
+    log_ratio = masked(logprobs, trainable) - masked(old_logprobs.detach(), trainable)
     if ratio_level == "sequence":
         log_ratio = _row_mean(log_ratio, trainable).expand_as(log_ratio)
     elif ratio_level != "token":
         raise ValueError(f"unknown ratio_level {ratio_level!r}: token or sequence")
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     advantages = advantages[:, None].expand_as(ratio) if advantages.ndim == 1 else advantages
-    advantages = _masked(advantages.detach(), trainable)
+    advantages = masked(advantages.detach(), trainable)
     unclipped, clipped = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     gain = torch.minimum(unclipped, clipped)
     idle = clipped < unclipped
@@ -64,7 +64,7 @@ def policy_loss(
         idle = idle | (gain < floor)
         gain = torch.maximum(gain, floor)
     if weights is not None:
-        gain = gain * _masked(weights.detach(), trainable)
+        gain = gain * masked(weights.detach(), trainable)
     loss = aggregate(-gain, trainable, aggregation, constant_length=constant_length, denominator=denominator)
     return loss, _ratio_metrics(ratio.detach(), log_ratio.detach(), idle, trainable)
 
@@ -91,19 +91,19 @@ def importance_weights(
     if kind == "tis":
         weight = torch.where(sampled, weight.clamp(low, high), weight)
     elif kind == "icepop":
-        weight = _masked(weight, ((low <= weight) & (weight <= high)) | ~sampled)
+        weight = masked(weight, ((low <= weight) & (weight <= high)) | ~sampled)
     elif kind == "sequence_mask":
         mean = _row_mean(log_weight, sampled).exp()
-        weight = _masked(weight, (low <= mean) & (mean <= high))
+        weight = masked(weight, (low <= mean) & (mean <= high))
     else:
         raise ValueError(f"unknown importance correction {kind!r}: tis, icepop or sequence_mask")
-    return _masked(weight, trainable)
+    return masked(weight, trainable)
 
 
 def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
     """Return old - sampler ``(B, T)``, detached, clamped to ±20; 0 outside the mask and for unsampled tokens (NaN)."""
     sampled = _trainable(loss_mask, old_logprobs, sampler_logprobs) & ~sampler_logprobs.isnan()
-    gap = _masked(old_logprobs.detach(), sampled) - _masked(sampler_logprobs.detach(), sampled)
+    gap = masked(old_logprobs.detach(), sampled) - masked(sampler_logprobs.detach(), sampled)
     return gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -127,7 +127,7 @@ def correction_weights(
     sampled = trainable & ~sampler_logprobs.isnan()
     gap = log_weights(old_logprobs, sampler_logprobs, loss_mask)
     if ratio_level == "sequence":
-        gap, sampled = _masked(_row_mean(gap, sampled).expand_as(gap), trainable), trainable
+        gap, sampled = masked(_row_mean(gap, sampled).expand_as(gap), trainable), trainable
     elif ratio_level != "token":
         raise ValueError(f"unknown ratio_level {ratio_level!r}: token or sequence")
     drawn = torch.zeros_like(gap).masked_fill(~sampled, torch.nan)
@@ -154,11 +154,11 @@ def value_loss(
     All ``(B, T)``; ``clip`` None omits the second term. PPO's value clipping as in OpenRLHF and verl.
     """
     trainable = _trainable(loss_mask, values, old_values, returns)
-    values, returns = _masked(values, trainable), _masked(returns.detach(), trainable)
+    values, returns = masked(values, trainable), masked(returns.detach(), trainable)
     error = (values - returns).square()
     clipped_share = 0.0
     if clip is not None:
-        old_values = _masked(old_values.detach(), trainable)
+        old_values = masked(old_values.detach(), trainable)
         clipped = (torch.clamp(values, old_values - clip, old_values + clip) - returns).square()
         clipped_share = float((clipped > error).sum() / trainable.sum().clamp(min=1))
         error = torch.maximum(error, clipped)
@@ -182,7 +182,7 @@ def aggregate(
     ValueError if it is not above 0, unless nothing is trainable.
     """
     trainable = loss_mask.bool()
-    per_token = _masked(per_token, trainable)
+    per_token = masked(per_token, trainable)
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation {aggregation!r}: {', '.join(AGGREGATIONS)}")
     count = count_for(trainable, aggregation, constant_length) if denominator is None else denominator
@@ -212,6 +212,13 @@ def count_for(
     return num_sequences.double() * constant_length  # the length may be fractional
 
 
+def masked(tensor: Tensor, trainable: Tensor) -> Tensor:
+    """Return the tensor in float32 (float64 given float64), 0 outside the bool mask ``trainable``."""
+    # `where`, not multiplication: NaN * 0 is NaN, in the value and in the gradient.
+    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
+    return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+
+
 def _ratio_metrics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, trainable: Tensor) -> dict[str, float]:
     """Means and extremes over trainable tokens; ``approx_kl`` is k3 between old and new policy."""
     if not trainable.any():
@@ -227,12 +234,6 @@ def _trainable(loss_mask: Tensor, *tensors: Tensor) -> Tensor:
         if tensor.shape != loss_mask.shape:
             raise ValueError(f"shape {tuple(tensor.shape)} does not match the loss_mask's {tuple(loss_mask.shape)}")
     return loss_mask.bool()
-
-
-def _masked(tensor: Tensor, trainable: Tensor) -> Tensor:
-    # `where`, not multiplication: NaN * 0 is NaN, in the value and in the gradient.
-    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
-    return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 
 def _row_mean(per_token: Tensor, trainable: Tensor) -> Tensor:
