@@ -17,8 +17,8 @@ from emailrl.plain import counted
 
 LONGEST = 200
 """Maximum characters quoted from a server's error message."""
-HIGHEST_LOGPROB = 0.1
-"""Log-probabilities are at most 0, to which float32 rounding adds less than 1e-4."""
+HIGHEST_LOGPROB = 1e-4
+"""Log-probabilities are at most 0, to which float32 rounding adds less; the audit of rollouts allows no more either."""
 LOWEST_LOGPROB = -110.0
 """The smallest positive float32 is 2^-149, or -103.3 nats: a token of lower probability has probability 0 and cannot be
 sampled. The rest leaves room for rounding."""

@@ -169,6 +169,7 @@ COMPLETIONS = [
     (tokens(3), "cut a completion after 3 of"),
     (tokens(9), "returns 9 tokens when asked for at most"),
     (first(5, 3.0), "returns 3 as the log-probability of a token that it sampled"),
+    (first(5, 0.05), "returns 0.05 as the log-probability of a token that it sampled"),
     (first(5, -1e300), "returns -1e+300 as the log-probability of a token that it"),
     (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
 ]
