@@ -223,8 +223,8 @@ def _gpus(split: Split | None) -> list[Row]:
     name, where = ("engines", "in the trainers' processes") if split.shared else ("servers", "emailrl serve")
     sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
     return [
-        ("trainers", f"{split.trainers}", f"emailrl train{sharded}"),
-        (name, f"{split.servers}", f"{where}, {each}"),
+        ("trainers", f"{split.trainers:,}", f"emailrl train{sharded}"),
+        (name, f"{split.servers:,}", f"{where}, {each}"),
     ]
 
 
@@ -242,7 +242,7 @@ def _sampling_remarks(planned: Plan) -> tuple[str, str]:
     if planned.split is None:
         engine = planned.settings.agent.engine.replace("auto", "transformers")
         at_once = min(planned.memory.at_once, planned.tokens.trajectories)
-        order = f"{engine}, {at_once} concurrent trajectories"
+        order = f"{engine}, {counted(at_once, 'concurrent trajectory')}"
     return order, loading
 
 
@@ -251,7 +251,7 @@ def _ending(planned: Plan, basis: str) -> list[Row]:
 
     rows = [("whole run", duration(planned.run_seconds), basis)]
     if planned.cost is not None:
-        gpus = f"{planned.fabric.gpus} GPU{'s' if planned.fabric.gpus > 1 else ''}"
+        gpus = counted(planned.fabric.gpus, "GPU")
         rows.append(("cost", f"{planned.cost:,.2f}", f"{gpus} at {planned.price:g} per GPU-hour"))
     return rows
 

@@ -108,7 +108,7 @@ class Plan:
         if self.fits or (memory.fits and self.obstacles):
             return f"fits: {amounts}"
         if memory.fits:
-            return f"does not fit: {self.fabric.gpus} GPUs are too few for a trainer and a server; use more"
+            return f"does not fit: {self.fabric.gpus:,} GPUs are too few for a trainer and a server; use more"
         if memory.peak <= memory.usable:
             whose = "vLLM's share" if vllm_in_process(self.settings) else "the KV cache"
             amounts = f"{whose} has room for {memory.cache_tokens:,} tokens of {memory.cache_needs:,}"

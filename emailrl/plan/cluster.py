@@ -102,7 +102,7 @@ class Split:
     def __str__(self) -> str:
         if self.shared:
             engines = counted(self.servers, "engine")
-            return f"{self.trainers} GPUs that train and sample in turn ({engines}, no VLLM_URLS)"
+            return f"{self.trainers:,} GPUs that train and sample in turn ({engines}, no VLLM_URLS)"
         trainers, servers = counted(self.trainers, "trainer"), counted(self.servers, "server")
         return f"{trainers} and {servers} (VLLM_URLS; emailrl serve)"
 

@@ -21,6 +21,7 @@ SHARES = tuple(percent / 100 for percent in range(20, 95, 5))
 QWEN3 = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
 CLEARLY = 0.8
 """Maximum share of the planned time at which another engine is worth suggesting."""
+_DRASTIC = ("LOAD_IN_4BIT", "EMAILRL_ENGINE")
 Estimate = Callable[[Settings, Device], tuple[Memory, Seconds]]
 """Memory and time of a run with changed settings, or on another device."""
 
@@ -50,9 +51,13 @@ class _Change:
 def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, estimate: Estimate) -> list[Way]:
     """Each setting that suffices alone, else several together; a smaller Qwen3; a larger GPU without other changes.
 
+    If only a quantized base or another engine suffices alone, a pair of other settings that does comes first.
     ``longest``: tokens of the longest typical trajectory, the minimum for micro-batches and context windows.
     """
-    found = _alone(settings, device, longest, estimate) or _together(settings, device, longest, estimate)
+    found = _alone(settings, device, longest, estimate)
+    if all(way.text.startswith(_DRASTIC) for way in found):
+        found = [*_pair(settings, device, longest, estimate), *found]
+    found = found or _together(settings, device, longest, estimate)
     sizes = QWEN3 if shape.family == "qwen3" else ()
     names = [f"Qwen/Qwen3-{size}" for size in sizes if KNOWN[f"qwen3-{size.lower()}"].parameters < shape.parameters]
     least = device.gib if device.is_gpu else 0.0
@@ -91,6 +96,22 @@ def _alone(settings: Settings, device: Device, longest: int, estimate: Estimate)
         tries = ((str(change), change.settings, device) for change in changes if change.name == name)
         found += _first_that_fits(tries, estimate)
     return found
+
+
+def _pair(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:
+    """The fastest of the pairs of settings, none of them drastic, that suffice together; the mildest of equal ones."""
+    found: list[Way] = []
+    for first in _mild(settings, estimate(settings, device)[0], longest):
+        memory = estimate(first.settings, device)[0]
+        seconds = [one for one in _mild(first.settings, memory, longest) if one.name != first.name]
+        for name in dict.fromkeys(one.name for one in seconds):
+            tries = ((f"{first} {one}", one.settings, device) for one in seconds if one.name == name)
+            found += _first_that_fits(tries, estimate)
+    return [min(found, key=lambda way: way.run_seconds)] if found else []
+
+
+def _mild(settings: Settings, memory: Memory, longest: int) -> list[_Change]:
+    return [change for change in _changes(settings, memory, longest) if not change.name.startswith(_DRASTIC)]
 
 
 def _together(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:

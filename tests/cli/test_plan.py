@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,8 @@ def test_the_examples_of_the_help_fit(emailrl, monkeypatch: pytest.MonkeyPatch) 
     for example in examples:
         code, out, _ = emailrl("plan", *example.split())
         assert code == 0 and out.splitlines()[-1].startswith("fits: "), example
+
+
+def test_every_count_has_separators(emailrl) -> None:
+    code, out, _ = emailrl("plan", "--gpu", "H200", "--num-gpus", 8, "--nodes", 512, "--price", 1)
+    assert code == 0 and "4,096 GPUs" in out and re.search(r"(?<![,.])\b\d{4}", out) is None, out

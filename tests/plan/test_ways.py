@@ -209,3 +209,13 @@ def test_the_packaged_policy_is_planned_as_it_plays(tmp_path: Path) -> None:
 )
 def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_a_pair_comes_first_if_only_a_quantized_base_or_another_engine_fits_alone(tmp_path: Path) -> None:
+    values = {"engine": "vllm", "model_name": "Qwen/Qwen3-8B"}
+    pair, *others = plan_on(tmp_path, "A100-40", **values).ways
+    assert pair.text == "VLLM_GPU_MEMORY_UTILIZATION=0.5 MAX_MODEL_LEN=17408"
+    assert [way.text for way in others][:2] == ["LOAD_IN_4BIT=true", "EMAILRL_ENGINE=transformers"]
+    assert plan_on(tmp_path, "A100-40", **values, vllm_gpu_memory_utilization=0.5, max_model_len=17408).fits
+    assert not plan_on(tmp_path, "A100-40", **values, vllm_gpu_memory_utilization=0.5).fits
+    assert not plan_on(tmp_path, "A100-40", **values, max_model_len=17408).fits
