@@ -137,7 +137,7 @@ def _describe(error: Any) -> str:
     """A usage error as a sentence that quotes the value, which newer Typer omits."""
     from pydantic import ValidationError
 
-    text = error.format_message().rstrip(".")
+    text = (error.message if _setting_without_option(error) else error.format_message()).rstrip(".")
     if isinstance(cause := error.__cause__, ValidationError):
         written = cause.errors(include_url=False)[0]["input"]
         text = text.replace("Input should be", f"{written!r} should be")
@@ -145,14 +145,26 @@ def _describe(error: Any) -> str:
 
 
 def _way_out(error: Any) -> str:
-    """What to do about a usage error; names options if the command takes nothing else."""
+    """What to do about a usage error: names options if the command takes nothing else, or a setting without one."""
     command = error.ctx.command_path if error.ctx else "emailrl"
+    if setting := _setting_without_option(error):
+        return f"Set {setting} in the environment or emailrl.toml; options: {command} --help."
     if error.ctx and "unexpected extra argument" in error.message:
         parameters = error.ctx.command.params
         options = [each.opts[0] for each in parameters if each.param_type_name == "option" and not each.is_flag]
         if len(options) > 1 and all(each.param_type_name == "option" for each in parameters):
             return f"Values need an option, such as {options[0]} or {options[1]}; see {command} --help."
     return f"See {command} --help."
+
+
+def _setting_without_option(error: Any) -> str | None:
+    """The environment name of the setting that a missing option would set."""
+    from emailrl.settings.names import by_name
+
+    if not error.message.startswith("No such option") or not error.ctx or not error.ctx.parent:
+        return None
+    leaf = by_name().get(error.option_name.removeprefix("--").replace("-", "_"))
+    return leaf.env_names[0] if leaf else None
 
 
 def main() -> NoReturn:

@@ -2,7 +2,8 @@
 
 Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common
 Qwen models. With several GPUs (--num-gpus, --nodes) it divides them into trainers and vLLM servers and estimates
-tokens per second; with --engine vllm and no VLLM_URLS, all of them train and sample in turn.
+tokens per second; with --engine vllm and no VLLM_URLS, all of them train and sample in turn. Without these options it
+plans the ranks that train starts, EMAILRL_NPROC on each of EMAILRL_NNODES hosts.
 Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
 start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
 and emailrl.toml, as in train.
@@ -42,6 +43,7 @@ Gpu = Annotated[
         "'24 GiB, 125 TFLOP/s, 0.6 TB/s'. Default: this machine."
     ),
 ]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs per host, to train and to sample. Default: EMAILRL_NPROC.")]
 MeasuredRun = Annotated[
     Path | None,
     path_option(
@@ -65,8 +67,8 @@ def plan(
     *,
     preset: Preset = None,
     gpu: Gpu = None,
-    num_gpus: Annotated[int, typer.Option(min=1, help="GPUs per host, to train and to sample.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Hosts.")] = 1,
+    num_gpus: Gpus = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
     network: Annotated[float, typer.Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
     price: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
     tokens_per_trajectory: PerTrajectory = None,

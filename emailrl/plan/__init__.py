@@ -7,21 +7,21 @@ validate the arithmetic.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Final
 
-from emailrl.engines import vllm_in_process
+from emailrl.engines import has_servers, vllm_in_process
 from emailrl.errors import UsageError
-from emailrl.plan.cluster import Cluster, Fabric, Split
+from emailrl.plan.cluster import Fabric, Split
+from emailrl.plan.estimate import Estimator, on_several
 from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.obstacles import Obstacle, find_obstacles, sharding_obstacles, shared_obstacles
 from emailrl.plan.questions import limit_to_questions
-from emailrl.plan.time import Seconds, plan_seconds
-from emailrl.plan.tokens import Measured, Tokens, base_of, count_tokens, measure_run
-from emailrl.plan.ways import Way, faster_ways, ways_to_fit
+from emailrl.plan.time import Seconds
+from emailrl.plan.tokens import Measured, Tokens, base_of, measure_run
+from emailrl.plan.ways import Way, faster_ways, ways_to_fit, wider_engines
 from emailrl.policy.shape import Shape, find_shape
-from emailrl.settings import Settings
+from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.run.printing import duration
 
 __all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
@@ -131,6 +131,8 @@ class Plan:
                 notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
             else:
                 notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, the size of the KV cache")
+        if self.split is None and self.fabric.gpus > 1 and has_servers(self.settings):
+            notes.append("memory and tokens are those of one trainer")
         if self.split is not None and self.split.trainers > 1:
             notes.append(
                 f"a step has {self.tokens.trajectories:,} trajectories: PER_DEVICE_TRAIN_BATCH_SIZE is per rank; "
@@ -167,8 +169,8 @@ def make_plan(
     settings: Settings,
     device: Device,
     *,
-    num_gpus: int = 1,
-    nodes: int = 1,
+    num_gpus: int | None = None,
+    nodes: int | None = None,
     network: float = NETWORK,
     price: float | None = None,
     tokens_per_trajectory: int | None = None,
@@ -180,106 +182,60 @@ def make_plan(
     """Plan the run of ``settings`` on ``device``; ``measured`` holds the metrics of a similar run.
 
     With several GPUs (``num_gpus`` on each of ``nodes`` hosts, ``network`` Gbit/s between them) some train and the
-    others are vLLM servers; with ENGINE=vllm or transformers and no VLLM_URLS, all train and sample in turn. ``here``:
-    the device is this machine. Then missing packages are reported and the measured run's seconds are used; elsewhere,
-    and with several GPUs, only its token counts are.
+    others are vLLM servers; with ENGINE=vllm or transformers and no VLLM_URLS, all train and sample in turn. Without
+    ``num_gpus`` and ``nodes``, EMAILRL_NPROC and EMAILRL_NNODES count GPUs, each with a rank that trains. ``here``: the
+    device is this machine. Then missing packages are reported and the measured run's seconds are used; elsewhere, and
+    with several GPUs, only its token counts are.
 
     Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and
     questions that training refuses.
     """
-    if (gpus := num_gpus * nodes) > MOST_GPUS:
+    started: list[str] = []
+    if device.is_gpu and num_gpus is None and nodes is None:
+        settings, started = _as_started(settings)
+    ranks = settings.training if device.is_gpu else TrainingSettings()
+    per_host, hosts = num_gpus or ranks.nproc, nodes or ranks.nnodes
+    if (gpus := per_host * hosts) > MOST_GPUS:
         raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs, not {gpus:,}.", "Lower --num-gpus or --nodes.")
     settings, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
-    fabric = Fabric.of(device, per_host=num_gpus, hosts=nodes, gigabits=network)
-    settings, shares = _on_several(settings) if fabric.gpus > 1 else (settings, False)
-    estimate = _Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
-    split, alternative = estimate.splits(device, fabric, shared=shares)
-    memory, seconds = estimate(settings, device, cards=num_gpus)
-    refused = sharding_obstacles(settings, num_gpus)
-    refused += shared_obstacles(settings, num_gpus, sharded=memory.cards > 1) if shares else []
-    tokens = estimate.tokens(fabric.gpus if shares else 1)
+    fabric = Fabric.of(device, per_host=per_host, hosts=hosts, gigabits=network)
+    settings, shares = on_several(settings) if gpus > 1 else (settings, False)
+    estimate = Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
+    split = estimate.split(settings, device, fabric, shared=shares)
+    memory, seconds = estimate(settings, device, cards=per_host)
+    refused = sharding_obstacles(settings, per_host)
+    refused += shared_obstacles(settings, per_host, sharded=memory.cards > 1) if shares else []
+    tokens = estimate.tokens(gpus if shares else 1)
     if split:
         memory, tokens, seconds = split.memory, split.tokens, split.seconds
     return Plan(
         settings=settings, shape=shape, device=device, fabric=fabric, tokens=tokens, memory=memory, seconds=seconds,
-        split=split, alternative=alternative, price=price,
+        split=split, alternative=estimate.split(settings, device, fabric, shared=not shares), price=price,
         worst=plan_memory(shape, settings, device, estimate.tokens(1).at_worst(), cards=memory.cards),
-        ways=[] if memory.fits else ways_to_fit(settings, device, shape, tokens.longest, estimate),
-        faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits and fabric.gpus == 1 else [],
+        ways=[] if memory.fits else _ways(estimate, device, fabric, shared=shares),
+        faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits and gpus == 1 else [],
         obstacles=refused + find_obstacles(settings, shape, device, here=here),
         measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
-        remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *assumed],
+        remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *assumed, *started],
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Estimator:
-    """Estimates a run with ``shape``, unless another model is named."""
-
-    shape: Shape
-    settings: Settings
-    per_trajectory: int | None
-    trainable_share: float | None
-    measured: Measured | None
-    utilization: float | None
-
-    def tokens(self, ranks: int) -> Tokens:
-        """Tokens of a step with this many ranks."""
-        return count_tokens(
-            self.shape, self.settings, per_trajectory=self.per_trajectory, trainable_share=self.trainable_share,
-            measured=self.measured, ranks=ranks,
-        )  # fmt: skip
-
-    def __call__(
-        self, settings: Settings, device: Device, share: Tokens | None = None, cards: int = 1
-    ) -> tuple[Memory, Seconds]:
-        """Memory of one of ``cards`` ranks on its host, which trains ``share``."""
-        shape = self.shape if settings.model.name == self.settings.model.name else find_shape(settings.model.name)
-        tokens = share or self.tokens(1)
-        needed = plan_memory(shape, settings, device, tokens, cards=cards)
-        return needed, plan_seconds(shape, settings, device, tokens, needed, utilization=self.utilization)
-
-    def splits(self, device: Device, fabric: Fabric, *, shared: bool) -> tuple[Split | None, Split | None]:
-        """The best split of several GPUs, or if they are ``shared``, that; and the other; None for what does not fit.
-
-        Both are None for one GPU.
-        """
-        if fabric.gpus == 1:
-            return None, None
-
-        def cluster(settings: Settings) -> Cluster:
-            own = cache(lambda share, cards: self(settings, device, share, cards))
-            return Cluster(self.shape, settings, device, fabric, self.tokens, own)
-
-        apart, together = cluster(_served(self.settings)).best(), cluster(_in_process(self.settings)).shared()
-        return (together, apart) if shared else (apart, together)
+def _as_started(settings: Settings) -> tuple[Settings, list[str]]:
+    """The settings with the engine that ``train`` takes on several ranks, and a remark if servers are not counted."""
+    training = settings.training
+    if training.nproc * training.nnodes == 1:
+        return settings, []
+    if settings.agent.engine == "auto":
+        agent = settings.agent.model_copy(update={"engine": "transformers"})
+        return settings.model_copy(update={"agent": agent}), []
+    remark = "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nodes"
+    return settings, [remark] * has_servers(settings)
 
 
-def _on_several(settings: Settings) -> tuple[Settings, bool]:
-    """The settings for several GPUs, and whether all of them train and sample in turn."""
-    return (settings, True) if _names_engine_in_process(settings) else (_served(settings), False)
-
-
-def _names_engine_in_process(settings: Settings) -> bool:
-    """Whether every rank would sample, with the engine that the settings name; ``auto`` leaves it to the plan."""
-    return settings.agent.engine == "transformers" or vllm_in_process(settings)
-
-
-def _served(settings: Settings) -> Settings:
-    """The same run with vLLM servers on separate GPUs."""
-    return _with_vllm(settings, settings.vllm.vllm_urls or "http://servers")
-
-
-def _in_process(settings: Settings) -> Settings:
-    """The same run with engines in the trainers' processes, where sampling and training take turns."""
-    if _names_engine_in_process(settings):
-        return settings
-    inside = _with_vllm(settings, "")
-    return inside.model_copy(update={"vllm": inside.vllm.model_copy(update={"max_staleness": None})})
-
-
-def _with_vllm(settings: Settings, urls: str) -> Settings:
-    agent = settings.agent.model_copy(update={"engine": "vllm"})
-    vllm = settings.vllm.model_copy(update={"vllm_urls": urls})
-    return settings.model_copy(update={"agent": agent, "vllm": vllm})
+def _ways(estimate: Estimator, device: Device, fabric: Fabric, *, shared: bool) -> list[Way]:
+    """Changes that make a run fit, with the seconds of all GPUs."""
+    settings, longest = estimate.settings, estimate.tokens(1).longest
+    tried = estimate.on(fabric, shared=shared)
+    wider = wider_engines(settings, device, fabric.per_host, tried) if shared else []
+    return wider + ways_to_fit(settings, device, estimate.shape, longest, tried)

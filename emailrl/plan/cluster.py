@@ -60,7 +60,11 @@ class Fabric:
     @classmethod
     def of(cls, device: Device, *, per_host: int, hosts: int, gigabits: float) -> Fabric:
         """The connections of ``hosts`` with ``per_host`` GPUs each and a network of ``gigabits`` per second."""
-        return cls(per_host, hosts, NVLINK if device.name in LINKED else PCIE, gigabits * 1e9 / 8)
+        return cls(per_host, hosts, _inside(device), gigabits * 1e9 / 8)
+
+    def with_device(self, device: Device) -> Fabric:
+        """The same with other GPUs."""
+        return replace(self, inside=_inside(device))
 
     @property
     def gpus(self) -> int:
@@ -77,6 +81,10 @@ class Fabric:
     def gather_seconds(self, size: int, cards: int, *, offload: bool) -> float:
         """Gather a base of ``size`` bytes from the ``cards`` of a host; from the host's memory with ``offload``."""
         return (cards - 1) / cards * size / self.inside + (size / cards / PCIE if offload else 0.0)
+
+
+def _inside(device: Device) -> float:
+    return NVLINK if device.name in LINKED else PCIE
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,16 @@ def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, 
     return found
 
 
+def wider_engines(settings: Settings, device: Device, ranks: int, estimate: Estimate) -> list[Way]:
+    """The fewest neighbors of a host's ``ranks`` that fit if they share a vLLM engine."""
+    if not vllm_in_process(settings):
+        return []
+    sizes = [size for size in range(settings.vllm.vllm_tensor_parallel_size + 1, ranks + 1) if ranks % size == 0]
+    key = "vllm_tensor_parallel_size"
+    tries = ((f"VLLM_TENSOR_PARALLEL_SIZE={size}", _with(settings, key, size), device) for size in sizes)
+    return _first_that_fits(tries, estimate)
+
+
 def faster_ways(settings: Settings, device: Device, longest: int, estimate: Estimate) -> list[Way]:
     """Engines with which the run fits and is clearly faster: vLLM in this process."""
     found: list[Way] = []
@@ -144,8 +154,8 @@ def _values(settings: Settings, memory: Memory, longest: int) -> Iterator[tuple[
         share, window = settings.vllm.vllm_gpu_memory_utilization, _window(memory, longest)
         nearest = sorted(SHARES, key=lambda one: (round(abs(one - share), 2), one))
         yield "vllm_enable_sleep", ["on"]
-        yield "max_model_len", [window] if window else []
         yield "vllm_gpu_memory_utilization", nearest
+        yield "max_model_len", [window] if window else []
     elif samples_in_process(settings):
         yield "max_tokens_per_rollout_pass", _halves(rollout_pass(settings, memory.layout), SMALLEST_PASS)
         if cache := settings.agent.kv_cache_gib:

@@ -55,6 +55,12 @@ def test_version(ends) -> None:
     ("arguments", "line"),
     [
         (("--nonsense",), "error: No such option: --nonsense. See emailrl --help.\n"),
+        (
+            ("plan", "--max-model-len", "16384"),
+            "error: No such option: --max-model-len. Set MAX_MODEL_LEN in the environment or emailrl.toml; options: "
+            "emailrl plan --help.\n",
+        ),
+        (("plan", "--lime", "3"), "error: No such option: --lime"),
         (("nonsense",), "error: No such command 'nonsense'. See emailrl --help.\n"),
         (("trian",), "error: No such command 'trian'. Did you mean 'train'? See emailrl --help.\n"),
         (("gen-db", "--limit", "few"), "error: Invalid value for '--limit': 'few' "),

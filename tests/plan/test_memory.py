@@ -247,7 +247,7 @@ def test_vllm_shares_the_gpu(tmp_path: Path) -> None:
 def test_vllm_must_hold_its_context_window(tmp_path: Path) -> None:
     made = plan_for(tmp_path, "A100-80", engine="vllm")
     assert not made.memory.fits and made.memory.peak < made.memory.usable
-    assert "has room for 40,185 tokens of 40,960; try MAX_MODEL_LEN=39936" in made.verdict
+    assert "has room for 40,185 tokens of 40,960; try VLLM_GPU_MEMORY_UTILIZATION=0.5" in made.verdict
     assert plan_for(tmp_path, "A100-80", engine="vllm", max_model_len=39936).memory.fits
     # 0.45 of 23.5 GiB, less weights of 8,044,936,192 bytes and 2 GiB, at 147,456 bytes a token: 7,883 tokens.
     small = make_plan(settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B"), find_device("4090"))

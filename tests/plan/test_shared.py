@@ -101,6 +101,40 @@ def test_a_slower_use_of_the_gpus_is_not_advised(tmp_path: Path) -> None:
     assert note.endswith(f"would reach only {made.alternative.tokens_per_second:,.0f} tokens/s")
 
 
+def test_a_base_too_large_for_two_copies_is_divided_among_neighbors(tmp_path: Path) -> None:
+    """Qwen3-32B on H200s: 61 GiB for the trainer, and vLLM's share holds no whole copy beside it."""
+    values = {"model_name": "Qwen/Qwen3-32B"}
+    made = plan_of(tmp_path, 8, **values)
+    assert not made.runs and made.split is None and made.tokens.trajectories == 8 * 12
+    assert made.verdict.endswith("; try VLLM_TENSOR_PARALLEL_SIZE=2")
+    turned = plan_of(tmp_path, 8, **values, vllm_tensor_parallel_size=2)
+    assert turned.runs and turned.split is not None and turned.split.servers == 4
+    assert (made.ways[0].peak, made.ways[0].run_seconds) == (turned.memory.peak, turned.run_seconds)
+    [larger] = [way for way in made.ways if way.text.startswith("--gpu")]
+    assert larger.run_seconds == plan_of(tmp_path, 8, gpu=larger.text.removeprefix("--gpu "), **values).run_seconds
+    three = plan_of(tmp_path, 3, **values).ways
+    assert "VLLM_TENSOR_PARALLEL_SIZE=3" in [way.text for way in three]  # two do not divide three
+    assert not any("PARALLEL" in way.text for way in plan_of(tmp_path, 1, **values).ways)
+
+
+def test_ranks_in_the_settings_are_planned_as_they_train(tmp_path: Path) -> None:
+    def made(**values: Any) -> Plan:
+        return make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-4B", **values), H200)
+
+    shared = made(engine="vllm", nproc=4, nnodes=2, vllm_tensor_parallel_size=2)
+    assert shared.fabric.per_host == 4 and shared.split is not None and shared.split.shared
+    assert (shared.split.trainers, shared.split.servers) == (8, 4)
+    # Without an engine every rank samples with transformers, as in train.
+    split = made(nproc=2).split
+    assert split is not None and split.shared and split == made(nproc=2, engine="transformers").split
+    served = made(engine="vllm", nproc=2, vllm_urls="http://one:8000")
+    assert served.split is not None and not served.split.shared
+    assert any(note.startswith("EMAILRL_NPROC counts only trainers") for note in served.notes)
+    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", nproc=4)
+    assert make_plan(settings, H200, num_gpus=1).split is None
+    assert make_plan(settings, find_device("CPU")).split is None
+
+
 def test_transformers_on_every_rank_neither_wakes_nor_sleeps(tmp_path: Path) -> None:
     split, alone = plan_of(tmp_path, 2, engine="transformers").split, plan_of(tmp_path, 1, engine="transformers")
     assert split is not None and split.shared and split.seconds.handover == 0
@@ -121,12 +155,15 @@ def test_what_shared_gpus_cannot_do_is_said(values: dict[str, Any], reason: str,
     assert made.alternative is not None and any(note.startswith(f"{made.alternative} would fit") for note in made.notes)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["plan", "--gpu", "H200", "--model", "Qwen/Qwen3-14B", "--engine", "vllm", "--num-gpus", "8"]
     app([*asked, "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)
     assert found["split"]["shared"] and found["split"]["servers"] == 8 and not found["alternative"]["shared"]
     app(asked, standalone_mode=False)
     said = capsys.readouterr().out
+    monkeypatch.setenv("EMAILRL_NPROC", "8")
+    app(asked[:-2], standalone_mode=False)
+    assert capsys.readouterr().out == said
     assert "in the trainers' processes, 1 GPU each" in said and "then training" in said
     assert H200.name in said

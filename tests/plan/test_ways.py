@@ -115,11 +115,11 @@ def test_each_way_to_make_it_fit_is_a_plan_of_its_own(tmp_path: Path) -> None:
     values = {"model_name": "Qwen/Qwen3-14B", "engine": "vllm"}
     made = plan_on(tmp_path, "A100-80", **values)
     assert [way.text for way in made.ways] == [
-        "MAX_MODEL_LEN=39936", "VLLM_GPU_MEMORY_UTILIZATION=0.5", "LOAD_IN_4BIT=true", "EMAILRL_ENGINE=transformers",
+        "VLLM_GPU_MEMORY_UTILIZATION=0.5", "MAX_MODEL_LEN=39936", "LOAD_IN_4BIT=true", "EMAILRL_ENGINE=transformers",
         "--model Qwen/Qwen3-8B", "--gpu H100-NVL",
     ]  # fmt: skip
     for way, changed in (
-        (made.ways[1], plan_on(tmp_path, "A100-80", **values, vllm_gpu_memory_utilization=0.5)),
+        (made.ways[0], plan_on(tmp_path, "A100-80", **values, vllm_gpu_memory_utilization=0.5)),
         (made.ways[3], plan_on(tmp_path, "A100-80", **(values | {"engine": "transformers"}))),
         (made.ways[4], plan_on(tmp_path, "A100-80", **(values | {"model_name": "Qwen/Qwen3-8B"}))),
         (made.ways[5], plan_on(tmp_path, "H100-NVL", **values)),
