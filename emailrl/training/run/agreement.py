@@ -13,6 +13,7 @@ from emailrl.scenarios import fingerprint, read_questions
 from emailrl.settings import Settings
 from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.training.run.questions import RunData
+from emailrl.training.run.sources import changed_sources
 from emailrl.training.run.start import check_resumed
 from emailrl.trajectory import Scenario
 
@@ -26,7 +27,7 @@ _NOT_OF_TRAINING: Final = ("output_field", "test_set_size")
 
 
 def check_agrees(checkpoint: Checkpoint, settings: Settings, data: RunData) -> list[str]:
-    """Differences between the checkpoint's settings and the current ones, for the log.
+    """Differences from the checkpoint's settings and from the content that they named, for the log.
 
     Raises UsageError, naming the cause, if the run cannot continue: another base model, mode, LoRA shape, database or
     set of questions.
@@ -50,7 +51,10 @@ def check_agrees(checkpoint: Checkpoint, settings: Settings, data: RunData) -> l
     for (section, name), (old, new) in changes.items():
         if section == "lora":
             raise UsageError(f"{path} has {name} {old}, not {new}.", f"Resume with {name.upper()}={old}.")
-    return [f"{name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
+    notes = [f"{name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
+    if sources := changed_sources(path, data.sources):
+        notes.append(f"the content of {', '.join(sources)}")
+    return notes
 
 
 def changed_settings(before: Metadata, settings: Settings) -> Changes:

@@ -13,6 +13,7 @@ from emailrl.training.run.directory import discard_replaced
 from emailrl.training.run.provenance import git_commit, versions
 from emailrl.training.run.questions import RunData
 from emailrl.training.run.resume import STATE_FILE, Snapshot, save_state, take_snapshot
+from emailrl.training.run.sources import save_digests
 from emailrl.training.run.state import RunState
 from emailrl.training.step.update import Updater
 
@@ -54,6 +55,7 @@ class CheckpointWriter:
         def fill(directory: Path) -> None:
             self.policy.save_adapter(directory)
             save_state(directory / STATE_FILE, self.snapshot, self.updater.state_dict())
+            save_digests(directory, self.data.sources)
             self.keep_ahead(directory, self.step)
 
         checkpoint = write_checkpoint(self.directory / name, self._metadata(kind), fill)

@@ -8,6 +8,7 @@ from emailrl.errors import UsageError
 from emailrl.scenarios import fingerprint, missing_ids, read_questions
 from emailrl.settings import Settings
 from emailrl.store import database_fingerprint
+from emailrl.training.run.sources import Digests, digests_of
 from emailrl.trajectory import Scenario
 
 
@@ -24,6 +25,8 @@ class RunData:
     questions_fingerprint: str
     confirm: list[Scenario] = field(default_factory=list)
     """Other validation questions, unused for selection: they measure the best model without selection bias."""
+    sources: Digests = field(default_factory=dict)
+    """Of what else the run learns from."""
 
 
 def load_data(settings: Settings) -> RunData:
@@ -55,4 +58,5 @@ def load_data(settings: Settings) -> RunData:
         database_fingerprint=database,
         questions_fingerprint=fingerprint([*train.scenarios, *chosen]),
         confirm=confirm,
+        sources=digests_of(settings),
     )
