@@ -89,7 +89,8 @@ def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

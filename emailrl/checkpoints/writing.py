@@ -18,19 +18,21 @@ from emailrl.checkpoints.reading import (
     sha256_of,
     standing_of,
 )
-from emailrl.disk import replace_bytes, sync
+from emailrl.disk import naming, replace_bytes, sync
 from emailrl.recording import finite
 
 
 def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:
     """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory.
 
-    ``metadata.files`` is filled in here. A crash at any moment leaves a complete checkpoint, old or new.
+    ``metadata.files`` is filled in here. A crash at any moment leaves a complete checkpoint, old or new. An OSError of
+    ``fill`` without a file name, such as that of a full disk, gets ``path`` as its ``filename``.
     """
     _settle(path)
     incoming, outgoing = incoming_of(path), outgoing_of(path)
     incoming.mkdir(parents=True)
-    fill(incoming)
+    with naming(path):
+        fill(incoming)
     names = sorted(file.relative_to(incoming).as_posix() for file in incoming.rglob("*") if file.is_file())
     for name in names:
         sync(incoming / name)

@@ -197,9 +197,11 @@ def _run() -> NoReturn:
         # Python's surrogate for an undecodable byte, which only occurs in file names and arguments.
         fail("A file or folder name here is not valid UTF-8, which some libraries reject.", "Rename it.", 1)
     except OSError as error:
-        if error.errno == errno.ENOSPC and not error.filename:  # files are named
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full and not error.filename:  # files are named
             fail(f"The output cannot be written: {error.strerror}.", "Free some space, or redirect stdout.", 1)
         hint = "Change its permissions or use another path." if isinstance(error, PermissionError) else ""
+        hint = "Free some space." if full else hint
         fail(f"{error.filename}: {error.strerror}{'.' * bool(hint)}" if error.filename else str(error), hint, 1)
     if result == ctrl_c.INTERRUPTED:
         ctrl_c.ending()

@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Refused(HTTPStatus.NOT_FOUND, "Nothing is served here.")
 
     def _send_page(self) -> None:
-        page, policy = served_page(self.server.served.place.folder.name)
+        page, policy = served_page(self.server.served.place.name)
         headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
 

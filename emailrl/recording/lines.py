@@ -117,7 +117,8 @@ class JsonlWriter:
     def close(self) -> None:
         """Flush everything to disk."""
         if not self._file.closed:
-            os.fsync(self._file.fileno())
+            with naming(self.path):
+                os.fsync(self._file.fileno())
             self._file.close()
 
     def __enter__(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 
 class Env:
@@ -51,6 +51,13 @@ class Section(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
+    @field_validator("*")
+    @classmethod
+    def _fits_float32(cls, value: object) -> object:
+        if isinstance(value, float) and abs(value) > 1e30:  # tensors cannot be multiplied or clamped by more than 3e38
+            raise ValueError("at most 1e30 in magnitude")
+        return value
+
 
 def on_or_off(value: object) -> object:
     """The words of a switch for those of a boolean; anything else as it is."""
@@ -66,5 +73,7 @@ def _greedy_or_warm(temperature: float) -> float:
 
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]

@@ -7,9 +7,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from emailrl.settings.fields import Env, Flag, Fraction, NonNegative, Positive, Section, on_or_off
+from emailrl.settings.fields import Decay, Env, Flag, Fraction, LearningRate, NonNegative, Positive, Section, on_or_off
 
 YEAR: Final = 365 * 24 * 3600
+MOST_SAMPLES: Final = 10_000
 
 
 class TrainingSettings(Section):
@@ -37,9 +38,9 @@ class TrainingSettings(Section):
     """Questions per step and rank, before multiplication by GRADIENT_ACCUMULATION_STEPS."""
     gradient_accumulation_steps: Positive = 1
     """Multiplier of the questions per step; MAX_TOKENS_PER_MICRO_BATCH sets the memory of updates instead."""
-    num_generations: Annotated[Positive, Env("NUM_GENERATIONS", "TRAJECTORIES_PER_GROUP")] = 3
+    num_generations: Annotated[int, Field(ge=1, le=MOST_SAMPLES), Env("NUM_GENERATIONS", "TRAJECTORIES_PER_GROUP")] = 3
     """Rollouts per question."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    learning_rate: LearningRate = 1e-5
     """Peak learning rate of AdamW."""
     warmup_steps: NonNegative = 10
     """Learning rate warm-up, in steps."""
@@ -49,11 +50,11 @@ class TrainingSettings(Section):
     """Learning rate schedule after the warm-up."""
     min_lr_ratio: Fraction = 0.0
     """Final learning rate of linear and cosine schedules, as a share of the peak."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """AdamW's decoupled weight decay."""
-    adam_beta1: Fraction = 0.9
+    adam_beta1: Decay = 0.9
     """AdamW's beta1: decay of the gradient's running mean."""
-    adam_beta2: Fraction = 0.99
+    adam_beta2: Decay = 0.99
     """AdamW's beta2: decay of the squared gradient's running mean."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Maximum gradient norm; 0 disables clipping."""
@@ -110,7 +111,7 @@ class SftSettings(Section):
     """Maximum optimizer steps."""
     sft_batch_size: Annotated[Positive, Flag("--batch-size")] = 32
     """Conversations per step."""
-    sft_learning_rate: Annotated[Annotated[float, Field(gt=0)] | None, Flag("--learning-rate")] = None
+    sft_learning_rate: Annotated[LearningRate | None, Flag("--learning-rate")] = None
     """Peak learning rate, reached after 5 % of the steps; default: 2e-4 for an adapter, 5e-5 for full fine-tuning, 2e-3
     from scratch."""
     sft_eval_steps: Annotated[Positive, Flag("--eval-steps")] = 20
@@ -176,7 +177,7 @@ class AlgorithmSettings(Section):
     """Maximum change of a value from the old one before its error is clipped (gae)."""
     value_coef: Annotated[float, Field(gt=0)] = 0.1
     """Weight of the critic's loss, which also trains the adapter (gae)."""
-    critic_learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    critic_learning_rate: LearningRate = 1e-4
     """Peak learning rate of the critic's head (gae)."""
     critic_warmup_steps: NonNegative = 0
     """Initial steps that train only the critic's head (gae)."""
@@ -203,7 +204,7 @@ class AlgorithmSettings(Section):
 class EvaluationSettings(Section):
     eval_steps: Positive = 10
     """Steps between evaluations."""
-    eval_samples: Positive = 1
+    eval_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
     """Samples per validation question; more than 1 needs EVAL_TEMPERATURE above 0."""
     target_accuracy: Fraction = 0.95
     """Stop training when an evaluation reaches this accuracy."""

@@ -64,7 +64,7 @@ class ModelSettings(Section):
 
 
 class LoraSettings(Section):
-    lora_rank: Positive = 16
+    lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """LoRA rank."""
     lora_alpha: Positive = 32
     """LoRA alpha: the adapter's output is scaled by alpha / rank."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,8 @@ class Run:
         """Save the last complete step of an interrupted run."""
         step = self.state.step
         if self.whole and not self.interrupts.impatient and step and self.saved_step != step:
-            self.save()
+            with suppress(OSError):  # a full disk: what ended the run is raised, not this
+                self.save()
         saved = (
             f"saved up to step {self.saved_step}; --resume latest continues" if self.saved_step else "nothing was saved"
         )

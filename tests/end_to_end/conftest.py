@@ -112,7 +112,12 @@ def make_settings(options: Options, tmp_path: Path) -> MakeSettings:
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures, a third of a short run; ``training/test_loop_endings.py`` checks that a run draws them."""
-    monkeypatch.setattr(ending, "draw_curves", lambda run_dir, settings: [run_dir / "curve.png"])
+
+    def draw_curves(run_dir: Path, settings: Settings) -> list[Path]:
+        (run_dir / "curve.svg").touch()
+        return [run_dir / "curve.png", run_dir / "curve.svg"]
+
+    monkeypatch.setattr(ending, "draw_curves", draw_curves)
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,9 @@ def test_a_finished_run_resumes_to_its_end_or_goes_on_when_asked_for_more(make_s
     log = first.run_dir / "training.log"
     after = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
     assert {path for path in after if after[path] != before.get(path)} == {log} and after.keys() == before.keys()
+    (first.run_dir / "curve.svg").unlink()  # killed before it was drawn
+    train(make_settings(max_steps=2), resume="auto")
+    assert (first.run_dir / "curve.svg").exists()
     more = train(make_settings(max_steps=4), resume="latest")
     assert (more.run_dir, more.steps) == (first.run_dir, 4)
     uninterrupted = train(make_settings(max_steps=4))

@@ -210,7 +210,7 @@ def play(
     )  # fmt: skip
     try:
         loop(run)
-    except EmailRLError as error:
+    except (EmailRLError, OSError) as error:
         run.rescue()
         said.append(f"error: {error}")
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from training.scripted import QUESTIONS, play
+from training.scripted import QUESTIONS, ScriptedPolicy, play
 
 from emailrl.recording import read_records
 
@@ -42,6 +43,31 @@ def test_a_run_that_fails_before_it_sampled_anything_leaves_no_checkpoint(tmp_pa
         "Stopped before the first step; nothing was trained or saved.",
         "error: the server is gone",
     ]
+
+
+@pytest.mark.parametrize(
+    ("full_at", "folder", "said"),
+    [
+        (
+            "checkpoint-2",
+            "checkpoint-2",
+            "Stopped after step 2, which cannot be saved (No space left on device);"
+            " saved up to step 0; --resume latest continues.",
+        ),
+        ("", "policy/v-000000", "Stopped before the first step; nothing was trained or saved."),
+    ],
+)
+def test_a_full_disk_is_named_with_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: str, folder: str, said: str
+) -> None:
+    def save_adapter(self: ScriptedPolicy, directory: Path, *, with_tokenizer: bool = True) -> None:
+        if full_at in directory.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        (directory / "adapter_model.safetensors").write_text("x")
+
+    monkeypatch.setattr(ScriptedPolicy, "save_adapter", save_adapter)
+    played = play(tmp_path, eval_steps=9)
+    assert played.said[-2:] == [said, f"error: [Errno 28] No space left on device: '{tmp_path / folder}'"]
 
 
 def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None:

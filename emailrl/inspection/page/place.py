@@ -45,8 +45,13 @@ class Place:
         """The run or benchmark that the files belong to, or the folder they lie in."""
         if not self.files:
             return self.root
-        parent = self.files[0].parent
+        parent = self.files[0].absolute().parent  # a file named from its own folder has a parent too
         return parent.parent if parent.name == "trajectories" else parent
+
+    @property
+    def name(self) -> str:
+        """The name of ``folder``, even if it is the working folder."""
+        return self.folder.resolve().name
 
 
 def place_of(path: Path, index: int | None = None) -> Place:
@@ -114,7 +119,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     return {
-        "title": folder.name if place.kind == "run" else f"{folder.name} / {place.files[0].name}",
+        "title": place.name if place.kind == "run" else f"{place.name} / {place.files[0].name}",
         "kind": place.kind,
         "made": {"emailrl": emailrl.__version__, "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "run": {name: getattr(metadata, name) for name in names} if metadata else {},

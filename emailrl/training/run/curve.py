@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.drawing import FAINT, FIRST, new_figure, save
 from emailrl.recording import Record, read_records
@@ -12,6 +12,9 @@ from emailrl.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+LAST_CURVE: Final = "curve.svg"
+"""In a run's folder: the file that ``draw_curves`` writes last."""
 
 Points = list[tuple[int, float]]
 

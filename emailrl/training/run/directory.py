@@ -33,20 +33,20 @@ RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
 """In these, only the files a run records belong to it."""
 RECORD = re.compile(
     r"(?P<hidden>\.?)(?:v|(?P<file>step|eval|confirm))-(?P<step>\d+)"
-    r"(?(file)(?:\.jsonl(?:\.index)?(?:\.\d+)?|-\d+\.(?:json|safetensors))|(?:\.trash)?)"
+    r"(?(file)(?:\.jsonl(?:\.index)?(?:\.\d+)?|-\d+\.(?:json|safetensors)(?:\.\d+)?)|(?:\.trash)?)"
 )
 """What a run records there, with its step; hidden names were being written or removed."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
     r"|wandb|tensorboard|training\.log|confirmed\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl|versions\.json"
-    r"|\.(?:(?:metrics|evaluations)\.jsonl|versions\.json)\.\d+"
+    r"|(?P<hidden>\.(?:(?:metrics|evaluations)\.jsonl|(?:versions|confirmed)\.json|curve\.(?:png|svg))\.\d+)"
 )
-"""Everything else a run writes to its directory."""
+"""Everything else a run writes to its directory; hidden names were being written."""
 
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Lock a run's directory against other processes, and clean up an overwrite that a dead one left unfinished.
+    """Lock a run's directory against other processes, and clean up what a dead one left unfinished in it.
 
     Raises EmailRLError if another process is training there, UsageError if the place cannot be written.
     """
@@ -54,6 +54,9 @@ def held(directory: Path) -> Iterator[None]:
         if not is_held:
             raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
         _settle(directory)
+        for path in directory.glob(".*"):
+            if (found := _OWN.fullmatch(path.name)) and found["hidden"]:
+                _remove(path)
         yield
 
 

@@ -7,7 +7,7 @@ import json
 from emailrl.checkpoints import CONFIRMED, confirmed_of, list_checkpoints
 from emailrl.disk import replace_bytes
 from emailrl.plain import counted
-from emailrl.training.run.curve import draw_curves
+from emailrl.training.run.curve import LAST_CURVE, draw_curves
 from emailrl.training.run.directory import remove_records
 from emailrl.training.run.printing import outcome, percent
 from emailrl.training.run.run import Run
@@ -17,6 +17,8 @@ def is_complete(run: Run) -> bool:
     """Whether everything a run leaves at its end is there already, so that a resume has nothing to do."""
     saved = {item.metadata.kind: item for item in list_checkpoints(run.directory)}
     if run.stop_reason() is None or "final" not in saved or saved["final"].metadata.step != run.state.step:
+        return False
+    if not (run.directory / LAST_CURVE).exists():
         return False
     return not _confirms(run) or ("best" in saved and confirmed_of(saved["best"]) is not None)
 

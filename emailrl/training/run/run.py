@@ -266,10 +266,14 @@ class Run:
             then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
             self.tracker.say(f"Stopped before the first step; {then}.")
         elif self._half_done or self.interrupts.impatient:
-            saved = "there is no checkpoint yet"
-            if saved_step is not None:
-                saved = f"saved up to step {saved_step}; --resume latest continues"
-            self.tracker.say(f"Stopped in step {step + 1}; {saved}.")
+            self.tracker.say(f"Stopped in step {step + 1}; {_saved_up_to(saved_step)}.")
         else:
-            path = self.writer.write("checkpoint").path
-            self.tracker.say(f"Stopped after step {step}, saved in {path}; --resume latest continues.")
+            try:
+                saved = f"saved in {self.writer.write('checkpoint').path}; --resume latest continues"
+            except OSError as error:  # a full disk: what ended the run is raised, not this
+                saved = f"which cannot be saved ({error.strerror}); {_saved_up_to(saved_step)}"
+            self.tracker.say(f"Stopped after step {step}, {saved}.")
+
+
+def _saved_up_to(step: int | None) -> str:
+    return "there is no checkpoint yet" if step is None else f"saved up to step {step}; --resume latest continues"

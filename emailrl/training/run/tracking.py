@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from emailrl.disk import naming
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.plain import first_line
@@ -96,10 +98,23 @@ class Tracker:
         self._log.close()
 
 
+class _LogFile(logging.FileHandler):
+    """Raises an OSError that names the file, for which ``logging`` would print a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exception(), OSError):
+            raise
+        super().handleError(record)
+
+    def flush(self) -> None:
+        with naming(Path(self.baseFilename)):
+            super().flush()
+
+
 def open_log(path: Path, *, verbose: bool) -> logging.Handler:
     """Append ``emailrl``'s log from INFO up (``verbose``: from DEBUG) to a file, with timestamps."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("emailrl")
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)

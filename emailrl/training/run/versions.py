@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from emailrl.checkpoints import list_checkpoints, remove_checkpoints, sha256_of
-from emailrl.disk import replace_bytes
+from emailrl.disk import naming, replace_bytes
 from emailrl.policy.load import Policy
 
 Hashes = dict[str, str]
@@ -83,7 +83,8 @@ class Versions:
         """Fill a directory under a hidden name, record its hashes, and give it its name."""
         beside = version.with_name(f".{version.name}")
         beside.mkdir(parents=True, exist_ok=True)
-        fill(beside)
+        with naming(version):
+            fill(beside)
         kept = {path.name for path in self._all()}
         record = {name: hashes for name, hashes in self._recorded().items() if name in kept}
         record[version.name] = _hashes(beside)

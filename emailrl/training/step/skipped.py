@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from emailrl.disk import replace_bytes
 from emailrl.policy.tensors import write_tensors
 from emailrl.training.step.prepared import Prepared
 
@@ -37,6 +38,6 @@ def save_skipped(folder: Path, name: str, prepared: Sequence[Prepared], step: in
     beside.rename(folder / f"{name}.safetensors")
     found = {key: str(value) for key, value in broken.items()}
     text = json.dumps({"step": step, "not_finite": found, "rows": rows}, indent=2)
-    beside = folder / f".{name}.json"
-    beside.write_text(text + "\n", encoding="utf-8")
-    return beside.rename(folder / f"{name}.json")
+    described = folder / f"{name}.json"
+    replace_bytes(described, (text + "\n").encode())
+    return described

@@ -125,6 +125,14 @@ def test_a_folder_means_the_newest_run_below_it(run_dir: Path, tmp_path: Path) -
         place_of(tmp_path / "empty")
 
 
+def test_the_working_folder_has_a_name_too(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run_dir / "trajectories")
+    place = place_of(Path("step-000010.jsonl"), 0)
+    assert gather(place, model_name="nano").run["title"] == f"{run_dir.name} / step-000010.jsonl"
+    monkeypatch.chdir(run_dir)
+    assert place_of(Path()).name == run_dir.name
+
+
 def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "sft"
     write_records(folder / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])

@@ -57,6 +57,7 @@ def test_a_runs_own_records_are_the_same_names_for_all_who_remove_them(tmp_path:
         "policy/v-000001",
         "policy/.v-000001.trash",
         "skipped/step-000001-1.json",
+        "skipped/.step-000001-1.json.7",
         "trajectories/.eval-000001.jsonl.7",
     ]
     mine = ["policy/step-3", "policy/v-1.jsonl", "training/step-000001.txt"]
@@ -65,6 +66,15 @@ def test_a_runs_own_records_are_the_same_names_for_all_who_remove_them(tmp_path:
     remove(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     assert left == set(mine)
+
+
+def test_what_a_killed_process_was_writing_is_removed_when_the_run_is_resumed(tmp_path: Path) -> None:
+    names = ("metrics.jsonl", "evaluations.jsonl", "versions.json", "confirmed.json", "curve.png", "curve.svg")
+    mine = [".notes.md.7", ".metrics.jsonl", "metrics.jsonl"]
+    for name in [f".{name}.7" for name in names] + mine:
+        (tmp_path / name).write_text("{}\n")
+    with held(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {*mine, ".lock"}
 
 
 def test_overwriting_replaces_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import on_a_full_disk
 from pydantic import SecretStr
 
 from emailrl.errors import UsageError
@@ -53,6 +55,20 @@ def test_what_mail_could_smuggle_into_a_line_never_reaches_the_terminal(tmp_path
 
 
 # -- files
+
+LOG = """
+from pathlib import Path
+from emailrl.training.run.tracking import open_log
+import logging
+open_log(Path(sys.argv[1]), verbose=False)
+for _ in range(3):
+    logging.getLogger("emailrl.training").info("a line of more than thirty characters")
+"""
+
+
+def test_a_log_that_does_not_fit_on_the_disk_is_an_error_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "training.log"
+    assert on_a_full_disk(100, LOG, path) == f"{errno.EFBIG} {path}"
 
 
 def test_metrics_and_evaluations_go_on_after_the_step_that_was_resumed(tmp_path: Path) -> None:
