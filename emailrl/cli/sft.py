@@ -1,10 +1,10 @@
 """Supervised fine-tuning on conversations: scripted experts or recorded trajectories.
 
-With --questions, scripted experts answer the training questions on --db. With --trajectories, the best recorded
-trajectory of each question is imitated, whether an earlier policy or a teacher on a chat server produced it. With
-neither, experts answer demo questions. Only the assistant's own tokens are trained. Inboxes of the split val (else of a
-tenth of the conversations) are held out; their loss selects best_model, the starting point for `emailrl train
---adapter` (--full: --model).
+With --questions, or a question file beside --db, scripted experts answer the training questions on --db. With
+--trajectories, the best recorded trajectory of each question is imitated, whether an earlier policy or a teacher on a
+chat server produced it. With neither, experts answer demo questions. Only the assistant's own tokens are trained.
+Inboxes of the split val (else of a tenth of the conversations) are held out; their loss selects best_model, the
+starting point for `emailrl train --adapter` (--full: --model).
 
 Examples:
 
@@ -19,7 +19,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,9 @@ from emailrl.cli.inputs import check_inputs, with_inputs
 from emailrl.cli.next_step import suggest_train
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console, say, say_loading
+
+if TYPE_CHECKING:
+    from emailrl.settings import Settings
 
 
 @setting_options(
@@ -62,13 +65,7 @@ def sft(
         say(f"Resuming from {place.checkpoint.path} with the options recorded there.")
         settings = load_settings(given, recorded=place.checkpoint.metadata.settings)
         out = place.directory
-    from emailrl.sft.data import source_of
-
-    if source_of(settings) == "questions":
-        if place.checkpoint is None:
-            settings = with_inputs(settings)
-        else:
-            check_inputs(settings)
+    settings = _with_questions(settings, resumed=place.checkpoint is not None)
     say_loading(settings, *(() if settings.sft.from_scratch else (settings.model.name,)))
     from emailrl.sft.assemble import sft as run
 
@@ -81,3 +78,21 @@ def sft(
     else:
         whole = settings.sft.full_finetuning or settings.sft.from_scratch
         suggest_train(["--model" if whole else "--adapter", str(result.out)], settings, load_settings({}, trust=trust))
+
+
+def _with_questions(settings: Settings, *, resumed: bool) -> Settings:
+    """The settings with the questions that experts answer, if they answer any: those named or beside the database."""
+    from emailrl.scenarios.beside import has_questions_beside, questions_file
+    from emailrl.sft.data import source_of
+
+    if resumed:
+        if source_of(settings) == "questions":
+            check_inputs(settings)
+        return settings
+    db, sft = settings.store.db, settings.sft
+    undecided = sft.experts == "auto" and not (sft.from_scratch or sft.trajectories)
+    if source_of(settings) == "questions" or (undecided and has_questions_beside(db)):
+        return with_inputs(settings)
+    if undecided and "db" in settings.store.model_fields_set:
+        say(f"Note: {db} is not used: it has no questions beside it ({questions_file(db).name}), nor --questions.")
+    return settings

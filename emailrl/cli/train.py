@@ -34,7 +34,7 @@ from emailrl.cli.inputs import check_inputs, with_inputs
 from emailrl.cli.live import LiveRun
 from emailrl.cli.next_step import suggest_measuring
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
-from emailrl.cli.output import print_json, say, say_loading
+from emailrl.cli.output import print_json, say
 from emailrl.cli.ranks import LaunchOf, after_restart, does_other_work, launch_options
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def train(
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # before training, not after
     settings = _with_checked_inputs(settings, resume)
-    say_loading(settings, settings.model.name)
     from emailrl.training.loop import train as run_training
 
     with LiveRun(settings, json=json) as live:
@@ -121,8 +120,10 @@ def _check(settings: Settings) -> None:
 
 def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
     from emailrl.policy.resolve import resolve_model
+    from emailrl.policy.smol_base import check_base
     from emailrl.training.run.start import find_start
 
+    check_base(settings.model.name, settings.model.smol_base)
     if resume not in (None, "auto"):
         check_inputs(settings)  # a resumed run keeps its questions
         return settings

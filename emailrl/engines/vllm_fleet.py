@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import httpx
 
+from emailrl.engines import has_servers
 from emailrl.engines.probe import Expected, Probe
-from emailrl.engines.replicas import Replica, sampling_body
+from emailrl.engines.replicas import HEALTH_TIMEOUT, Replica, sampling_body
 from emailrl.engines.report import report
 from emailrl.engines.vllm_answers import Choice, ReplicaDown
 from emailrl.engines.vllm_arguments import api_key, read_urls
@@ -65,10 +66,7 @@ class Fleet:
         """The servers in the settings, not contacted yet."""
         vllm, agent = settings.vllm, settings.agent
         key = api_key(settings)
-        most, needed = agent.max_batch_trajectories, settings.model.max_model_len
-        replicas = [Replica(url, key, most, needed=needed) for url in read_urls(vllm.vllm_urls)]
-        for replica in replicas:
-            tell(replica.url, "policy", with_key=bool(key))
+        replicas = _replicas(settings)
         # The default of LITELLM_TIMEOUT suits shared chat servers; it applies here only if set explicitly.
         given = "litellm_timeout" in settings.rewards.model_fields_set and "vllm_timeout" not in vllm.model_fields_set
         timeout = settings.rewards.litellm_timeout if given else vllm.vllm_timeout
@@ -181,22 +179,60 @@ class Fleet:
                         self.leave_out(replica, str(error))
 
     def _nobody(self, why: str) -> EmailRLError:
-        return EmailRLError(
-            f"No vLLM server available ({len(self.replicas)} configured): {why.rstrip('.') or 'all were excluded'}.",
-            "Start one and run the command again; emailrl train continues with --resume auto.",
-        )
+        return _none_available(len(self.replicas), why)
 
     def run(self, act: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
         """Run ``act(client)`` in its own event loop."""
+        return _with_client(self.key, self.timeout, act)
 
-        async def acting() -> T:
-            headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-            timeout = httpx.Timeout(self.timeout, connect=10.0, pool=None)
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT)
-            async with Client(headers=headers, timeout=timeout, limits=limits) as client:
-                return await act(client)
 
-        return asyncio.run(acting())
+def check_servers(settings: Settings) -> None:
+    """Raise EmailRLError if VLLM_URLS names servers and none of them answers; for use before a model is loaded."""
+    if not has_servers(settings):
+        return
+    replicas = _replicas(settings)
+
+    async def failure(client: httpx.AsyncClient, replica: Replica) -> str | None:
+        try:
+            await replica.check_health(client)
+        except (ReplicaDown, EmailRLError) as error:
+            return str(error)
+        return None
+
+    async def failures(client: httpx.AsyncClient) -> list[str | None]:
+        return await asyncio.gather(*(failure(client, replica) for replica in replicas))
+
+    found = _with_client(api_key(settings), HEALTH_TIMEOUT, failures)
+    if all(found):
+        raise _none_available(len(replicas), found[0] or "")
+
+
+def _replicas(settings: Settings) -> list[Replica]:
+    """The servers in the settings, not contacted yet; prints where conversations go."""
+    key = api_key(settings)
+    most, needed = settings.agent.max_batch_trajectories, settings.model.max_model_len
+    replicas = [Replica(url, key, most, needed=needed) for url in read_urls(settings.vllm.vllm_urls)]
+    for replica in replicas:
+        tell(replica.url, "policy", with_key=bool(key))
+    return replicas
+
+
+def _none_available(count: int, why: str) -> EmailRLError:
+    reason = why.rstrip(".") or "all were excluded"
+    return EmailRLError(f"No vLLM server available ({count} configured): {reason}.", "Start one with emailrl serve.")
+
+
+def _with_client(key: str, timeout: float, act: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+    """Run ``act(client)`` in its own event loop."""
+
+    async def acting() -> T:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT)
+        waits = httpx.Timeout(timeout, connect=10.0, pool=None)
+        async with Client(headers=headers, timeout=waits, limits=limits) as client:
+            return await act(client)
+
+    return asyncio.run(acting())
 
 
 def room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> int:

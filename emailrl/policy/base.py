@@ -83,6 +83,8 @@ def _load_plain(
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         converted = settings.model.name in (SMOL, SMOL_BASE)
         hint = f"Delete {path}: the next run converts the model again." if converted else "Check the model's files."
+        if (attention := settings.model.attn_implementation).startswith("flash") and isinstance(error, ImportError):
+            hint = f"Set ATTN_IMPLEMENTATION=sdpa, or install the package for {attention}."
         raise EmailRLError(
             f"The model '{settings.model.name}' failed to load: {first_line(error).removesuffix('.')}.", hint
         ) from error

@@ -17,8 +17,8 @@ from emailrl.trajectory import Scenario, scenario_fields
 
 ONE_A_LINE = "A question file has one JSON object per line."
 FIELDS_HINT = (
-    "A question has id, question, answer, message_ids, how_realistic, inbox_address and query_date; QUESTION_FIELD and"
-    "ANSWER_FIELD rename the first two."
+    "A question has id, question, answer, message_ids, how_realistic, inbox_address and query_date; QUESTION_FIELD and "
+    "ANSWER_FIELD name the fields to read as question and answer."
 )
 ABSENT_HINT = 'Such a question has no message_ids, and its only answer is "I don\'t know".'
 MOST_LINE_BYTES = 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,11 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import httpx
 
 from emailrl.errors import UsageError
-from emailrl.plain import one_line
+from emailrl.plain import cut, one_line
 
 GRACE = 5.0
 """Seconds from SIGTERM to SIGKILL."""
@@ -25,7 +27,11 @@ MISSED = 3
 """Consecutive failed health checks after which a server counts as hung."""
 LAST_PORT = 65535
 TOLD = 300
-"""Characters of the log's end quoted when a server dies."""
+"""Characters of the log quoted when a server dies."""
+READ = 1 << 17
+"""Bytes of the log's end searched for the error: vLLM prints long tracebacks of several processes after it."""
+_CAUSE: Final = re.compile(r"(?:^|[ )])([\w.]*(?:Error|Exception): (?!.*See (?:root cause|stack trace)).+)")
+"""An error in a traceback, but not vLLM's line that only refers to another."""
 
 
 @dataclass
@@ -87,11 +93,14 @@ class Server:
             return False
 
     def _last_words(self) -> str:
-        """The end of its output since its last start, on one line."""
+        """The error that ended it, else the end of its output since its last start, on one line."""
         with self.log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - 4 * TOLD))
+            log.seek(max(self._log_start, size - READ))
             lines = log.read().decode(errors="replace").splitlines()
+        causes = [found[1] for line in lines if (found := _CAUSE.search(line))]
+        if causes:
+            return cut(one_line(causes[-1]), TOLD)
         text = one_line(" | ".join(line.strip() for line in lines if line.strip()))
         return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"
 

@@ -50,7 +50,7 @@ def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> f
     while waiting := [server for server in servers if not server.was_well]:
         for server in waiting:
             if (why := server.check()) is not None:
-                raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", f"The whole log: {server.log}.")
+                raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", _remedy(why, server))
             if server.was_well:
                 say(f"{server.url} is ready after {time.monotonic() - begun:.0f} s.")
         now = time.monotonic()
@@ -65,6 +65,11 @@ def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> f
             say(f"{ready} of {len(servers)} servers are ready after {now - begun:.0f} s.")
         time.sleep(PAUSE)
     return time.monotonic() - begun
+
+
+def _remedy(why: str, server: Server) -> str:
+    memory = "Lower --gpu-memory-utilization, or free memory. " if "memory utilization" in why.lower() else ""
+    return f"{memory}The whole log: {server.log}."
 
 
 def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: Say) -> None:

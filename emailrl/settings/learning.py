@@ -96,7 +96,8 @@ class SftSettings(Section):
 
     experts: Literal["auto", "questions", "demo", "none"] = "auto"
     """Tasks of scripted experts: the training questions, demo worlds or none; auto is questions if a question file is
-    given, else none if trajectories are given, else demo."""
+    given, else none if trajectories are given, else questions if a question file lies next to the database, else
+    demo."""
     trajectories: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = ()
     """Comma-separated trajectory files to imitate (from `rollout` or `benchmark`), one trajectory per question."""
     best_of: Positive | None = None

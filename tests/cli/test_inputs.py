@@ -7,9 +7,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny import ANN, make_database
+
+from emailrl.errors import UsageError
+from emailrl.scenarios import write_scenarios
+from emailrl.scenarios.splits import SPLITS
+from emailrl.settings import Settings
+from emailrl.sft.data import source_of
+from emailrl.trajectory import Scenario
 
 Emailrl = Callable[..., tuple[int, str, str]]
 
@@ -96,3 +105,49 @@ def test_a_folder_too_large_to_search_is_refused_at_once(
     code, _, said = emailrl(command, "home")
     assert code == 2 and said.startswith("error: home contains more than 3 folders, too many to search for a run.")
     assert said.count("\n") == 1
+
+
+def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used(
+    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_database(tmp_path / "mail.db")
+    asked: list[Settings] = []
+
+    def run(settings: Settings, **_: object) -> None:
+        asked.append(settings)
+        raise UsageError("far enough")
+
+    monkeypatch.setattr("emailrl.sft.assemble.sft", run)
+    said = emailrl("sft", "--db", "mail.db", "--model", "nano")[2]
+    assert said.startswith("Note: mail.db is not used: it has no questions beside it (mail_questions.jsonl), nor --q")
+    (tmp_path / "mail_questions.jsonl").touch()
+    said = emailrl("sft", "--db", "mail.db", "--model", "nano")[2]
+    assert said.startswith("Questions: mail_questions.jsonl (beside the database)\n")
+    assert [settings.data.questions for settings in asked] == [None, Path("mail_questions.jsonl")]
+    assert [source_of(settings) for settings in asked] == ["demo", "questions"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (
+            ("--questions", "shared.jsonl"),
+            "error: shared.jsonl: inbox ann@example.com is in the splits train, val and test.",
+        ),
+        (("--questions", "q.jsonl"), "error: The transformers engine cannot sample from a sharded base model"),
+        (("--questions", "q.jsonl", "--engine", "vllm"), "error: No vLLM server available (1 configured): "),
+    ],
+)
+def test_train_refuses_what_needs_no_model_before_loading_one(
+    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], error: str
+) -> None:
+    make_database(tmp_path / "mail.db")
+    rows = [Scenario(f"q{split}", "When?", "Now.", ["<m0@x>"], ANN, "2001-06-01", split=split) for split in SPLITS]
+    write_scenarios(tmp_path / "shared.jsonl", rows)
+    write_scenarios(tmp_path / "q.jsonl", [replace(rows[0], split=None)])
+    monkeypatch.setenv("VLLM_URLS", "http://127.0.0.1:9")
+    if arguments == ("--questions", "q.jsonl"):
+        monkeypatch.setenv("SHARD", "host")
+    code, _, said = emailrl("train", "--db", "mail.db", "--model", "nano", *arguments)
+    assert code and said.splitlines()[-1].startswith(error), said
+    assert "Loading the model" not in said and not (tmp_path / "outputs").exists()

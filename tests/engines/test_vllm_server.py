@@ -275,7 +275,7 @@ def test_all_dead_is_one_clear_error(
         EmailRLError, match=r"No vLLM server available \(2 configured\): .* a response\. Start one"
     ) as raised:
         ask(engine)
-    assert raised.value.hint == "Start one and run the command again; emailrl train continues with --resume auto."
+    assert raised.value.hint == "Start one with emailrl serve."
     with pytest.raises(EmailRLError, match=r"No vLLM server available \(2 configured\)"):
         engine.load_adapter(adapters[1], "v-2")
 

@@ -42,6 +42,18 @@ def test_code_in_a_models_folder_never_runs_and_nobody_is_asked(
     assert not (tmp_path / "PWNED").exists()
 
 
+def test_an_attention_that_is_not_installed_is_answered_with_the_one_that_is(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: Any, **__: Any) -> Any:
+        raise ImportError("FlashAttention2 has been toggled on, but it cannot be used.")
+
+    monkeypatch.setattr(base.AutoModelForCausalLM, "from_pretrained", absent)
+    with pytest.raises(EmailRLError) as raised:
+        load_policy(settings_for(tiny_model, model={"attn_implementation": "flash_attention_2"}))
+    assert raised.value.hint == "Set ATTN_IMPLEMENTATION=sdpa, or install the package for flash_attention_2."
+
+
 def test_an_adapter_inside_a_models_folder_is_not_put_on_it_unseen(tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     load_policy(settings_for(tiny_model), trainable=True).save_adapter(tmp_path / "adapter")

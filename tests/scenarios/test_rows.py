@@ -33,7 +33,8 @@ def test_a_missing_field_is_named_with_file_and_line(question_file: Write, name:
     broken = row(id=8)
     del broken[name]
     path = question_file([row(), broken])
-    with pytest.raises(UsageError, match=rf"questions\.jsonl:2: field '{name}' is missing\. A question has .*{name}"):
+    said = rf"questions\.jsonl:2: field '{name}' is missing\. A question has .*{name}.*QUESTION_FIELD and ANSWER_FIELD"
+    with pytest.raises(UsageError, match=said):
         list(read_jsonl(path))
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.serving.command import deal_gpus, find_gpus, server_environment
 from emailrl.serving.server import Server, check_port
+from emailrl.serving.supervise import running, wait_until_well
 from emailrl.settings import load_settings
 
 STAND_IN = Path(__file__).parent / "stand_in"
@@ -204,6 +205,24 @@ def test_a_server_that_does_not_start_ends_the_command_with_its_last_words(servi
     assert command.process.wait(60) == 1
     assert "did not start (exit code 1: " in command.said() and "ValueError: there is no such model" in command.said()
     assert all_gone(command.starts())
+
+
+VLLM_LOG = [
+    "(EngineCore pid=71) ERROR 11-22 20:11:12 [core.py:843] Traceback (most recent call last):",
+    "(EngineCore pid=71) ERROR 11-22 20:11:12 [core.py:843] ValueError: Free memory on device (10/80 GiB) on startup is"
+    " less than desired GPU memory utilization (0.9, 72 GiB).",
+    *['  File "api_server.py", line 1268, in launch_core_engines'] * 200,
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+]
+
+
+def test_the_cause_is_told_that_a_long_traceback_follows(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print(sys.argv[1]); raise SystemExit(1)", "\n".join(VLLM_LOG)]
+    server = Server("http://127.0.0.1:1", command, dict(os.environ) | {"PYTHONPATH": str(PACKAGE)}, tmp_path / "log")
+    with running([server]), pytest.raises(EmailRLError) as raised:
+        wait_until_well([server], timeout=30, say=lambda line: None)
+    assert "(exit code 1: ValueError: Free memory on device (10/80 GiB) on startup is less" in raised.value.message
+    assert raised.value.hint.startswith("Lower --gpu-memory-utilization, or free memory. The whole log: ")
 
 
 @pytest.mark.parametrize(

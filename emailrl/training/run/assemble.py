@@ -10,6 +10,7 @@ from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine, engine_gpus
 from emailrl.engines.base import PolicyEngine, Sampler, VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
+from emailrl.engines.vllm_fleet import check_servers
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
 from emailrl.evaluation import check_samples
@@ -29,7 +30,7 @@ from emailrl.training.run.directory import check_replaceable, clear_run, give_ba
 from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.ending import is_complete
 from emailrl.training.run.filtering import make_filter
-from emailrl.training.run.follower import Task, mesh_of
+from emailrl.training.run.follower import Task, check_shard, mesh_of
 from emailrl.training.run.in_flight import reusable
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
@@ -62,7 +63,7 @@ def open_run(
     A resumed run is locked before its checkpoint is chosen, so that no other process can advance it in between.
     """
     mode, algorithm = MODES[settings.training.mode], resolve(settings)
-    _check(settings, mode)
+    _check(settings, mode, ranks)
     _say_notes(say, give_back_replaced(settings))
     with resumed(settings, resume, overwrite=overwrite) as before:
         checkpoint = before.checkpoint if before else None
@@ -77,6 +78,7 @@ def open_run(
         total = _total_steps(settings, mode, len(data.train), ranks.world)
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
         make = mode.make_environment
+        say("Loading the model ...")
         with _loaded(settings, start.adapter, checkpoint, total, ranks) as (opened, updater, state):
             policy, engine, settings = opened.policy, opened.engine, updater.settings
             data.notes += policy.notes + team_notes(settings, ranks)
@@ -210,12 +212,14 @@ def _epochs(settings: Settings, mode: Mode) -> int | None:
     return settings.training.num_train_epochs if mode.epochs_bound else None
 
 
-def _check(settings: Settings, mode: Mode) -> None:
+def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
     """Check what can be wrong before anything is loaded."""
     check_services(settings)
     check_engine(settings, trainable=True)
+    check_shard(settings, ranks)
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
+    check_servers(settings)
 
 
 def _say_notes(say: Say, notes: Iterable[str]) -> None:

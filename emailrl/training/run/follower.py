@@ -14,6 +14,7 @@ from emailrl.ctrl_c import handled_by
 from emailrl.engines.opened import open_policy
 from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
+from emailrl.policy.shard import check_shardable
 from emailrl.ranks import RankGroup, Ranks, joined
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
@@ -104,11 +105,23 @@ def mesh_of(settings: Settings, ranks: Ranks) -> DeviceMesh | None:
     """This host's ranks, if a base may be sharded over them; UsageError for SHARD=host with only one rank."""
     mesh = None if settings.model.shard == "off" else ranks.host_mesh()
     if mesh is None and settings.model.shard == "host":
-        raise UsageError(
-            "SHARD=host needs at least two ranks per host, the same number on every host.",
-            "Start them with emailrl train --nproc N, or unset SHARD.",
-        )
+        raise _too_few_ranks()
     return mesh
+
+
+def check_shard(settings: Settings, ranks: Ranks) -> None:
+    """Raise the UsageErrors of SHARD=host that need neither the model nor the other ranks."""
+    if settings.model.shard == "host":
+        check_shardable(settings)
+        if ranks.is_alone:
+            raise _too_few_ranks()
+
+
+def _too_few_ranks() -> UsageError:
+    return UsageError(
+        "SHARD=host needs at least two ranks per host, the same number on every host.",
+        "Start them with emailrl train --nproc N, or unset SHARD.",
+    )
 
 
 @contextmanager
