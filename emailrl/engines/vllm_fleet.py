@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import httpx
 
-from emailrl.engines import has_servers
 from emailrl.engines.probe import Expected, Probe
 from emailrl.engines.replicas import HEALTH_TIMEOUT, Replica, sampling_body
 from emailrl.engines.report import report
@@ -187,9 +186,7 @@ class Fleet:
 
 
 def check_servers(settings: Settings) -> None:
-    """Raise EmailRLError if VLLM_URLS names servers and none of them answers; for use before a model is loaded."""
-    if not has_servers(settings):
-        return
+    """Raise EmailRLError if none of the servers in VLLM_URLS answers; for use before a model is loaded."""
     replicas = _replicas(settings)
 
     async def failure(client: httpx.AsyncClient, replica: Replica) -> str | None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import check_engine, engine_gpus
+from emailrl.engines import check_engine, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, Sampler, VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
 from emailrl.engines.vllm_fleet import check_servers
@@ -78,8 +78,7 @@ def open_run(
         total = _total_steps(settings, mode, len(data.train), ranks.world)
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
         make = mode.make_environment
-        say("Loading the model ...")
-        with _loaded(settings, start.adapter, checkpoint, total, ranks) as (opened, updater, state):
+        with _loaded(settings, start.adapter, checkpoint, total, ranks, say) as (opened, updater, state):
             policy, engine, settings = opened.policy, opened.engine, updater.settings
             data.notes += policy.notes + team_notes(settings, ranks)
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
@@ -170,7 +169,7 @@ def _directory(
 
 @contextmanager
 def _loaded(
-    settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None, total: int, ranks: Ranks
+    settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None, total: int, ranks: Ranks, say: Say
 ) -> Iterator[tuple[OpenPolicy, Updater, RunState]]:
     """The policy and its engine, the updater and the state, as in the checkpoint and equal on every rank."""
 
@@ -182,6 +181,7 @@ def _loaded(
         updater = Updater(policy, resolve(own), own, total_steps=total, ranks=ranks)
         return opened, updater, _restore(checkpoint, updater) if checkpoint else RunState()
 
+    say("Loading the model ...")
     with ExitStack() as stack:
         with ranks.at_work():
             ranks.broadcast(None if ranks.is_alone else Task.of(settings, total, adapter))
@@ -219,7 +219,8 @@ def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
     check_shard(settings, ranks)
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
-    check_servers(settings)
+    if has_servers(settings):
+        check_servers(settings)
 
 
 def _say_notes(say: Say, notes: Iterable[str]) -> None:
