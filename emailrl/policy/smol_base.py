@@ -14,8 +14,9 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +38,9 @@ _LAYOUT: Final = 1
 """Part of the cache key: increment when the output of ``_convert`` changes."""
 _TEMPLATE: Final = "chat_template.jinja"
 _RECORD: Final = "converted.json"
-"""Size, modification time and SHA-256 of a converted model's files."""
+"""Size, modification time and SHA-256 of a converted model's files; modified at each use."""
+_UNUSED: Final = 30 * 86_400
+"""Seconds without use after which a conversion of another model removes a converted one."""
 _FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -55,7 +58,10 @@ def smol_folder(name: str, given: Path | None) -> Path:
 
     Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written.
     """
-    return find_converted(name, given) or _convert(name, find_source(given))
+    folder = find_converted(name, given) or _convert(name, find_source(given))
+    with suppress(OSError):  # a cache that only others may write to
+        os.utime(folder / _RECORD)
+    return folder
 
 
 def check_base(name: str, given: Path | None) -> None:
@@ -152,13 +158,16 @@ def _convert(name: str, source: Source) -> Path:
 
 @contextmanager
 def _only_converter(folder: Path) -> Iterator[None]:
-    """Lock the cache, and remove what killed conversions left there; an OSError becomes one line about ``folder``."""
+    """Lock the cache, and remove unused models and what killed conversions left; an OSError is one line on ``folder``."""
     lock = folder.parent / LOCK
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if is_locked(lock):
             print("Waiting for another process that prepares a model", file=sys.stderr)
         with locked(lock):
+            for unused in folder.parent.glob(f"{SMOL}-*"):
+                if unused != folder and _is_unused(unused):
+                    unused.rename(unused.with_name(f".{unused.name}"))
             for leftover in folder.parent.glob(f".{SMOL}*"):
                 _remove(leftover)
             yield
@@ -167,6 +176,12 @@ def _only_converter(folder: Path) -> Iterator[None]:
             f"The converted model cannot be stored in {folder}: {error.strerror or error}.",
             "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free.",
         ) from error
+
+
+def _is_unused(path: Path) -> bool:
+    record = path / _RECORD
+    used = (record if record.exists() else path).lstat().st_mtime
+    return path.is_dir() and not path.is_symlink() and used < time.time() - _UNUSED
 
 
 def _remove(path: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,25 @@ def test_whatever_is_in_the_way_is_removed_and_no_link_followed(
     folder = smol_folder("smol-base", packed)
     assert sorted(cache.iterdir()) == [cache / LOCK, folder] and not folder.is_symlink()
     assert list(other.iterdir()) == [other / "kept"]
+
+
+def test_a_conversion_removes_copies_unused_for_a_month(cache: Path, packed: Path, tmp_path: Path) -> None:
+    old, used = (cache / f"smol-{name}" for name in ("0123456789abcdef", "base-0123"))
+    for folder in (old, used):
+        folder.mkdir(parents=True)
+        (folder / "converted.json").write_text("{}")
+    (cache / "smol-link").symlink_to(tmp_path)
+    mine = cache / "thesis"
+    mine.mkdir()
+    month = 31 * 86_400
+    for path in (old / "converted.json", used / "converted.json", mine):
+        os.utime(path, (time.time() - month, time.time() - month))
+    os.utime(used / "converted.json")
+    folder = Path(resolve_model("smol-base", packed))
+    assert {path.name for path in converted(cache)} == {used.name, "smol-link", mine.name, folder.name}
+    os.utime(folder / "converted.json", (0, 0))
+    assert resolve_model("smol-base", packed) == folder
+    assert (folder / "converted.json").stat().st_mtime > time.time() - month  # used
 
 
 def test_two_processes_convert_once(cache: Path, packed: Path, capfd: pytest.CaptureFixture[str]) -> None:
