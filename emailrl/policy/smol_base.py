@@ -158,7 +158,7 @@ def _convert(name: str, source: Source) -> Path:
 
 @contextmanager
 def _only_converter(folder: Path) -> Iterator[None]:
-    """Lock the cache, and remove unused models and what killed conversions left; an OSError is one line on ``folder``."""
+    """Lock the cache, and remove unused models and what killed conversions left; an OSError is one line."""
     lock = folder.parent / LOCK
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
