@@ -130,7 +130,7 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
 def test_the_card_of_step_0_says_that_nothing_was_trained(checkpoint: Checkpoint) -> None:
     new = replace(checkpoint.metadata, base_model="nano", step=0)
     card = model_card(new, "x", merged=False)
-    assert "nano. **This checkpoint is untrained (step 0)**: no later evaluation of its grpo run in mode masked" in card
+    assert "nano. **This checkpoint has the weights of nano, unchanged (step 0)**: no later evaluation of its" in card
     assert "trained with emailrl" not in card
     from_sft = model_card(replace(new, parent="grpo_sft:40"), "x", merged=False)
     assert "**This checkpoint has the weights of grpo_sft:40, unchanged (step 0)**" in from_sft

@@ -60,7 +60,7 @@ class Metadata:
         """What the weights of step 0 are, as the end of a sentence about the checkpoint; None for later steps."""
         if self.step:
             return None
-        return f"has the weights of {self.parent}, unchanged (step 0)" if self.parent else "is untrained (step 0)"
+        return f"has the weights of {self.parent or self.base_model}, unchanged (step 0)"
 
 
 _METADATA: Final = TypeAdapter(Metadata)

@@ -129,16 +129,17 @@ def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emai
         here / "outputs" / "grpo_masked-3" / "best_model", here / "model", metrics={"accuracy": 0.5}, step=0
     )
     line = (
-        "outputs/grpo_masked-3/best_model is untrained (step 0); grpo_masked-2 reached 96.0%: "
+        f"outputs/grpo_masked-3/best_model has the weights of {here / 'model'}, unchanged (step 0); "
+        "grpo_masked-2 reached 96.0%: "
         "--checkpoint outputs/grpo_masked-2/best_model"
     )
     for command in (("benchmark", "--limit", 1), ("export",)):
         code, _, error = emailrl(*command)
         assert code == 0 and error.splitlines().count(line) == 1
         code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked-2/best_model", "--out", command[0])
-        assert code == 0 and "untrained" not in error
+        assert code == 0 and "unchanged" not in error
     make_checkpoint(here / "outputs" / "grpo_masked-2" / "final", here / "model", step=9)  # now the newest run
-    assert "untrained" not in emailrl("export", "--out", "newest")[2]
+    assert "unchanged" not in emailrl("export", "--out", "newest")[2]
     _, _, error = emailrl("export", "--out", "named", "--checkpoint", "outputs/grpo_masked-3/best_model")
     assert error.splitlines()[0] == line
 
