@@ -47,7 +47,7 @@ def make_checkpoint(path: Path, model: Path, *, metrics: dict[str, Any] | None =
     for _, parameter in policy.trainable_parameters():
         with torch.no_grad():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    kind = "checkpoint" if path.name.startswith("checkpoint-") else "best"
+    kind = path.name.partition("-")[0] if path.name.startswith(("checkpoint-", "final")) else "best"
     metadata = Metadata(
         run_id="grpo_masked", kind=kind, step=step, mode="masked", algorithm="grpo", base_model=policy.base_model,
         lora=policy.lora, metrics=metrics or {}, settings=settings.model_dump(mode="json"), parent=None, seed=42,

@@ -99,7 +99,7 @@ def ask(
         if question is None:
             _converse(session)
             return
-        answer = session.ask(question, result_console(json=json))
+        answer = session.ask(question, None if json else result_console())
     if json:
         print_json(_record(answer))
 
@@ -128,14 +128,15 @@ class _Session:
     def __init__(self, agent: EmailAgent, inbox: str, date: str | None) -> None:
         self.agent, self.inbox, self.date = agent, inbox, date
 
-    def ask(self, question: str, results: Console) -> Answer:
-        """Answer one question: the answer goes to ``results``, each step to stderr as it ends."""
+    def ask(self, question: str, results: Console | None) -> Answer:
+        """Answer one question: the answer goes to ``results``, if any, and each step to stderr as it ends."""
         console = progress_console()
         with Steps(console) as steps:
             answer = self.agent.answer(question, self.inbox, query_date=self.date, report=steps.show)
         if reason := why_not(answer, self.agent.settings.agent):
             console.print(reason, style="yellow", soft_wrap=True)
-        results.print(render_answer(answer))
+        if results is not None:
+            results.print(render_answer(answer))
         return answer
 
 

@@ -37,8 +37,10 @@ def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) 
             cells = _cells(position, entry)
             table.add_row(*(cells[name] for name in [*names, "question"]))
     count = f"{len(index):,} trajector{'y' if len(index) == 1 else 'ies'}"
-    title = f"{index.path}: {count}, index {first} to {first + len(shown) - 1} shown"
-    return Group(Text(plain_line(title), style="bold"), table)
+    part = f"index {first} to {first + len(shown) - 1} of {count}"
+    if len(shown) < len(index):
+        part += "; choose others with --index and --limit"
+    return Group(*(Text(plain_line(line), style="bold") for line in (str(index.path), part)), table)
 
 
 def _cells(position: int, entry: Entry) -> dict[str, Text]:

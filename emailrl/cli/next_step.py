@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ON_A_GPU = "Qwen/Qwen3-0.6B"
 """The smallest model that the documents use on a GPU."""
 SHARED = "--allow-shared-inbox"
+FEW = 40
+"""Questions of a suggested benchmark on a CPU, which take smol about ten minutes."""
 
 
 def suggest_benchmark(settings: Settings, questions: Path | None = None, scenarios: Sequence[Scenario] = ()) -> None:
@@ -40,6 +42,8 @@ def suggest_benchmark(settings: Settings, questions: Path | None = None, scenari
         comment = "" if is_demo else f"{_missing(settings)}on a GPU: --model {ON_A_GPU}"
     named = [] if questions in (None, questions_file(settings.store.db)) else ["--questions", str(questions)]
     shared = [SHARED] if shared_inboxes(scenarios) else []
+    if SMOL in model and sum(scenario.split in (None, "test") for scenario in scenarios) > FEW:
+        model += ["--limit", str(FEW)]
     print_next(["benchmark", *model, "--db", str(settings.store.db), *named, *shared], comment)
 
 
@@ -51,6 +55,8 @@ def suggest_train(start: Sequence[str], settings: Settings, bare: Settings) -> N
 def suggest_measuring(run: Path, settings: Settings, bare: Settings) -> None:
     """Print the benchmark of a finished run's best model, or of its last one if no evaluation selected one.
 
+    If the best model is the untrained start, the last one is measured too.
+
     Options are added where the run's data differ from the ``bare`` settings. Nothing is printed if the questions have
     none for testing.
     """
@@ -60,10 +66,20 @@ def suggest_measuring(run: Path, settings: Settings, bare: Settings) -> None:
         load_scenario_set(None, "test", limit=1, seed=settings.training.seed, data=settings.data)
     except UsageError:
         return
-    measured = run / "best_model" if (run / "best_model").is_dir() else run / "final"
-    if measured.absolute().is_relative_to(Path.cwd()):
-        measured = measured.absolute().relative_to(Path.cwd())
-    print_next(["benchmark", "--checkpoint", str(measured), *_data_options(settings, bare)])
+    named = [word for path in _to_measure(run) for word in ("--checkpoint", str(path))]
+    print_next(["benchmark", *named, *_data_options(settings, bare)])
+
+
+def _to_measure(run: Path) -> list[Path]:
+    from emailrl.checkpoints import list_checkpoints
+
+    root = run.absolute()
+    run = root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else run
+    if not (run / "best_model").is_dir():
+        return [run / "final"]
+    steps = {item.metadata.kind: item.metadata.step for item in list_checkpoints(run)}
+    best = [run / "best_model"]
+    return [*best, run / "final"] if steps.get("best") == 0 < steps.get("final", 0) else best
 
 
 def suggest_asking(options: Sequence[str], settings: Settings) -> None:

@@ -27,7 +27,9 @@ from emailrl.errors import EmailRLError
 
 
 def report(
-    run: Annotated[Path | None, typer.Argument(help="Folder of a run or benchmark. Default: the newest run.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder of a run or benchmark. Default: the newest run, else benchmark.")
+    ] = None,
     html: Annotated[
         Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")
     ] = None,
@@ -38,10 +40,8 @@ def report(
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
-    folder = run or _newest_run(settings.output.output_dir)
-    if run is None:
-        say(f"Newest run: {folder}")
-    else:
+    folder = run or _newest(settings.output.output_dir)
+    if run is not None:
         check_searchable(run)
     target = html or Path(f"{folder.absolute().name}.html")
     written = write_page(folder, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
@@ -49,10 +49,18 @@ def report(
         print_json(written)
 
 
-def _newest_run(output_dir: Path) -> Path:
-    from emailrl.inspection.locate import newest_run
+def _newest(output_dir: Path) -> Path:
+    """The newest run, else the newest benchmark; prints which."""
+    from emailrl.inspection.locate import made_in, newest_file, newest_run
 
-    newest = newest_run(output_dir)
-    if newest is None:
-        raise EmailRLError(f"No run with trajectories under {output_dir}*.", "Train one (emailrl train), or name one.")
-    return newest
+    if (run := newest_run(output_dir)) is not None:
+        say(f"Newest run: {run}")
+        return run
+    file = newest_file([output_dir.parent / "benchmarks"])
+    if file is None:
+        raise EmailRLError(
+            f"No run or benchmark with trajectories under {output_dir.parent}.",
+            "Make one (emailrl train or benchmark), or name one.",
+        )
+    say(f"Newest benchmark: {made_in(file)}")
+    return made_in(file)

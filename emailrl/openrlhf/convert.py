@@ -34,8 +34,10 @@ SWITCHES: Final = {
     "async_train": ("max_staleness", 0),
 }
 """Flags off by default in OpenRLHF, and the setting that is on here."""
-_UNLIKE: Final = frozenset(("lora_rank", "max_len", "train_max_tokens_per_gpu", "actor_num_gpus_per_node"))
-"""Refused here (no adapter), without effect unless another flag is given, or a matter of the machine."""
+_UNLIKE: Final = frozenset(
+    ("lora_rank", "max_len", "train_max_tokens_per_gpu", "actor_num_gpus_per_node", "input_key", "attn_implementation")
+)
+"""Refused here (no adapter), without effect unless another flag is given, or a matter of the machine or the files."""
 _LITERAL: Final = re.compile(r"-?\d\S*( -?\d\S*)?|`[^`…]+`")
 """A default that is a literal value: not ``computed``, ``as training`` or an abbreviated path."""
 
@@ -58,6 +60,11 @@ def _add_notes(given: Given, taken: Conversion) -> None:
     """Note OpenRLHF's defaults that no setting can express."""
     if "lora_rank" not in given:
         taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
+    if taken.values.get("shard_offload") and "shard" not in taken.values:
+        taken.notes.append(
+            "shard_offload acts on a sharded base only: shard = auto shards one above 70 % of a GPU's memory, which"
+            " needs vLLM servers (vllm_urls)"
+        )
     if "max_steps" not in given:
         taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
 
@@ -144,6 +151,8 @@ def _offers(given: Given, taken: Conversion, settings: Settings, algorithm: Algo
         differs = value != _here(key, settings, algorithm)
         if name not in given and key not in taken.values and differs and _may_matter(_BY_NAME[name], given):
             found[key] = value, f"--{name} not given: off in OpenRLHF"
+    if settings.vllm.max_staleness:
+        found.pop("importance_correction", None)  # stale rollouts need it
     return found
 
 

@@ -26,7 +26,7 @@ the nearest known one.
 - Each given flag becomes a line. The objective is always written in full, including OpenRLHF's defaults (without
   `--advantage_estimator`, PPO with a critic).
 - Other flags whose default differs from emailrl's become comments with OpenRLHF's value: uncomment them to train as
-  OpenRLHF would.
+  OpenRLHF would. Its defaults for your machine and files (GPUs, attention package, field names) are left out.
 - A comment explains every rounded number. Tokens, and credentials in URLs, are never written.
 
 Equivalent settings do not always give the same numbers: the last column says what differs. The formulas are compared in

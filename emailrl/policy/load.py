@@ -182,6 +182,8 @@ def load_policy(
             notes = train_whole(model, settings) if full else prepare_training(model, settings, base.device)
     if mesh is not None and base.sharded:
         notes.append(f"{settings.model.name} is sharded over the {mesh.size()} ranks of a host")
+    elif settings.model.shard_offload and settings.model.shard == "auto":
+        notes.append("SHARD_OFFLOAD has no effect: SHARD=auto does not shard this base model, which fits unsharded")
     return Policy(
         model=model,
         tokenizer=base.tokenizer,

@@ -176,7 +176,7 @@ def reason(error: sqlite3.Error | DBAPIError) -> str:
 def no_database(db: Path) -> EmailRLError:
     """Return the error for a missing database."""
     broken = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
-    return EmailRLError(
+    return UsageError(
         f"No such mail database: {db}{broken}.", "Build one with emailrl gen-db, or choose another with --db."
     )
 

@@ -92,7 +92,8 @@ def test_a_long_made_up_source_is_shown_in_part(emailrl, server, db: Path) -> No
 
 
 def test_json_is_one_object(emailrl, server, db: Path) -> None:
-    code, out, _ = emailrl("ask", "When?", "--db", db, "--inbox", "Ann@Example.com", "--date", "2001-05-02", "--json")
+    code, out, err = emailrl("ask", "When?", "--db", db, "--inbox", "Ann@Example.com", "--date", "2001-05-02", "--json")
+    assert "Source:" not in err  # only the steps
     record = json.loads(out)
     assert code == 0 and record.pop("seconds") > 0
     assert record == {
@@ -230,7 +231,7 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     [
         (("",), 2, "The question is empty. For example: "),
         (("\udcff",), 2, "The question is not valid UTF-8."),
-        (("When?", "--db", "none.db"), 1, "No such mail database: none.db."),
+        (("When?", "--db", "none.db"), 2, "No such mail database: none.db."),
         (("When?", "--db", "text"), 2, "text cannot be read as a mail database"),
         (("When?", "--inbox", "an@example.com"), 2, f"Did you mean {ANN}?"),
         (("When?", "--inbox", " "), 2, "Invalid inbox ' '"),

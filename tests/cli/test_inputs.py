@@ -26,10 +26,10 @@ Emailrl = Callable[..., tuple[int, str, str]]
 @pytest.mark.parametrize("command", ["train", "benchmark", "rollout"])
 def test_a_missing_database_or_question_file_is_the_only_line(emailrl: Emailrl, tmp_path: Path, command: str) -> None:
     code, _, said = emailrl(command, "--db", "none.db")
-    assert code == 1 and said.startswith("error: No such mail database: none.db.") and said.count("\n") == 1
+    assert code == 2 and said.startswith("error: No such mail database: none.db.") and said.count("\n") == 1
     (tmp_path / "link.db").symlink_to("gone.db")
     code, _, said = emailrl(command, "--db", "link.db")
-    assert code == 1 and said.startswith("error: No such mail database: link.db (a broken link to gone.db).")
+    assert code == 2 and said.startswith("error: No such mail database: link.db (a broken link to gone.db).")
     (tmp_path / "mail.db").touch()
     code, _, said = emailrl(command, "--db", "mail.db", "--questions", "none.jsonl")
     assert code == 2 and said.startswith("error: No such question file: none.jsonl. Choose another with --questions")

@@ -105,7 +105,9 @@ def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch: p
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = emailrl("inspect-trajectory", file, "--list", "--limit", 2)
     rows = [line.split() for line in out.splitlines() if re.match(" *\\d+ ", line)]
-    assert code == 0 and "step-000004.jsonl: 4 trajectories, index 2 to 3 shown" in out.replace("\n", "")
+    title = "step-000004.jsonlindex 2 to 3 of 4 trajectories; choose others with --index and --limit"
+    assert code == 0 and title in out.replace("\n", "")
+    assert "--limit" not in emailrl("inspect-trajectory", file, "--list")[1]
     assert rows[0] == ["2", "4", "1.250", "correct", "1", "1", "question", "of", "t3"]
     assert rows[1][:5] == ["3", "4", "0.000", "not", "judged"]
     assert "\x1b" not in out and max(map(len, out.splitlines())) <= 80

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from scenarios.questions import scenario
-from tiny import make_database
+from tiny import make_checkpoint, make_database, make_model
 
 from emailrl.cli.next_step import suggest_asking, suggest_benchmark, suggest_measuring, suggest_train
 from emailrl.scenarios import write_scenarios
@@ -68,6 +68,8 @@ def test_smol_is_suggested_with_what_it_lacks(
         monkeypatch.setattr("emailrl.policy.smol_base.is_at_hand", lambda name, given, found=is_here: found)
         suggest_benchmark(settings, tmp_path / "mail_questions.jsonl", [scenario(1, "me@x", "test")])
         assert capsys.readouterr().err.endswith(f"benchmark --model smol --db {tmp_path / 'mail.db'} # {comment}")
+    suggest_benchmark(settings, tmp_path / "mail_questions.jsonl", [scenario(n, "me@x", "test") for n in range(41)])
+    assert "benchmark --model smol --limit 40 --db" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_measured_next_with_its_own_data(
@@ -84,6 +86,14 @@ def test_a_finished_run_is_measured_next_with_its_own_data(
     (run / "best_model").mkdir(parents=True)
     suggest_measuring(run, given, given)
     assert suggested(capsys) == "benchmark --checkpoint outputs/grpo_masked/best_model"
+    make_model(tmp_path / "model")
+    make_checkpoint(run / "best_model", tmp_path / "model", step=0)
+    make_checkpoint(run / "final", tmp_path / "model", step=3)
+    capsys.readouterr()
+    suggest_measuring(run, given, given)  # the best is untrained
+    assert suggested(capsys) == (
+        "benchmark --checkpoint outputs/grpo_masked/best_model --checkpoint outputs/grpo_masked/final"
+    )
     write_scenarios(questions, [scenario(1, "a@x", "train")])
     suggest_measuring(run, given, bare)
     assert suggested(capsys) == ""

@@ -76,7 +76,7 @@ def test_a_described_card_has_a_finite_speed(emailrl, tflops: str) -> None:
     ("option", "content", "code", "message"),
     [
         ("--questions", None, 2, "No such question file: named."),
-        ("--db", None, 1, "No such mail database: named."),
+        ("--db", None, 2, "No such mail database: named."),
         ("--db", "no database", 2, "named cannot be read as a mail database: file is not a database."),
     ],
 )

@@ -43,9 +43,17 @@ def test_a_run_without_trajectories_is_reported(emailrl, tmp_path: Path) -> None
     assert code == 0 and "0 trajectories" in said and "numbers only" in said
 
 
+def test_without_a_run_the_newest_benchmark_is_reported(emailrl, tmp_path: Path, trajectory: Trajectory) -> None:
+    folder = tmp_path / "outputs" / "benchmarks" / "20260101-000000"
+    write_trajectories(folder / "trajectories" / "nano.jsonl", [trajectory])
+    code, out, said = emailrl("report")
+    assert code == 0 and f"Newest benchmark: {folder.relative_to(tmp_path)}\n" in said and "1 trajectory" in out
+    assert (tmp_path / "20260101-000000.html").is_file()
+
+
 def test_without_a_run_report_says_what_to_do(emailrl) -> None:
     code, _, error = emailrl("report")
-    assert code == 1 and "Train one (emailrl train)" in error
+    assert code == 1 and "Make one (emailrl train or benchmark)" in error
 
 
 def test_inspect_writes_a_run_a_file_or_one_trajectory(emailrl, run_dir: Path) -> None:

@@ -181,7 +181,7 @@ def test_ranks_do_not_import_from_the_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_text("open('PWNED', 'w')\n")
     command = [sys.executable, "-P", "-m", "emailrl", "train", "--nproc", "2"]  # the command `emailrl` has no -m
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1 and "error: No such mail database" in done.stderr
+    assert done.returncode == 2 and "error: No such mail database" in done.stderr
     assert not (tmp_path / "PWNED").exists()
 
 

@@ -20,8 +20,8 @@ def test_every_default_that_differs_is_a_comment_of_its_own(tmp_path: Path) -> N
     """All but what the objective sets: with the ``#`` of these lines taken away, the file is OpenRLHF's own."""
     lines = re.findall(r"^# (\w+) = (.+?)  # --(\w+) not given", to_toml(""), re.MULTILINE)
     assert {key: tomllib.loads(f"x = {value}")["x"] for key, value, _ in lines} == {
-        **{"dtype": "bf16", "attn_implementation": "flash_attention_2", "max_model_len": 2048, "lora_alpha": 16},
-        **{"question_field": "input", "train_dataset_size": 100_000_000, "max_tokens": 1024, "temperature": 1.0},
+        **{"dtype": "bf16", "max_model_len": 2048, "lora_alpha": 16},
+        **{"train_dataset_size": 100_000_000, "max_tokens": 1024, "temperature": 1.0},
         **{"max_batch_trajectories": 8, "reward_batch_size": 8, "num_train_epochs": 1, "num_generations": 1},
         **{"per_device_train_batch_size": 1024, "num_mini_batches": 8, "max_rows_per_micro_batch": 4},
         **{"learning_rate": 1e-6, "critic_learning_rate": 9e-6, "warmup_ratio": 0.03, "lr_scheduler": "cosine"},
@@ -43,6 +43,10 @@ def test_a_default_is_offered_only_beside_flags_that_it_matters_with() -> None:
     assert "# vllm_gpu_memory_utilization = 0.95  #" in comments_of("--vllm_num_engines 1")
     off = '# importance_correction = "off"  # --enable_vllm_is_correction not given'
     assert off in comments_of("--vllm_num_engines 1") and off not in said
+    assert off not in comments_of("--vllm_num_engines 1 --async_train")  # stale rollouts need the correction
+    sharded_only = "shard_offload acts on a sharded base only"
+    assert sharded_only in comments_of("--deepspeed_enable_sleep") and sharded_only not in said
+    assert sharded_only not in comments_of("--deepspeed_enable_sleep --zero_stage 3")
     only_update = comments_of("--train_batch_size 32")
     assert "num_mini_batches" not in only_update and "per_device_train_batch_size" not in only_update
     assert "lora_alpha" not in comments_of("--lora_alpha 8")

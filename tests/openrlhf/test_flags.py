@@ -105,8 +105,10 @@ NEEDS = {
 
 
 VALUES = {
+    "actor_learning_rate": "1e-6",
     "advantage_estimator": "gae",
     "attn_implementation": "sdpa",
+    "critic_learning_rate": "9e-6",
     "dual_clip": "3.0",
     "gamma": "0.9",
     "input_template": "'Q: {}'",

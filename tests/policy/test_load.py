@@ -38,6 +38,12 @@ def test_fresh_adapter_trains_alone_and_changes_nothing_yet(tiny_model: Path) ->
     assert policy.tokenizer.pad_token_id is not None
 
 
+def test_an_offload_without_shards_is_noted(tiny_model: Path) -> None:
+    for model, count in (({"shard_offload": True}, 1), ({}, 0), ({"shard_offload": True, "shard": "off"}, 0)):
+        notes = load_policy(settings_for(tiny_model, model=model), trainable=True).notes
+        assert sum(note.startswith("SHARD_OFFLOAD has no effect: SHARD=auto") for note in notes) == count
+
+
 def test_the_seed_alone_decides_a_fresh_adapter(tiny_model: Path) -> None:
     def adapter(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(int(time.time_ns() % 1000))

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.engines import has_servers
 from emailrl.evaluation import Evaluation
 from emailrl.plain import counted
 from emailrl.settings import Settings
+from emailrl.training.mix import staleness
 from emailrl.training.run.modes import MODES
 from emailrl.training.run.state import RunState, num_epochs, questions_per_step
 
@@ -38,7 +40,7 @@ def header(
             RULE,
             f"Resuming at step {start} of {total}" if start else f"Starting training: {counted(total, 'step')}",
             f"Mode: {training.mode} ({MODES[training.mode].summary})",
-            f"Model: {settings.model.name} | algorithm: {training.algorithm}",
+            f"Model: {settings.model.name} | algorithm: {training.algorithm}{_sampling(settings)}",
             f"Train questions: {num_train} | eval questions: {num_eval}",
             f"Rollouts per question: {training.num_generations} | questions per step: {per_step}{on_ranks}"
             f" | {total} step{'s are' if total != 1 else ' is'} {epochs:.2g} epochs",
@@ -47,6 +49,14 @@ def header(
             RULE,
         )
     )
+
+
+def _sampling(settings: Settings) -> str:
+    """The servers that sample, and how far ahead, if they do."""
+    servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()] if has_servers(settings) else []
+    steps = staleness(settings)
+    ahead = f", up to {counted(steps, 'step')} ahead of training" if steps else ""
+    return f" | rollouts on {counted(len(servers), 'vLLM server')}{ahead}" if servers else ""
 
 
 def duration(seconds: float) -> str:
@@ -67,11 +77,12 @@ def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0)
         value = metrics.get(name)
         return "-" if value is None else format(value, form)
 
+    in_loss = metrics.get("kl_loss") is not None or metrics.get("kl") is None
     parts = [
         f"Step {metrics['step']}/{total}",
         f"Loss: {shown('loss', 'z.4f')}",
         f"Policy: {shown('policy_loss', 'z.4f')}",
-        f"KL: {shown('kl_loss', 'z.4f')}",
+        f"KL: {shown('kl_loss', 'z.4f')}" if in_loss else f"KL in the reward: {shown('kl', 'z.4f')}",
         f"Reward: {shown('reward_mean', 'z.3f')}",
         f"Acc: {shown('accuracy', '.1%')}",
         f"Trainable tokens: {metrics['trainable_tokens']}/{metrics['total_tokens']}"
@@ -102,6 +113,8 @@ def outcome(state: RunState, reason: str, num_eval: int) -> str:
             f"Best accuracy {percent(best, interval)} at step {step}, on the"
             f" {counted(num_eval, 'validation question')} that selected best_model"
         )
+        if step == 0 < state.step:
+            said += ", which therefore has the weights of the start"
     lines = [f"Done after step {state.step}: {reason}. {said}."]
     if 0 < state.step == state.steps_without_update:
         kept = "final has" if best is None else "best_model and final have"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from emailrl.evaluation import Evaluation
-from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings import AgentSettings, Settings, TrainingSettings, VllmSettings
 from emailrl.training.run.printing import evaluation_block, header, step_line
 from emailrl.training.run.state import RunState
 from emailrl.trajectory import Scenario, Trajectory
@@ -36,6 +36,10 @@ def test_the_header_says_what_the_seeds_header_says() -> None:
         "Output: outputs/grpo_masked",
         rule,
     ]
+    servers = VllmSettings(vllm_urls="http://a:8000,http://b:8000", max_staleness=2)
+    remote = Settings(agent=AgentSettings(engine="vllm"), vllm=servers)
+    text = header(remote, run_dir=Path("o"), num_train=1, num_eval=1, start=0, total=2)
+    assert "| algorithm: grpo | rollouts on 2 vLLM servers, up to 2 steps ahead of training\n" in text
     again = header(settings, run_dir=Path("o"), num_train=1, num_eval=1, start=10, total=200)
     assert "Resuming at step 10 of 200" in again
 
@@ -55,7 +59,15 @@ def test_the_step_line_is_the_seeds_step_line() -> None:
     some = metrics | {"dropped": {"trajectories_exception": 1, "groups_too_small": 0, "groups_below_range": 3}}
     assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectory failed, 3 groups too hard")
     assert "Loss: 0.0000 | Policy: -0.0001 |" in step_line(metrics | {"loss": -1e-5, "policy_loss": -1e-4}, 200)
-    nothing = metrics | {"loss": None, "policy_loss": None, "kl_loss": None, "trainable_tokens": 0, "total_tokens": 0}
+    assert "| KL in the reward: 2.3450 |" in step_line(metrics | {"kl_loss": None}, 200)
+    nothing = metrics | {
+        "loss": None,
+        "policy_loss": None,
+        "kl_loss": None,
+        "kl": None,
+        "trainable_tokens": 0,
+        "total_tokens": 0,
+    }
     line = step_line(nothing | {"trainable_share": None}, 200)
     assert "Loss: - | Policy: - | KL: - | Reward: 0.250" in line and "Trainable tokens: 0/0 (-)" in line
 
