@@ -1,4 +1,4 @@
-"""Memory budget of the in-process engine, shared by the engine and ``emailrl plan``."""
+"""How many conversations are sampled at once, and the in-process engine's memory: for engines and ``emailrl plan``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
 LARGE_FROM: Final = 50_000_000
 """Parameter count above which a CPU gains nothing from more than ``LARGE_ROWS_ON_CPU`` concurrent conversations."""
 LARGE_ROWS_ON_CPU: Final = 16
+ROWS_PER_SERVER: Final = 256
+"""Concurrent conversations of a vLLM server, which has its GPUs to itself, unless MAX_BATCH_TRAJECTORIES is set. One of
+4B on an H200 sampled 6,200 tokens/s for 48 of them, 10,000 for 192 and 12,300 for 384 (docs/performance.md)."""
 MERGE_LIMIT: Final = 1_000_000_000
 """Models with more parameters are not copied for sampling."""
 
@@ -34,6 +37,23 @@ def most_rows(agent: AgentSettings, parameters: int, *, on_gpu: bool) -> int:
     """
     small = on_gpu or parameters < LARGE_FROM or "max_batch_trajectories" in agent.model_fields_set
     return agent.max_batch_trajectories if small else min(agent.max_batch_trajectories, LARGE_ROWS_ON_CPU)
+
+
+def rows_per_server(agent: AgentSettings) -> int:
+    """Maximum concurrent conversations of each vLLM server: MAX_BATCH_TRAJECTORIES, or its default for servers."""
+    return agent.max_batch_trajectories if "max_batch_trajectories" in agent.model_fields_set else ROWS_PER_SERVER
+
+
+def most_requests(agent: AgentSettings, servers: int) -> int:
+    """Maximum concurrent requests to so many vLLM servers together.
+
+    The default of ROLLOUT_CONCURRENCY suits shared chat servers; it applies here only if set explicitly.
+    """
+    return (
+        agent.rollout_concurrency
+        if "rollout_concurrency" in agent.model_fields_set
+        else servers * rows_per_server(agent)
+    )
 
 
 def merges(parameters: int, *, quantized: bool) -> bool:

@@ -59,7 +59,6 @@ def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
         "max_model_len": settings.model.max_model_len,
-        "max_num_seqs": agent.max_batch_trajectories,
         "tensor_parallel_size": vllm.vllm_tensor_parallel_size,
         "enforce_eager": vllm.vllm_enforce_eager,
         "enable_prefix_caching": vllm.vllm_enable_prefix_caching,
@@ -91,6 +90,7 @@ def engine_arguments(
         "seed": settings.training.seed % 2**32,
         "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
         "enable_sleep_mode": sleeps and on_gpu,
+        "max_num_seqs": settings.agent.max_batch_trajectories,
         "max_loras": vllm.vllm_max_loras,
         "max_lora_rank": lora_rank_limit(lora_rank),
     }

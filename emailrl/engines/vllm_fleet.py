@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import httpx
 
+from emailrl.engines.budget import rows_per_server
 from emailrl.engines.probe import Expected, Probe
 from emailrl.engines.replicas import HEALTH_TIMEOUT, Replica, sampling_body
 from emailrl.engines.report import report
@@ -207,7 +208,7 @@ def check_servers(settings: Settings) -> None:
 def _replicas(settings: Settings) -> list[Replica]:
     """The servers in the settings, not contacted yet; prints where conversations go."""
     key = api_key(settings)
-    most, needed = settings.agent.max_batch_trajectories, settings.model.max_model_len
+    most, needed = rows_per_server(settings.agent), settings.model.max_model_len
     replicas = [Replica(url, key, most, needed=needed) for url in read_urls(settings.vllm.vllm_urls)]
     for replica in replicas:
         tell(replica.url, "policy", with_key=bool(key))

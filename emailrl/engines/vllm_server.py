@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 
 from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.budget import most_requests
 from emailrl.engines.probe import Probe
 from emailrl.engines.replicas import Replica
 from emailrl.engines.vllm_answers import Choice
@@ -36,12 +37,9 @@ class VllmServers:
     """Samples on the servers of ``settings.vllm.vllm_urls``, from their base model until ``load_adapter`` is called."""
 
     def __init__(self, settings: Settings, probe: Probe, stop_ids: Collection[int]) -> None:
-        agent = settings.agent
         self._probe = probe
         self.fleet = Fleet.of(settings, probe)
-        # The default of ROLLOUT_CONCURRENCY suits shared chat servers; it applies here only if set explicitly.
-        chosen = "rollout_concurrency" in agent.model_fields_set
-        most = agent.rollout_concurrency if chosen else agent.max_batch_trajectories * len(self.fleet.replicas)
+        most = most_requests(settings.agent, len(self.fleet.replicas))
         self._limits = Limits(sorted(stop_ids), settings.model.max_model_len, most, settings.vllm.vllm_retries)
         self._kept = settings.vllm.staleness(servers=True) + 2
         self._path_map = read_path_map(settings.vllm.vllm_adapter_path_map)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.engines import engine_gpus
+from emailrl.engines.budget import most_requests, rows_per_server
 from emailrl.engines.vllm_sleep import VLLM_WORK
 from emailrl.plain import counted
 from emailrl.plan.gpus import GIB, Device
@@ -42,8 +43,6 @@ NEARLY: Final = 0.95
 SERVING: Final = 40e-6
 """Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B,
 docs/performance.md."""
-MOST_SEQUENCES: Final = 256
-"""Concurrent conversations per server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +248,11 @@ class Cluster:
 
     def _sampling(self, memory: Memory, trajectories: int, servers: int, members: int) -> float:
         """Seconds for a server's share of the trajectories, with all servers running concurrently."""
-        each, tokens = self.tensor_parallel(), self.tokens(1)
+        each, tokens, agent = self.tensor_parallel(), self.tokens(1), self.settings.agent
         room = each * USABLE * self.device.gib * GIB - self._served_bytes - VLLM_WORK
         held = int(room // (self.shape.cache_bytes(2) * tokens.per_trajectory))
-        memory = replace(memory, at_once=max(min(held, MOST_SEQUENCES), 1))
+        asked = min(rows_per_server(agent), most_requests(agent, servers) // servers)
+        memory = replace(memory, at_once=max(min(held, asked), 1))
         device = self.device.times(each)
         share = math.ceil(trajectories / servers)
         sampling = Sampling(self.shape, self.settings, device, tokens, memory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from emailrl.engines import engine_gpus, vllm_in_process
+from emailrl.engines import engine_gpus, has_servers, vllm_in_process
 from emailrl.engines.budget import (
     BLOCK,
     FREE_SHARE,
@@ -15,6 +15,7 @@ from emailrl.engines.budget import (
     blocks_within,
     merges,
     most_rows,
+    rows_per_server,
 )
 from emailrl.plan.activations import WORKSPACES, Layers, Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.plan.gpus import GIB, Device
@@ -248,7 +249,9 @@ def _sampling(
 def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> int:
     """Trajectories sampled concurrently if memory allows."""
     if not samples_in_process(settings):
-        return min(settings.agent.max_batch_trajectories, tokens.at_once)
+        agent = settings.agent
+        most = rows_per_server(agent) if has_servers(settings) else agent.max_batch_trajectories
+        return min(most, tokens.at_once)
     return min(most_rows(settings.agent, shape.parameters, on_gpu=layout.on_gpu), tokens.at_once)
 
 

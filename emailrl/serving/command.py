@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from emailrl.engines.budget import rows_per_server
 from emailrl.engines.vllm_arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.layout import dtype_name
@@ -38,6 +39,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
         "port": port,
         "dtype": DTYPES[dtype_name(model.dtype, on_gpu=on_gpu)],
         "gpu_memory_utilization": share,
+        "max_num_seqs": rows_per_server(settings.agent),
         "max_lora_rank": lora_rank_limit(vllm.vllm_max_lora_rank or settings.lora.lora_rank),
         "max_loras": adapters,
         # A new version is loaded before the oldest is unloaded.

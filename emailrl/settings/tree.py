@@ -164,10 +164,10 @@ class AgentSettings(Section):
     search_without_keywords: bool = True
     """Allow search_emails without keywords if a sender, recipient or date is given; off in ART-E."""
     rollout_concurrency: Positive = 10
-    """Maximum number of concurrent remote completions; for vLLM servers only if set (default: MAX_BATCH_TRAJECTORIES
-    per server)."""
+    """Maximum concurrent remote completions; for vLLM servers only if set (else MAX_BATCH_TRAJECTORIES each)."""
     max_batch_trajectories: Positive = 64
-    """Maximum trajectories decoded at once in process; unless set, 16 on a CPU for models from 50 M parameters."""
+    """Maximum trajectories decoded at once, in process or by each vLLM server; unless set, 256 by a server, and 16 in
+    process on a CPU for models from 50 M parameters."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
     """Maximum KV cache in GiB, in process and in each server of `serve`. Default: 80 % of free GPU memory or half of
     free CPU memory for the in-process engine; for vLLM, what VLLM_GPU_MEMORY_UTILIZATION leaves. Set it if runs share

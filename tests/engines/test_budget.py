@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from emailrl.engines.budget import merges, most_rows
+from emailrl.engines.budget import merges, most_requests, most_rows, rows_per_server
 from emailrl.settings import AgentSettings
+
+
+def test_servers_take_more_conversations_at_once_unless_told() -> None:
+    """As many as the client sends them, and ``emailrl serve`` starts them for."""
+    assert rows_per_server(AgentSettings()) == 256 and most_requests(AgentSettings(), 3) == 768
+    few = AgentSettings(max_batch_trajectories=8)
+    assert rows_per_server(few) == 8 and most_requests(few, 3) == 24
+    assert most_requests(AgentSettings(rollout_concurrency=10), 3) == 10
 
 
 def test_small_models_are_sampled_from_merged_weights() -> None:

@@ -508,7 +508,7 @@ def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
 def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(
     serve: Callable[..., VllmStub], connect: Callable[..., VllmServers]
 ) -> None:
-    """Ten at once is for chat servers that strangers share; without the setting these get MAX_BATCH_TRAJECTORIES."""
+    """Ten at once is for chat servers that strangers share; without the setting these get 256 each."""
     for options, least, most in (
         ({}, 4, 12), ({"rollout_concurrency": 3}, 2, 3), ({"max_batch_trajectories": 3}, 2, 3),
     ):  # fmt: skip

@@ -117,9 +117,25 @@ def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> N
 def test_a_server_samples_as_measured(tmp_path: Path, completions: int, seconds: float) -> None:
     """One H200, 4B, prompts and completions of 256 tokens: 6,185, 7,753, 10,022 and 12,342 tokens per second."""
     batch = {"per_device_train_batch_size": completions // 8, "num_generations": 8, "max_turns": 1, "max_tokens": 256}
+    batch |= {"max_batch_trajectories": 384}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://s", engine="vllm", **batch)
     made = make_plan(settings, H200, tokens_per_trajectory=512, trainable_share=0.5, num_gpus=2)
     assert made.split is not None and made.split.sampling == pytest.approx(seconds, rel=0.17)
+
+
+def test_a_server_samples_as_many_at_once_as_it_is_asked_for(tmp_path: Path) -> None:
+    """240 trajectories in rounds of 256, 64 or ten; every round decodes a thousand tokens through 36 layers."""
+    values = {"per_device_train_batch_size": 40, "num_generations": 6}
+
+    def decoding(**more: int) -> float:
+        split = plan_of(tmp_path, 2, **values, **more).split
+        assert split is not None
+        reading = 240 * 3000 * (1 - 0.2 * 5 / 6) * A_TOKEN
+        return (split.sampling - reading) / (1000 * 36 * 0.53e-3)
+
+    assert decoding(max_batch_trajectories=64) == pytest.approx(240 / 64, rel=1e-4)
+    assert decoding(rollout_concurrency=10) == pytest.approx(24, rel=1e-4)
+    assert decoding() == decoding(max_batch_trajectories=256) < 240 / 64 - 1
 
 
 def test_updates_reduce_as_often(tmp_path: Path) -> None:
