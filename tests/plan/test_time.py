@@ -117,7 +117,7 @@ def test_a_whole_step_as_measured(tmp_path: Path) -> None:
 
 
 def test_a_step_of_single_completions_as_measured(tmp_path: Path) -> None:
-    """4B, one H200: 96 completions of 768 tokens at once, 16.28 s; vLLM slept during training, as it always did then."""
+    """4B, one H200: 96 completions of 768 tokens at once, 16.28 s; vLLM slept during training, as always then."""
     values = {"per_device_train_batch_size": 12, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
     values |= {"max_batch_trajectories": 256}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **values)
