@@ -39,9 +39,9 @@ STOPWORDS = _listed(
     ours you your yours i me my mine who whom whose which what when where why how and or but nor so as at by for
     from in into of on onto per than then to through upon via with within about also any around be been being am is
     are was were do does did done has have had having can could may might must shall should will would not no yes
-    both each either every some such very just only even still already ever if because since due while until though
-    please according said say says saying told tell tells mention mentions mentioned ask asks asked asking suggest
-    suggests suggested suggesting recommend recommends recommended recommending state states stated note noted
+    both each either every another some such very just only even still already ever if because since due while until
+    though please according said say says saying told tell tells mention mentions mentioned ask asks asked asking
+    suggest suggests suggested suggesting recommend recommends recommended recommending state states stated note noted
     inform informed indicate indicates indicated think thinks thought want wants wanted need needs needed go going
     get gets got make makes made take takes took cannot never nobody none nothing neither currently now
     approximately roughly nearly almost exactly sharp total called named answer know known follow follows following
@@ -88,6 +88,25 @@ TITLES = _listed(
     bank university street avenue road building room floor yes no not ok okay i the a an"""
 )
 """Words in or next to a name that are not part of it."""
+
+STATES = _listed(
+    """alabama alaska arizona arkansas california colorado connecticut delaware florida georgia hawaii idaho illinois
+    indiana iowa kansas kentucky louisiana maine maryland massachusetts michigan minnesota mississippi missouri montana
+    nebraska nevada new hampshire jersey mexico york north south carolina dakota ohio oklahoma oregon pennsylvania rhode
+    island tennessee texas utah vermont virginia washington west wisconsin wyoming al ak az ar ca co ct de fl ga hi id
+    il in ia ks ky la me md ma mi mn ms mo mt ne nv nh nj nm ny nc nd oh ok or pa ri sc sd tn tx ut vt va wa wv wi wy dc
+    alberta british columbia manitoba ontario quebec saskatchewan nova scotia ab bc mb ont qc queensland victoria
+    bavaria england scotland wales"""
+)
+COUNTRIES = _listed(
+    """usa us united states america kingdom uk britain ireland canada mexico brazil argentina chile colombia
+    peru venezuela bolivia ecuador france germany belgium netherlands luxembourg switzerland austria italy spain
+    portugal denmark norway sweden finland iceland poland czech republic hungary romania bulgaria greece turkey russia
+    ukraine croatia india china japan korea south taiwan singapore malaysia indonesia philippines thailand vietnam
+    australia new zealand egypt nigeria kenya morocco africa israel saudi arabia emirates uae qatar kuwait iran iraq
+    pakistan"""
+)
+"""Words of the names of states, provinces and countries, in which a city can be."""
 
 NICKNAMES = _paired(
     """dave:david bob:robert rob:robert bill:william will:william jim:james tom:thomas mike:michael steve:steven

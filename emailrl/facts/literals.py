@@ -22,7 +22,7 @@ _PATTERNS = {
     r"|version\s)\d+(?:\.\d+)+(?!\w)",
     "code": r"\b[a-z]{1,4}-?\d{2,}(?:\.[a-z\d]+)+\b|"
     r"\b(?!(?:USD|EUR|GBP|US|MAY|JUN|JUL|SEP|IN|AT|ON|BY|NO|FY|CY|PM) )(?-i:[A-Z]{2,4}[ -](?!\d{5}\b)"
-    r"|[A-Z]-)\d{2,}[A-Z]?\b"
+    r"|[A-Z]-)\d{2,}[A-Z]?\b(?!-[A-Z\d]{1,3}\b)"
     r"|\b(?=[\w/-]{0,40}\d)(?=[\w/-]{0,40}[a-z])(?!\d+(?:st|nd|rd|th|k|m|mm|bn|b|[ap]m|h|hrs?|kg|t|km|mw|kw|l|s"
     r"|-[a-z]{3,})\b)"
     r"[a-z0-9]+(?:[-/][a-z0-9]+){0,8}\b(?:\s\d{2,}\b)?",

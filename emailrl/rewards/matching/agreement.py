@@ -12,7 +12,7 @@ from emailrl.rewards.matching.clauses import clauses
 from emailrl.rewards.matching.coverage import SHORT, WHOLE, covers, make_case
 from emailrl.rewards.matching.kinds import KIND_OF, QUOTED, names_subject, with_names, without_marks
 from emailrl.rewards.matching.language import COURTESY, FRAME
-from emailrl.rewards.matching.polar import contradicts_itself, side
+from emailrl.rewards.matching.polar import contradicts_itself, is_undecided, side
 from emailrl.rewards.matching.question import read_reference
 from emailrl.rewards.matching.vetoes import stands_against
 
@@ -28,6 +28,8 @@ def match(question: str, reference: str, answer: str, *, kind: str | None = None
     """
     if len(answer) > LONGEST:
         return False
+    if as_shown(reference) == reference:
+        answer = as_shown(answer)
     question, reference, answer = clean(question[:LONGEST]), clean(reference[:LONGEST]), clean(answer)
     if not re.search(r"\w", answer) or is_i_dont_know(answer):
         return False
@@ -38,6 +40,15 @@ def match(question: str, reference: str, answer: str, *, kind: str | None = None
         answer = with_names(answer, reference)
     parts = [reference] if sort else alternatives(reference)
     return any(_agrees(question, part, answer, sort, " / ".join(parts)) for part in parts)
+
+
+_NOT_SHOWN = re.compile(r"<!--.*?(?:-->|$)|~~.*?~~|<(del|s|strike)>.*?</\1>", re.IGNORECASE | re.DOTALL)
+_NOT_SIGN = re.compile(r"[\u00ac\u2260\u274c]|!=|<>|(?<!\w)!(?=\w)")
+
+
+def as_shown(answer: str) -> str:
+    """Return an answer without hidden or struck-out text, and with "not" for signs of negation."""
+    return _NOT_SIGN.sub(" not ", _NOT_SHOWN.sub(" ", answer))
 
 
 _JOINED = re.compile(
@@ -73,6 +84,8 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
         return False
     case = make_case(asked, expected, given, parts)
     if asked.polar:
+        if is_undecided(given) and not is_undecided(expected.full):
+            return False
         wanted = side(make_case(asked, expected, expected.full, expected.clauses))
         taken = side(case)
         if wanted is not None and taken is not None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from emailrl.facts.lexicon import TITLES
+from emailrl.facts.lexicon import COUNTRIES, STATES, TITLES
 from emailrl.facts.reading import Unit
 from emailrl.facts.words import says_something
 from emailrl.rewards.matching.coverage import Case
 from emailrl.rewards.matching.rivals import LAYOUT, Item, is_rival, lists
 
-_JOINING = frozenset(("the", "a", "an", "or", "also", "then", "as", "so", "both", "each"))
+_JOINING = frozenset(("the", "a", "an", "or", "also", "then", "as", "so", "both", "each", "to"))
 _PLACE = re.compile(
-    r"\b(?:where|place|location|located|venue|city|town|village|county|country|state(?! of\b)|region|address|hotel"
-    r"|airport|inn|restaurant|office|building|floor|room|setting)\b",
+    r"\bwhere\b|\b(?:what|which)\s(?:(?:is|was|are|were|will be)\s)?(?:(?:the|his|her|their|your|my|our)\s)?(?:\w+\s)?"
+    r"(?:place|location|venue|region|address|hotel|airport|inn|restaurant|office|building|floor|room|setting"
+    r"|(?P<level>city|town|village|county|country|state(?! of\b)))\b",
     re.IGNORECASE,
 )
+"""Asks for a place, at any level ("where") or at one ("which city")."""
+_WITHIN = re.compile(r"\s*(?:,|\(|\s-\s)?\s*")
+"""Joins a place to a larger one or to a detail."""
 _APPOSED = re.compile(r"(?:the|an?)\s|\w+(?:ed|ing|ly)\s\w", re.IGNORECASE)
 """Begins a remark on a candidate ("shipped, awaiting pickup") rather than another one."""
 
@@ -33,15 +37,28 @@ def bare_rivals(case: Case) -> bool:
     units = [unit for part in case.clauses if part.asserted for unit in part.units]
     if any(isinstance(unit.fact, kinds) and unit.start < aside and is_rival(case, unit) for unit in units):
         return True
+    items = [item for one in lists(case.given.masked, case.given.units, LAYOUT) for item in one if item.units]
+    place = _PLACE.search(case.asked.reading.text)
+    if place and place["level"]:
+        return any(is_other_place(case, item.units) for item in items)
     told = any(unit.stem in case.asked.stems and not case.holds(unit) for unit in units)
     if told or not (case.expected.names or case.expected.words) or case.expected.kinds:
         return False
-    items = [item for one in lists(case.given.masked, case.given.units, LAYOUT) for item in one if item.units]
     return any(is_run(case, item.units) for item in items) or (
-        not _PLACE.search(case.asked.reading.text)
-        and any(case.holds(*item.units) for item in items)
-        and any(item.units[0].start < aside and is_candidate(case, item) for item in items)
+        any(case.holds(*item.units) for item in items)
+        and any(
+            item.units[0].start < aside and is_candidate(case, item) and not (place and _WITHIN.fullmatch(item.joint))
+            for item in items
+        )
     )
+
+
+def is_other_place(case: Case, units: Sequence[Unit]) -> bool:
+    """Whether words are names alone, one of them new and no state or country that contains the right place."""
+    own = {token for name in case.expected.names for token in name.tokens}
+    larger = frozenset() if own & COUNTRIES else COUNTRIES if own & STATES else COUNTRIES | STATES
+    named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in units)
+    return named and any(unit.text.lower() not in larger | TITLES for unit in case.new(units))
 
 
 def is_candidate(case: Case, item: Item) -> bool:

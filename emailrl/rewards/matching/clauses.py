@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from emailrl.facts.reading import Reading, Unit
-from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL
+from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL, SUPERSEDED
 
 SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:St|Co|vs|No|Jr|Sr))(?<!\bno(?=\.\s\ue000))(?<!\b(?:Inc|Ltd|etc|e\.g|i\.e))(?<!\bCorp)[.]+(?=\s|$)|[!;\n]+|\?(?=\s|$)"
@@ -63,8 +63,8 @@ def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, i
             continue
         last = cut.start() if cut else end
         moved = MOVED.search(text[start:last]) if status else None
-        if moved:
-            left, right = (start + place for place in moved.span("former" if moved["former"] is not None else "old"))
+        if moved and not (moved["gone"] and moved[0].removeprefix(moved["gone"]).split()[0] in said):
+            left, right = (start + place for place in moved.span(moved.lastgroup or 0))
             yield from ((start, left, status), (left, right, None), (right, last, status))
         elif text[start:last].strip():
             yield start, last, status
@@ -75,7 +75,9 @@ def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, i
 def denies(text: str, said: str, lasting: bool) -> bool:
     """Whether a text contains a denial that does not occur in ``said``."""
     denial = NO_DENIAL.sub(" ", text if lasting else NOT_UNTIL.sub(" ", text))
-    return _is_new(DENIAL, denial, said) or (not REFUSAL.search(said) and bool(REFUSAL.search(text)))
+    return _is_new(DENIAL, denial, said) or any(
+        not marker.search(said) and marker.search(text) for marker in (REFUSAL, SUPERSEDED)
+    )
 
 
 def _is_new(marker: re.Pattern[str], text: str, said: str) -> bool:

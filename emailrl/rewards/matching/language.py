@@ -32,6 +32,14 @@ REFUSAL = _any(
     r"|spoke|speaks?|c[ao]mes? out)|'(?:m|s|re))(?: \w+ly)? )against\b(?! (?-i:[A-Z]))",
 )
 """Verbs that negate what they refer to, unless the question asks about them."""
+SUPERSEDED = _any(
+    r"\b(?:superseded|overturned|overruled|revoked|rescinded|withdrawn|out of the question"
+    r"|(?:is|was|were|been|being|got) replaced(?! by))\b",
+    rf"\bwas (?:the|an?|my|our|their) (?:{MASK}+|original|initial|old|earlier|previous|former) (?:plan|idea|theory"
+    r"|choice|guess|answer|reply|estimate|date|figure|count|number|price|candidate|version|proposal|explanation)\b",
+    r"(?m:^)\s*(?:ignore|disregard|forget|skip|discard)\b",
+)
+"""States that what it refers to no longer counts, unless question or reference state it too."""
 FORWARD = (
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
     rf"|anything but|unlike|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
@@ -40,7 +48,9 @@ FORWARD = (
 MOVED = _any(
     r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"
     r"\w*\b[^,;]{0,40}?\bfrom\s(?P<old>[^,;]{1,40}?)\s(?:to|until|till)\b",
-    r"^\s*(?:previously|formerly|originally|initially|(?:extended|moved|changed|up|down) from)\b(?P<former>.*)",
+    r"^(?P<gone>.+?\b(?:is|was|were|been|got) )(?:(?:replaced|superseded|succeeded) (?:by|with)|corrected to)\b",
+    r"(?:^\s*(?:previously|formerly|originally|initially|(?:extended|moved|changed|up|down) from)|\bused to be)\b"
+    r"(?P<former>.*)",
 )
 """Names an old value next to the new one."""
 DOUBT = _any(
@@ -67,8 +77,16 @@ RETRACTION = _any(
 HEDGE = _any(
     r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
     r"|not sure|guess\w*|supposed\w*|one of|among|candidates?|options?|potential\w*|possible|conceivabl[ey]|if"
-    r"|unless|whether)\b"
+    r"|unless|whether|backup|fallback|runner-up|short ?list|probability|plan b"
+    r"|(?:first|second|main|spare|alternative) (?:answer|choice|pick))\b"
 )
+ALTERNATIVE = _any(
+    r"\((?=or\b)|\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
+    r"|(?:some(?:one|body)?|others) (?:says?|claims?|wrote|writes?))\b",
+    r"\bif (?:not\b|(?:it|that)(?:(?: is|'s) not| isn't)\b)[^;]{1,200},\s*(?:then|it is|it's)\b",
+    rf"\b(?:in|from) one {_MAILS}.*\b(?:another|the other|elsewhere)\b|(?-i:\bA\)\s.*\sB\))\s",
+)
+"""Offers another answer besides."""
 GIVES_UP = _any(
     r"\b(?:(?:do|did|does|could) not|(?:don|didn|doesn|couldn|can)'t|cannot|unable to|not able to)\s(?:\w+\s)?"
     r"(?:know|find|tell|determine|say|confirm|locate|answer|recall|remember|specify|mention|state|give|provide)\b",

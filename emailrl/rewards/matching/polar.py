@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from emailrl.facts.dates import Date, Time
+from emailrl.facts.reading import Reading
 from emailrl.facts.words import OPPOSITES
 from emailrl.rewards.matching.clauses import Clause
 from emailrl.rewards.matching.coverage import Case
@@ -17,11 +18,22 @@ _UNDECIDED = re.compile(
     r"|not clear|nobody knows|yes and no|yes or no|could not tell)\b",
     re.IGNORECASE,
 )
+_VERDICT = re.compile(
+    r"^\W*(?:yes|yeah|yep|no|nope)\b|(?<!said )(?<!says )(?<!saying )(?<!answered )(?<!replied )(?<!voted )"
+    r"\b(?:yes|yeah|yep|no|nope)\b(?!\.\s?\ue000)(?=\s*(?:$|[^\w\s'\ue000]|\ue000+\s*(?:$|[^\w\s]|yes|no)))",
+    re.IGNORECASE,
+)
+"""A yes or no that opens a text or ends a part of it; "no" before a noun and "they said no" are none."""
 _REPLY = re.compile(
     r"(?:he|she|it|they|we|i|you|that)\s(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should|must|may|won)"
     r"(?P<no>(?:n'?t|\snot)?|'t|not)\s*(?:$|[.!,;])",
     re.IGNORECASE,
 )
+
+
+def is_undecided(reading: Reading) -> bool:
+    """Whether a text gives both yes and no as its verdict, in any layout."""
+    return len({"y" in found[0].lower() for found in _VERDICT.finditer(reading.masked)}) > 1
 
 
 def side(case: Case) -> bool | None:

@@ -12,7 +12,7 @@ from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Fact, Reading, agree, read
 from emailrl.facts.units import UNITS
 from emailrl.rewards.matching.clauses import Clause, clauses
-from emailrl.rewards.matching.language import NOT_UNTIL, REFUSAL
+from emailrl.rewards.matching.language import NOT_UNTIL, REFUSAL, SUPERSEDED
 
 _TEMPORAL = re.compile(
     r"\bwhen\b|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?"
@@ -135,7 +135,10 @@ def read_reference(question: str, reference: str, others: str, kind: str | None)
         read(text, temporal=asked.temporal, numbering=asked.numbering)
         for text in (bare if re.search(r"\w", bare) else reference, reference, others)
     )
-    told = [*_TITLE.findall(reference), *(found[0] for found in REFUSAL.finditer(reference))]
+    told = [
+        *_TITLE.findall(reference),
+        *(found[0] for one in (REFUSAL, SUPERSEDED) for found in one.finditer(reference)),
+    ]
     if re.search(r"\bnot\b|n't\b|\bcannot\b", question):  # "It was not held" only repeats "Why wasn't it held?"
         told += [f"not {word} n't {word} cannot {word}" for word in question.rstrip("? ").split()]
     said = "" if asked.polar else "\n".join([question, *told])

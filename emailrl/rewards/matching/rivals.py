@@ -20,7 +20,7 @@ JOINT = re.compile(
     r"\s*,\s*(?:and|or|but also|then)\s+|\s+(?:and|but|as well as|plus|then"
     r"|or(?!\s(?:so|more|less|later|earlier|not)\b))\s+|,\s+|\s?/\s?|\s&\s|;\s|:\s|\n|[()]"
     r"|(?<=[\w)\ue000][.!?])(?<!\b[A-Z]\.)(?<!\b(?:St|Co|vs|No|Jr|Sr)\.)\s"
-    rf"|\s+(?:{_VERSUS})\s+|\s(?:{_SYMBOL}|[=+]|\.\.+)\s|\s?[\[\]|]\s?",
+    rf"|\s+(?:{_VERSUS})\s+|\s(?:{_SYMBOL}|[=+]|\.\.+)\s|\s?(?:[\[\]|~]|--+)\s?|(?:^|\s)[A-E]\)\s",
     re.IGNORECASE,
 )
 LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)
@@ -28,9 +28,15 @@ LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)
 OR = re.compile(r"\bor\b", re.IGNORECASE)
 _CHOICE = re.compile(rf"^\s*(?:{_VERSUS}|{_SYMBOL}|/|\[|\||\.\.+)\s*$", re.IGNORECASE)
 """Joins two candidates like "or"."""
-_AND = re.compile(r"and|plus|as well|&", re.IGNORECASE)
+_AND = re.compile(r"and|but|plus|as well|&", re.IGNORECASE)
 _BREAK = re.compile(r"[!?:;()\n]|(?<!\.)(?<!\bvs)\.(?!\.)", re.IGNORECASE)
-_IN_FACT = re.compile(r"\b(?:in fact|actually|in reality|in truth)\b", re.IGNORECASE)
+_IN_FACT = re.compile(
+    r"(?:\b(?:in fact|actually|in reality|in truth|now|currently|today|elsewhere|another|the other|instead|answer is)\b"
+    r"|\banswer:)",
+    re.IGNORECASE,
+)
+"""Introduces what really answers, or what another source says."""
+_OTHERWISE = re.compile(rf"{_IN_FACT.pattern}\W*(?:(?:in|on|at|it|is|says?|the)\W+)*$", re.IGNORECASE)
 _PLACED = re.compile(r"\b(?:of|in|at|from|on|for|with|near|via)\s(?:the\s)?$")
 _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
 
@@ -73,7 +79,12 @@ def rival_items(case: Case) -> bool:
         for at, right in enumerate(items):
             if at and chosen and OR.search(right.joint) and is_choice(case, items[:at], right):
                 return True
-            if at and case.is_short and _CHOICE.match(right.joint) and is_other(case, items[at - 1], right):
+            if (
+                at
+                and (case.is_short or case.is_quoted)
+                and _CHOICE.match(right.joint)
+                and is_other(case, items[at - 1], right)
+            ):
                 return True
         if not (case.is_short or (case.asked.person and case.expected.names)):
             continue
@@ -209,7 +220,7 @@ def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
 def is_alone(case: Case, unit: Unit) -> bool:
     """Whether a fact is in a sentence that says nothing else new, or is the new value of a change."""
     own = next(part for part in case.clauses if unit in part.units)
-    if _CHANGED.search(own.text[: unit.start - own.start]):
+    if _CHANGED.search(own.text[: unit.start - own.start]) or _OTHERWISE.search(case.given.masked[: unit.start]):
         return True
     return all(other.fact is not None or case.is_known(other) for other in case.sentences[own.sentence])
 

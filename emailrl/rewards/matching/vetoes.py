@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from emailrl.facts.quantities import Quantity
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.bare import bare_rivals
 from emailrl.rewards.matching.coverage import Case, is_whole
-from emailrl.rewards.matching.language import COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
+from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 from emailrl.rewards.matching.order import mixed_up, others_own, replaced, turned_round
 from emailrl.rewards.matching.rivals import OR, rival_clause, rival_facts, rival_items
 
@@ -39,8 +40,28 @@ def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
 
 
 def hedges(case: Case) -> bool:
-    """Whether a clause only supposes its part of the reference."""
-    return any(is_new(case, HEDGE, part.text) for part in case.clauses if case.holds(*part.units))
+    """Whether a clause, or the label of a list, only supposes its part of the reference, or offers an alternative."""
+    for part in case.clauses:
+        end = part.start + len(part.text)
+        is_label = case.given.text[end:].lstrip().startswith(":")
+        if (is_label or case.holds(*part.units)) and is_new(case, HEDGE, case.given.text[part.start : end]):
+            return True
+    return is_new(case, ALTERNATIVE, case.given.text) or is_shared_out(case) or is_aside(case)
+
+
+def is_shared_out(case: Case) -> bool:
+    """Whether an answer weighs candidates by percentages that add up to 100, though no number was asked for."""
+    shares = [fact.value for fact in case.given.facts if isinstance(fact, Quantity) and fact.base == "percent"]
+    return len(shares) > 1 and sum(shares) == 100 and not any(isinstance(fact, Quantity) for fact in case.said)
+
+
+def is_aside(case: Case) -> bool:
+    """Whether a whole reference is quoted in brackets only, after another statement."""
+    if not case.is_quoted:
+        return False
+    before = [(case.given.masked[: unit.start], unit) for unit in case.given.units]
+    outside = [unit for text, unit in before if text.count("(") + text.count("[") == text.count(")") + text.count("]")]
+    return len(case.new(outside)) > 1 and not any(unit.fact and is_whole(unit.fact) for unit in outside)
 
 
 def takes_back(case: Case) -> bool:
