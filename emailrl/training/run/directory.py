@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from emailrl.checkpoints import (
@@ -67,20 +67,29 @@ def new_directory(settings: Settings, *, overwrite: bool) -> Iterator[Path]:
     It is ``<output_dir>_<mode>``, else ``…-2``, ``…-3``; ``overwrite`` takes the first, whose old run is restored if
     the block ends before ``discard_replaced``. Raises UsageError for a place that cannot be used.
     """
-    base = run_root(settings.output.output_dir, settings.training.mode)
-    directory = base if overwrite else free_directory(base)
-    if overwrite:
-        check_replaceable(directory)
+    directory = run_root(settings.output.output_dir, settings.training.mode)
+    if not overwrite:
+        with _taken(directory) as free:
+            yield free
+        return
+    check_replaceable(directory)
     with held(directory):
-        if not overwrite:
-            yield directory
-            return
         try:
             _move(directory, directory / REPLACING)
             (directory / REPLACING).rename(directory / REPLACED)
             yield directory
         finally:
             _settle(directory)
+
+
+@contextmanager
+def _taken(base: Path) -> Iterator[Path]:
+    """Lock the first free directory."""
+    with ExitStack() as stack:
+        directory = free_directory(base)
+        while not stack.enter_context(_held(directory)):  # a run that started at the same moment has taken it
+            directory = free_directory(base)
+        yield directory
 
 
 def clear_run(directory: Path) -> None:

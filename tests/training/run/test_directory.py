@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from training.run_files import settings, write
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.training.run import directory
 from emailrl.training.run.chosen import begun_in_vain
 from emailrl.training.run.directory import (
     clear_run,
@@ -31,6 +33,20 @@ def test_a_new_run_takes_the_first_free_directory(tmp_path: Path) -> None:
             assert second == tmp_path / "grpo_masked-2"
     with new_directory(settings(tmp_path / "grpo_rollout", "rollout"), overwrite=False) as third:
         assert third == tmp_path / "grpo_rollout"
+
+
+def test_two_new_runs_that_start_at_once_take_two_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path / "grpo_masked"
+
+    def taken_meanwhile(free: Path) -> Path:
+        monkeypatch.undo()
+        other.enter_context(held(base))
+        return free
+
+    with ExitStack() as other:
+        monkeypatch.setattr(directory, "free_directory", taken_meanwhile)
+        with new_directory(settings(tmp_path / "grpo"), overwrite=False) as second:
+            assert second == tmp_path / "grpo_masked-2" and (base / ".lock").exists()
 
 
 def old_run(base: Path) -> None:
