@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -40,7 +41,7 @@ def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None
     text = json.dumps(finite(asdict(metadata)), indent=2, allow_nan=False)
     replace_bytes(incoming / METADATA, text.encode() + b"\n")
     sync(incoming)
-    if path.exists():
+    if os.path.lexists(path):
         path.rename(outgoing)
     incoming.rename(path)
     sync(path.parent)
@@ -53,7 +54,7 @@ def recover(run_dir: Path) -> None:
     for name in sorted({hidden.name[1:].rsplit(".", 1)[0] for hidden in run_dir.glob(".*.*ing")}):
         _settle(run_dir / name)
     for leftover in run_dir.glob(".*.trash"):
-        shutil.rmtree(leftover)
+        _delete(leftover)
 
 
 def _settle(path: Path) -> None:
@@ -86,5 +87,8 @@ def remove_checkpoints(paths: Iterable[Path]) -> None:
 
 
 def _delete(path: Path) -> None:
-    if path.exists():
+    """Remove a folder, or a link to one but not the folder that it points to."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
         shutil.rmtree(path)
