@@ -190,16 +190,10 @@ def make_plan(
     Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and
     questions that training refuses.
     """
-    started: list[str] = []
-    if device.is_gpu and num_gpus is None and nodes is None:
-        settings, started = _as_started(settings)
-    ranks = settings.training if device.is_gpu else TrainingSettings()
-    per_host, hosts = num_gpus or ranks.nproc, nodes or ranks.nnodes
-    if (gpus := per_host * hosts) > MOST_GPUS:
-        raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs, not {gpus:,}.", "Lower --num-gpus or --nodes.")
+    settings, fabric, started = _as_started(settings, device, num_gpus, nodes, network)
+    per_host, gpus = fabric.per_host, fabric.gpus
     settings, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
-    fabric = Fabric.of(device, per_host=per_host, hosts=hosts, gigabits=network)
     settings, shares = on_several(settings) if gpus > 1 else (settings, False)
     estimate = Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
     split = estimate.split(settings, device, fabric, shared=shares)
@@ -221,16 +215,22 @@ def make_plan(
     )  # fmt: skip
 
 
-def _as_started(settings: Settings) -> tuple[Settings, list[str]]:
-    """The settings with the engine that ``train`` takes on several ranks, and a remark if servers are not counted."""
-    training = settings.training
-    if training.nproc * training.nnodes == 1:
-        return settings, []
+def _as_started(
+    settings: Settings, device: Device, num_gpus: int | None, nodes: int | None, network: float
+) -> tuple[Settings, Fabric, list[str]]:
+    """The GPUs, the settings with the engine that ``train`` takes there, and a remark if servers are not counted."""
+    ranks = settings.training if device.is_gpu else TrainingSettings()
+    fabric = Fabric.of(device, per_host=num_gpus or ranks.nproc, hosts=nodes or ranks.nnodes, gigabits=network)
+    if fabric.gpus > MOST_GPUS:
+        message = f"A plan covers at most {MOST_GPUS:,} GPUs, not {fabric.gpus:,}."
+        raise UsageError(message, "Lower --num-gpus or --nodes.")
+    if fabric.gpus == 1 or num_gpus is not None or nodes is not None:
+        return settings, fabric, []
     if settings.agent.engine == "auto":
         agent = settings.agent.model_copy(update={"engine": "transformers"})
-        return settings.model_copy(update={"agent": agent}), []
+        return settings.model_copy(update={"agent": agent}), fabric, []
     remark = "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nodes"
-    return settings, [remark] * has_servers(settings)
+    return settings, fabric, [remark] * has_servers(settings)
 
 
 def _ways(estimate: Estimator, device: Device, fabric: Fabric, *, shared: bool) -> list[Way]:
