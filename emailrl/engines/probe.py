@@ -180,10 +180,13 @@ class Probe:
 
         self._check_drawn(who, logprobs, own)
 
-    def check_sampled(self, who: str, sampled: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Compare the tokens that an engine drew one after another after the text with the trainer's model; raises
-        ProbeError naming ``who``."""
-        ids, start = [*self.ids, *sampled], len(self.ids)
+    def check_sampled(
+        self, who: str, sampled: Sequence[int], logprobs: Sequence[float], prompt: Sequence[int] | None = None
+    ) -> None:
+        """Compare the tokens that an engine drew one after another after ``prompt`` (None: the text) with the trainer's
+        model; raises ProbeError naming ``who``."""
+        before = self.ids if prompt is None else prompt
+        ids, start = [*before, *sampled], len(before)
         self._check_drawn(who, logprobs, lambda temperature: self.score(ids, start, temperature))
 
     def _check_drawn(self, who: str, logprobs: Sequence[float], own: Callable[[float], list[float]]) -> None:
@@ -194,7 +197,9 @@ class Probe:
             raise ProbeError(
                 f"{who} returns log-probabilities of sampled tokens that are off by {gap:.4f} nats"
                 + (": they are taken before temperature." if untempered else "."),
-                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0." if untempered else "",
+                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
+                if untempered
+                else f"Check that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
             )
 
 

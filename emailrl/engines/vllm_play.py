@@ -38,11 +38,12 @@ class Limits:
 
 @dataclass
 class Play:
-    """The conversations of one call."""
+    """The conversations of one call; ``sampled`` is called with each server's name, request and completion."""
 
     fleet: Fleet
     version: Version
     limits: Limits
+    sampled: Callable[[str, Request, Completion], None]
     _homes: dict[str, Replica] = field(default_factory=dict, init=False)
     _restoring: dict[Replica, asyncio.Lock] = field(default_factory=dict, init=False)
     _waiting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -107,7 +108,9 @@ class Play:
             try:
                 response = await replica.complete(client, body)
                 if response.status_code == 200:
-                    return read_completion(replica, request, body, response, self.fleet.probe.vocabulary)
+                    completion = read_completion(replica, request, body, response, self.fleet.probe.vocabulary)
+                    self.sampled(str(replica), request, completion)
+                    return completion
             except (httpx.RequestError, ReplicaDown) as error:
                 failure, shunned = replica.redact(cause(error)), replica
                 pause = 0.0 if len(self.fleet.alive) > 1 else 2.0 ** (attempt - 1)

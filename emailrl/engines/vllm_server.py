@@ -1,9 +1,10 @@
 """One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version.
 
 An adapter is loaded on every replica, checked to be listed there and verified by its log-probabilities (``probe``)
-before it is sampled from; every completion records its hash. Conversations keep the version they started with while
-later ones are loaded. A replica that dies is reported and excluded, its requests go to the others, and it is readmitted
-once it is healthy and its adapter is verified.
+before it is sampled from; every completion records its hash. Of each replica, one completion per version is scored by
+the trainer's model too. Conversations keep the version they started with while later ones are loaded. A replica that
+dies is reported and excluded, its requests go to the others, and it is readmitted once it is healthy and its adapter is
+verified.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import httpx
 
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.budget import most_requests
-from emailrl.engines.probe import Probe
+from emailrl.engines.probe import LONGEST, SAMPLED, Probe
 from emailrl.engines.replicas import Replica
 from emailrl.engines.vllm_answers import Choice
 from emailrl.engines.vllm_arguments import read_path_map
@@ -51,6 +52,10 @@ class VllmServers:
         self._held: Counter[str | None] = Counter()
         self._unchecked: list[tuple[str, Choice]] = []
         """What replicas sampled from the version handed over last, until the trainer's model has scored it."""
+        self._scored: Version | None = None
+        """The version that the probe's model has now."""
+        self._rollouts: dict[str, tuple[Request, Completion] | None] = {}
+        """By replica, a completion by that version in a rollout, until it is scored; then None."""
 
     @property
     def alive(self) -> list[Replica]:
@@ -80,6 +85,12 @@ class VllmServers:
         while self._unchecked:
             self._check_sampled(*self._unchecked[-1])
             self._unchecked.pop()
+        for who, drawn in list(self._rollouts.items()):
+            if drawn is not None:
+                request, completion = drawn
+                sampled, logprobs = completion.token_ids[:LONGEST], completion.logprobs[:LONGEST]
+                self._probe.check_sampled(who, sampled, logprobs, request.prompt_ids)
+                self._rollouts[who] = None
 
     def _prepare(self, path: Path | None, version: str) -> Version:
         """A version with all that must be computed by the trainer's model."""
@@ -87,12 +98,14 @@ class VllmServers:
         if self._version is None:
             self.fleet.run(partial(self._check_unshared, own=path))
         sha256 = expected.adapter_sha256
-        return Version(
+        self._rollouts = {}
+        self._scored = Version(
             version,
             expected,
             served=None if sha256 is None else self._new_name(version, sha256),
             path=None if path is None else self._as_seen_there(path.absolute()),
         )
+        return self._scored
 
     async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Choice], None]) -> None:
         """Load and verify a version, and unload old ones."""
@@ -109,14 +122,15 @@ class VllmServers:
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError when no replica is left."""
-        return Play(self.fleet, self._current(), self._limits).run(requests, advance)
+        return self._play(self._current()).run(requests, advance)
 
     def pin(self) -> PinnedVersion:
         """An engine pinned to the version loaded now."""
         return self._pinned(self._current())
 
     def release(self) -> None:
-        """Do nothing: the servers have their own GPUs."""
+        """Verify what was sampled, before it is trained on; the servers keep their GPUs."""
+        self.settle()
 
     def resume(self) -> None:
         """Readmit excluded replicas that are healthy again."""
@@ -136,7 +150,16 @@ class VllmServers:
 
     def _pinned(self, version: Version, load: Load | None = None) -> PinnedVersion:
         self._held[version.served] += 1
-        return PinnedVersion(Play(self.fleet, version, self._limits), self._held, load)
+        return PinnedVersion(self._play(version), self._held, load)
+
+    def _play(self, version: Version) -> Play:
+        return Play(self.fleet, version, self._limits, partial(self._keep, version))
+
+    def _keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
+        """Keep a replica's first completion by the newest version that is long enough to be compared."""
+        like_training = request.sampling.temperature == self._probe.temperature
+        if version is self._scored and like_training and len(completion.token_ids) >= SAMPLED:
+            self._rollouts.setdefault(who, (request, completion))
 
     async def _check_unshared(self, client: httpx.AsyncClient, own: Path | None) -> None:
         checks = (check_unshared(client, replica, own, self._as_seen_here) for replica in self.fleet.replicas)

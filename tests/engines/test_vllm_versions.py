@@ -209,3 +209,44 @@ def test_what_was_decoded_while_a_version_was_loaded_is_scored_when_it_is_settle
         for _ in range(2):
             with pytest.raises(ProbeError, match="taken before temperature"):
                 engine.settle()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("mixed_up", [False, True])
+def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], ahead: bool,
+    mixed_up: bool,
+) -> None:  # fmt: skip
+    """A proxy that gives every request the reply to the one before may pass the probe, which asks alone."""
+    stub = serve()
+    answer, earlier = stub.http.reply, list[dict[str, Any]]()
+
+    def mixing(body: dict[str, Any]) -> Any:
+        status, reply = answer(body)
+        if "prompt" in body and "prompt_logprobs" not in body:
+            [choice] = reply["choices"]
+            kept = {name: choice[name] for name in ("token_ids", "logprobs", "finish_reason")}
+            choice.update(earlier[-1] if earlier else kept)
+            earlier.append(kept)
+        return status, reply
+
+    sampling = SamplingParams(8, 1.0)
+    with closing(connect(stub)) as engine:
+        stub.http.reply = mixing if mixed_up else answer
+        engine.load_adapter(None, "v-0")
+        engine.generate([Request("a", sampling, [5, 6, 7])])
+        if ahead:
+            pinned = engine.hand_over(adapters[0], "v-1")
+            pinned.load()
+        else:
+            engine.load_adapter(adapters[0], "v-1")
+            pinned = engine.pin()
+        pinned.generate([Request("b", sampling, [90, 80, 70, 60])])
+        pinned.close()
+        check = engine.settle if ahead else engine.release
+        if not mixed_up:
+            check()
+            return
+        for _ in range(2):
+            with pytest.raises(ProbeError, match=rf"127.0.0.1:{stub.http.port} returns .* off by \d.*mixes up replies"):
+                check()
