@@ -303,7 +303,7 @@ def test_what_is_no_json_counts_as_no_server(
         well.close()
     with pytest.raises(EmailRLError, match=r"^No vLLM server available \(1 configured\): .*[^.]\.$") as raised:
         connect(policy, server.name).load_adapter(None, "base")
-    assert "--resume auto" in raised.value.hint and "train" in raised.value.hint
+    assert raised.value.hint == "Start one with emailrl serve."
 
 
 def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
