@@ -52,8 +52,11 @@ def test_a_finished_run_resumes_to_its_end_or_goes_on_when_asked_for_more(make_s
     first, said = train(make_settings(max_steps=2)), list[str]()
     before = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
     assert train(make_settings(max_steps=2), resume="latest", progress=said.append) == first
-    assert said == [f"Nothing left to do in {first.run_dir}: it ended after step 2, all steps done."]
-    assert train(make_settings(max_steps=1), resume="auto", progress=said.append) == first and len(said) == 2
+    assert said == [
+        "Loading the model ...",
+        f"Nothing left to do in {first.run_dir}: it ended after step 2, all steps done.",
+    ]
+    assert train(make_settings(max_steps=1), resume="auto", progress=said.append) == first and len(said) == 4
     log = first.run_dir / "training.log"
     after = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
     assert {path for path in after if after[path] != before.get(path)} == {log} and after.keys() == before.keys()
