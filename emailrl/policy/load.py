@@ -180,10 +180,7 @@ def load_policy(
             model = prepare_unsloth(model, settings)
         else:
             notes = train_whole(model, settings) if full else prepare_training(model, settings, base.device)
-    if mesh is not None and base.sharded:
-        notes.append(f"{settings.model.name} is sharded over the {mesh.size()} ranks of a host")
-    elif settings.model.shard_offload and settings.model.shard == "auto":
-        notes.append("SHARD_OFFLOAD has no effect: SHARD=auto does not shard this base model, which fits unsharded")
+    notes += _shard_notes(settings, mesh if base.sharded else None)
     return Policy(
         model=model,
         tokenizer=base.tokenizer,
@@ -207,6 +204,15 @@ def check_adapter(adapter: Path, model_name: str) -> None:
             f"The adapter in {adapter} was trained on '{base}', but the base model here is '{model_name}'.",
             f"Use --model {base}, or another adapter.",
         )
+
+
+def _shard_notes(settings: Settings, mesh: DeviceMesh | None) -> list[str]:
+    """Whether the base is sharded, over ``mesh``, or a setting for that has no effect."""
+    if mesh is not None:
+        return [f"{settings.model.name} is sharded over the {mesh.size()} ranks of a host"]
+    if settings.model.shard_offload and settings.model.shard == "auto":
+        return ["SHARD_OFFLOAD has no effect: SHARD=auto does not shard this base model, which fits unsharded"]
+    return []
 
 
 def _adapted(model: Any, settings: Settings, adapter: Path | None, *, trainable: bool, full: bool) -> Any:
