@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,19 @@ def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
 
 
 def engine_arguments(
-    settings: Settings, *, model: str, dtype: str, lora_rank: int, on_gpu: bool, sleeps: bool
+    settings: Settings,
+    *,
+    model: str,
+    dtype: str,
+    lora_rank: int,
+    on_gpu: bool,
+    sleeps: bool,
+    graphs: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The fields of ``vllm.EngineArgs`` for vLLM in this process.
 
-    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``vllm_sleep``.
+    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``vllm_sleep``,
+    ``graphs`` by ``vllm_graphs``.
     """
     vllm = settings.vllm
     arguments: dict[str, Any] = {
@@ -94,6 +102,8 @@ def engine_arguments(
         "max_loras": vllm.vllm_max_loras,
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
+    if graphs:
+        arguments["cudagraph_capture_sizes"] = list(graphs)
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"

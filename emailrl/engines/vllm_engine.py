@@ -26,6 +26,7 @@ from emailrl.engines.base import Advance, Completion, Request, SamplingParams
 from emailrl.engines.probe import SAMPLED, Answer, Probe
 from emailrl.engines.report import report
 from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
+from emailrl.engines.vllm_graphs import capture_sizes
 from emailrl.engines.vllm_sleep import Trainer, sleeps
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.size import card_bytes
@@ -58,7 +59,9 @@ class VllmEngine:
         self._probe = probe
         self._stop_ids = sorted(stop_ids)
         self.can_sleep = policy.device.type == "cuda"
-        self._may_sleep = sleeps(settings, Trainer.of(policy, settings), card_bytes(policy.device))
+        card = card_bytes(policy.device)
+        self._graphs = capture_sizes(settings, card) if self.can_sleep else []
+        self._may_sleep = sleeps(settings, Trainer.of(policy, settings), card)
         if self._may_sleep and not self.can_sleep:
             report("vLLM cannot sleep without a GPU: it holds its memory during training.")
         self._engine: Any = None
@@ -180,6 +183,7 @@ class VllmEngine:
             lora_rank=rank,
             on_gpu=self.can_sleep,
             sleeps=self._may_sleep,
+            graphs=self._graphs,
         )
         try:
             engine_args = EngineArgs(**arguments)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from emailrl.engines.budget import GIB
+from emailrl.engines.vllm_graphs import capture_sizes, graph_bytes
 from emailrl.policy.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.settings import Settings, TrainingSettings
 
@@ -31,6 +32,8 @@ class Trainer:
     adapter: int
     activations: int
     """Of a full micro-batch, with everything kept that GRADIENT_CHECKPOINTING keeps where memory is ample."""
+    graphs: int = 0
+    """Of vLLM's CUDA graphs for this model, if it captures those of ``vllm_graphs``."""
 
     @classmethod
     def of_sizes(
@@ -40,7 +43,8 @@ class Trainer:
         numbers = {keep: numbers_for(keep, layers=layers, **widths) for keep in Keep}
         keep = choose_keep(training.gradient_checkpointing, math.inf, numbers)
         tokens = micro_batch_cap(training, on_gpu=True, hidden=widths["hidden"])
-        return cls(weights, ADAPTER_BYTES * adapter, tokens * itemsize * numbers[keep])
+        graphs = graph_bytes(layers=layers, hidden=widths["hidden"])
+        return cls(weights, ADAPTER_BYTES * adapter, tokens * itemsize * numbers[keep], graphs)
 
     @classmethod
     def of(cls, policy: Policy, settings: Settings) -> Trainer | None:
@@ -70,6 +74,8 @@ def sleeps(settings: Settings, trainer: Trainer | None, card_bytes: float) -> bo
     if wanted != "auto" or trainer is None:
         return wanted != "off"
     both = trainer.weights + trainer.adapter + trainer.activations + vllm_share(settings, trainer.weights, card_bytes)
+    if capture_sizes(settings, card_bytes):
+        both += trainer.graphs
     return both > SHARE_FOR_BOTH * card_bytes
 
 

@@ -9,6 +9,7 @@ import pytest
 from engines.vllm_stand_in import settings_for
 from tiny import make_model
 
+from emailrl.engines.vllm_graphs import graph_bytes
 from emailrl.engines.vllm_sleep import Trainer, sleeps
 from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.load import load_policy
@@ -60,4 +61,6 @@ def test_a_trainer_is_counted_from_its_model(tmp_path: Path) -> None:
     # Everything kept: the state twice, queries twice, keys, values, gate and up; and one layer at work.
     kept = config.num_hidden_layers * (2 * hidden + 2 * queries + 2 * keys + 2 * ffn)
     at_work = 4 * ffn + 4 * (queries + hidden) + 4 * keys
-    assert trainer == Trainer(4 * base, 24 * adapter, 100 * 4 * (kept + at_work))
+    assert trainer == Trainer(
+        4 * base, 24 * adapter, 100 * 4 * (kept + at_work), graph_bytes(layers=config.num_hidden_layers, hidden=hidden)
+    )
