@@ -40,9 +40,9 @@ RECORDING: Final = 0.16 / 48
 each rank's sampling time, which was measured with it."""
 NEARLY: Final = 0.95
 """Share of the maximum tokens per second: the rest is not worth a larger batch."""
-SERVING: Final = 40e-6
-"""Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B,
-docs/performance.md."""
+SERVING: Final = 30e-6
+"""Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B
+with what ``emailrl serve`` starts, docs/performance.md."""
 
 
 @dataclass(frozen=True, slots=True)

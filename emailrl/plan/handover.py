@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from emailrl.engines import has_servers
+from emailrl.engines import engine_gpus, has_servers
 from emailrl.settings import Settings
 
-HANDOVER: Final = 1.7
-"""Seconds to write an adapter, load it into vLLM and verify it: docs/performance.md, 14B. It hardly depends on size."""
+HANDOVER: Final = 0.7
+"""Seconds to write an adapter, load it into vLLM and verify it: 0.54 and 0.68 were measured on 4B, 0.80 and 0.87 on
+14B (``tests/gpu/bench_grpo_trl.py`` and ``bench_grpo_step.py``)."""
 HANDED_OVER: Final = 0.5
-"""The trainer's part of it, if servers do the rest during the next update: 0.36 to save the adapter, 14B, and 0.14 to
-copy it into the trainer's model, 4B on a CPU. 1.4 were measured on 4B before it was shortened."""
-SLEEPING: Final = 1.5
-"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep: the same step."""
+"""The trainer's part of it, if servers do the rest during the next update, to save the adapter, read it and copy it
+into the trainer's model: 0.42 on 4B and 0.58 on 14B, in the same steps."""
+WAKING: Final = 0.55
+"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, whatever its size."""
+MOVED: Final = 25e9
+"""Bytes of weights per second that it adds to them: 0.87 s were measured on 4B, 1.71 on 14B, in the same steps."""
 
 
 def overlaps(settings: Settings) -> bool:
@@ -21,10 +24,13 @@ def overlaps(settings: Settings) -> bool:
     return has_servers(settings) and settings.vllm.staleness(servers=True) > 0
 
 
-def handover_seconds(settings: Settings, *, vllm_sleeps: bool) -> float:
-    """Seconds per step for which neither rollouts nor training can go on; 0 with the transformers engine."""
+def handover_seconds(settings: Settings, weights: int, *, vllm_sleeps: bool) -> float:
+    """Seconds per step for which neither rollouts nor training can go on; 0 with the transformers engine.
+
+    ``weights`` are the bytes of the model in vLLM.
+    """
     if settings.agent.engine != "vllm":
         return 0.0
     if has_servers(settings):
         return HANDED_OVER if overlaps(settings) else HANDOVER
-    return HANDOVER + SLEEPING * vllm_sleeps
+    return HANDOVER + (WAKING + weights / engine_gpus(settings) / MOVED if vllm_sleeps else 0.0)

@@ -115,7 +115,9 @@ def plan_seconds(
     evaluation = sampling.seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples)
     return Seconds(
         rollout=rollout,
-        handover=handover_seconds(settings, vllm_sleeps=memory.vllm_sleeps),
+        handover=handover_seconds(
+            settings, shape.weight_bytes(2, four_bit=settings.model.load_in_4bit), vllm_sleeps=memory.vllm_sleeps
+        ),
         score=score,
         train=train * settings.training.update_epochs,
         evaluation=evaluation,

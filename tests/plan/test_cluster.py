@@ -95,32 +95,33 @@ def served(tmp_path: Path, **values: Any) -> Split:
 
 def test_a_trainer_and_a_server_as_measured(tmp_path: Path) -> None:
     """H200s, two machines: rollouts with loading the adapter 9.8 and 12.2 s, updates 5.2 and 5.3 s, steps in turns 15.2
-    and 17.7 s, overlapping 9.2 and 11.6 s."""
+    and 17.7 s, overlapping 9.2 and 11.6 s. A new adapter took 1.7 s then."""
     turns, ahead = served(tmp_path, max_staleness=0).seconds, served(tmp_path, max_staleness=1).seconds
-    assert turns.rollout + turns.handover == pytest.approx((9.8 + 12.2) / 2, rel=0.15)
+    assert turns.rollout + 1.7 == pytest.approx((9.8 + 12.2) / 2, rel=0.15)
     assert turns.score + turns.train == pytest.approx((5.2 + 5.3) / 2, rel=0.15)
-    assert turns.step == pytest.approx((15.2 + 17.7) / 2, rel=0.15)
+    assert turns.step - turns.handover + 1.7 == pytest.approx((15.2 + 17.7) / 2, rel=0.15)
     assert ahead.step == pytest.approx((9.2 + 11.6) / 2, rel=0.15)
     assert served(tmp_path, per_device_train_batch_size=24).sampling == pytest.approx(16.5, rel=0.15)
 
 
 @pytest.mark.parametrize(("gpus", "seconds"), [(2, 13.30), (4, 13.88)])
 def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> None:
-    """4B on H200s, 48 completions of 768 tokens on each; vLLM slept during training, as it always did then."""
+    """4B on H200s, 48 completions of 768 tokens on each; the new adapter, waking and sleeping took 3.2 s then."""
     given = {"per_device_train_batch_size": 6, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **given)
     made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=gpus)
-    assert made.split is not None and made.split.shared and made.seconds.step == pytest.approx(seconds, rel=0.15)
+    assert made.split is not None and made.split.shared
+    assert made.seconds.step - made.seconds.handover + 3.2 == pytest.approx(seconds, rel=0.15)
 
 
-@pytest.mark.parametrize(("completions", "seconds"), [(48, 1.99), (96, 3.17), (192, 4.90), (384, 7.97)])
+@pytest.mark.parametrize(("completions", "seconds"), [(48, 1.84), (96, 2.38), (192, 4.00), (384, 6.34)])
 def test_a_server_samples_as_measured(tmp_path: Path, completions: int, seconds: float) -> None:
-    """One H200, 4B, prompts and completions of 256 tokens: 6,185, 7,753, 10,022 and 12,342 tokens per second."""
+    """One H200, 4B, prompts and completions of 256 tokens: 6,681, 10,335, 12,277 and 15,496 tokens per second."""
     batch = {"per_device_train_batch_size": completions // 8, "num_generations": 8, "max_turns": 1, "max_tokens": 256}
     batch |= {"max_batch_trajectories": 384}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://s", engine="vllm", **batch)
     made = make_plan(settings, H200, tokens_per_trajectory=512, trainable_share=0.5, num_gpus=2)
-    assert made.split is not None and made.split.sampling == pytest.approx(seconds, rel=0.17)
+    assert made.split is not None and made.split.sampling == pytest.approx(seconds, rel=0.1)
 
 
 def test_a_server_samples_as_many_at_once_as_it_is_asked_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from plan.planned import H200, settings_with
 
 from emailrl.cli.app import app
 from emailrl.plan import Plan, find_device, make_plan
-from emailrl.plan.handover import HANDOVER, SLEEPING
+from emailrl.plan.handover import HANDOVER, MOVED, WAKING
 
 A_TOKEN = 7_266_631_680 / 791.2e12
 """Seconds to read one: 2 · 36 · 100,925,440 operations of Qwen3-4B on an H200."""
@@ -38,7 +38,8 @@ def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> No
     assert split.playing == pytest.approx(36 * 0.16 / 48)  # rank 0 records all
     seconds = split.seconds
     assert seconds.rollout == pytest.approx(split.sampling + split.playing) and seconds.handover == HANDOVER
-    assert plan_of(tmp_path, 3, vllm_enable_sleep="on").seconds.handover == HANDOVER + SLEEPING
+    asleep = plan_of(tmp_path, 3, vllm_enable_sleep="on").seconds.handover
+    assert asleep == pytest.approx(HANDOVER + WAKING + WEIGHTS / MOVED)
     assert seconds.train == pytest.approx(alone.seconds.train / 0.98)
     assert seconds.reduce == pytest.approx(2 * 2 / 3 * 132_120_576 / 200e9 + 40e-6)
     training = seconds.score + seconds.train + seconds.reduce
@@ -63,6 +64,8 @@ def test_engines_of_two_gpus(tmp_path: Path) -> None:
     split = made.split
     assert split is not None and (split.trainers, split.servers, split.tensor_parallel) == (4, 2, 2)
     assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN / 2 + DECODING, rel=1e-5)
+    asleep = plan_of(tmp_path, 4, vllm_tensor_parallel_size=2, vllm_enable_sleep="on").seconds.handover
+    assert asleep == pytest.approx(HANDOVER + WAKING + WEIGHTS / 2 / MOVED)
     cache = int(0.45 * 139.8 * GIB) - WEIGHTS // 2 - 2 * GIB  # on each of them
     assert made.memory.cache_tokens == 2 * cache // 147_456
 
@@ -81,7 +84,8 @@ def test_a_cache_of_its_own_size_replaces_vllms_share(tmp_path: Path) -> None:
 
 
 def test_both_uses_of_the_gpus_are_compared(tmp_path: Path) -> None:
-    shared, apart = plan_of(tmp_path, 8), plan_of(tmp_path, 8, engine="auto")
+    sleeping = {"vllm_enable_sleep": "on"}
+    shared, apart = plan_of(tmp_path, 8, **sleeping), plan_of(tmp_path, 8, **sleeping, engine="auto")
     assert shared.split == apart.alternative and apart.split == shared.alternative
     assert shared.split is not None and apart.split is not None
     assert shared.split.shared and not apart.split.shared
