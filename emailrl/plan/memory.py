@@ -111,7 +111,8 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     slots = _slots(shape, settings, layout, tokens)
     sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
     asleep = vllm_sleeps(shape, settings, layout, total)
-    training = {"vLLM": ASLEEP if asleep else sampling["vLLM"]} if vllm_in_process(settings) else {}
+    awake = sampling if vllm_in_process(settings) else {}
+    training = {"vLLM": ASLEEP} if asleep else awake
     batch = micro_batch_tokens(shape, settings, device, tokens)
     free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
     keep = keep_of(shape, settings, layout, batch, free)
@@ -224,9 +225,9 @@ def _sampling(
 ) -> tuple[dict[str, int], int | None, int]:
     """Bytes by part, the cache's capacity in tokens, and the tokens it must hold."""
     if vllm_in_process(settings):
-        share, room = sampling_bytes(shape, settings, total)
+        parts, room = sampling_bytes(shape, settings, layout, total)
         window = min(settings.model.max_model_len or shape.context, shape.context)
-        return {"vLLM": share}, room * engine_gpus(settings) // shape.cache_bytes(2), window
+        return parts, room * engine_gpus(settings) // shape.cache_bytes(2), window
     if not samples_in_process(settings):
         return {}, None, 0
     token, slots = shape.cache_bytes(layout.itemsize), _slots(shape, settings, layout, tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from emailrl.engines import engine_gpus, vllm_in_process
+from emailrl.engines.vllm_graphs import capture_sizes, graph_bytes
 from emailrl.engines.vllm_sleep import VLLM_WORK, Trainer, sleeps, vllm_share
 from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import GIB
@@ -12,14 +13,17 @@ from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
 
 ASLEEP: Final = int(1.5 * GIB)
-"""Memory a sleeping vLLM keeps on the GPU, such as CUDA graphs. Assumed; 0.9 GiB on 14B (docs/performance.md)."""
+"""Memory a sleeping vLLM keeps on the GPU. Assumed; 0.9 and 1.2 GiB on 14B (docs/performance.md)."""
 
 
-def sampling_bytes(shape: Shape, settings: Settings, total: int) -> tuple[int, int]:
-    """Bytes of vLLM on each of its GPUs while it samples, and those of them for its KV cache."""
+def sampling_bytes(shape: Shape, settings: Settings, layout: Layout, total: int) -> tuple[dict[str, int], int]:
+    """Bytes of vLLM on each of its GPUs while it samples, by part, and those of its share for its KV cache."""
     weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
     share = int(vllm_share(settings, weights, total))
-    return share, max(share - weights // engine_gpus(settings) - VLLM_WORK, 0)
+    parts = {"vLLM": share}
+    if layout.on_gpu and capture_sizes(settings, total):
+        parts["CUDA graphs"] = graph_bytes(layers=shape.layers, hidden=shape.hidden)
+    return parts, max(share - weights // engine_gpus(settings) - VLLM_WORK, 0)
 
 
 def vllm_sleeps(shape: Shape, settings: Settings, layout: Layout, total: int) -> bool:

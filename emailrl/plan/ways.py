@@ -69,12 +69,18 @@ def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, 
 
 
 def wider_engines(settings: Settings, device: Device, ranks: int, estimate: Estimate) -> list[Way]:
-    """The fewest neighbors of a host's ``ranks`` that fit if they share a vLLM engine."""
+    """The fewest neighbors of a host's ``ranks`` that fit if they share a vLLM engine, with less of each GPU if needed."""
     if not vllm_in_process(settings):
         return []
     sizes = [size for size in range(settings.vllm.vllm_tensor_parallel_size + 1, ranks + 1) if ranks % size == 0]
-    key = "vllm_tensor_parallel_size"
-    tries = ((f"VLLM_TENSOR_PARALLEL_SIZE={size}", _with(settings, key, size), device) for size in sizes)
+    own = settings.vllm.vllm_gpu_memory_utilization
+    tries = []
+    for size in sizes:
+        text, wider = f"VLLM_TENSOR_PARALLEL_SIZE={size}", _with(settings, "vllm_tensor_parallel_size", size)
+        tries.append((text, wider, device))
+        for share in (share for share in reversed(SHARES) if share < own):
+            with_share = _with(wider, "vllm_gpu_memory_utilization", share)
+            tries.append((f"{text} VLLM_GPU_MEMORY_UTILIZATION={share:g}", with_share, device))
     return _first_that_fits(tries, estimate)
 
 
