@@ -11,12 +11,12 @@ HANDOVER: Final = 0.7
 """Seconds to write an adapter, load it into vLLM and verify it: 0.54 and 0.68 were measured on 4B, 0.80 and 0.87 on
 14B (``tests/gpu/bench_grpo_trl.py`` and ``bench_grpo_step.py``)."""
 HANDED_OVER: Final = 0.5
-"""The trainer's part of it, if servers do the rest during the next update, to save the adapter, read it and copy it
-into the trainer's model: 0.42 on 4B and 0.58 on 14B, in the same steps."""
+"""The trainer's part of it if servers do the rest during the next update: it saves the adapter, reads it and copies it
+into its model. 0.42 were measured on 4B and 0.58 on 14B, in the same steps."""
 WAKING: Final = 0.55
-"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, whatever its size."""
+"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, besides moving its weights."""
 MOVED: Final = 25e9
-"""Bytes of weights per second that it adds to them: 0.87 s were measured on 4B, 1.71 on 14B, in the same steps."""
+"""Bytes of weights that it moves per second. Both were fitted to 0.87 s on 4B and 1.71 on 14B, in the same steps."""
 
 
 def overlaps(settings: Settings) -> bool:

@@ -69,7 +69,7 @@ def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, 
 
 
 def wider_engines(settings: Settings, device: Device, ranks: int, estimate: Estimate) -> list[Way]:
-    """The fewest neighbors of a host's ``ranks`` that fit if they share a vLLM engine, with less of each GPU if needed."""
+    """The fewest neighbors of a host's ``ranks`` that fit if they share a vLLM engine, at a smaller share if needed."""
     if not vllm_in_process(settings):
         return []
     sizes = [size for size in range(settings.vllm.vllm_tensor_parallel_size + 1, ranks + 1) if ranks % size == 0]
