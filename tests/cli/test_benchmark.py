@@ -284,7 +284,7 @@ def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (("--db", "none.db"), 1, "none.db"),
+        (("--db", "none.db"), 2, "none.db"),
         (("--questions", "none.jsonl"), 2, "none.jsonl"),
         (("--checkpoint", "nowhere"), 2, "No checkpoint at nowhere"),
         (("--model", "no such model"), 2, "no such model"),

@@ -115,7 +115,7 @@ def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Pat
         (("--split", "train"), 2, "A single inbox goes entirely to test"),
         (("--out", "model"), 2, "model is a folder"),
         (("--questions", "none.jsonl"), 2, "none.jsonl"),
-        (("--db", "none.db"), 1, "none.db"),
+        (("--db", "none.db"), 2, "none.db"),
         (("--model", "nanno"), 2, "nano"),
         (("--engine", "llama"), 2, "llama"),
     ],

@@ -86,4 +86,4 @@ def test_while_the_other_ranks_wait(settings: Callable[..., Settings], tmp_path:
     zero, one = in_ranks(2, run, tmp_path)
     expected = "Rollouts on rank 0 of 2 made no progress for 4 s: in the environment of val-000000-"
     assert isinstance(zero, EmailRLError) and zero.message.startswith(expected) and one is None
-    assert [item.metadata.step for item in list_checkpoints(tmp_path / "grpo_masked")] == [0]
+    assert list_checkpoints(tmp_path / "grpo_masked") == []  # nothing was evaluated or learned

@@ -19,8 +19,8 @@ from emailrl.training.step.schedule import learning_rate
 )
 def test_learning_rate(scheduler: str, rates: list[float]) -> None:
     training = Settings.model_validate(
-        {"training": {"learning_rate": 2.0, "warmup_steps": 4, "lr_scheduler": scheduler}}
+        {"training": {"learning_rate": 0.5, "warmup_steps": 4, "lr_scheduler": scheduler}}
     ).training
-    assert [learning_rate(step, training, 8) / 2 for step in range(1, 9)] == pytest.approx(rates, abs=1e-6)
+    assert [learning_rate(step, training, 8) / 0.5 for step in range(1, 9)] == pytest.approx(rates, abs=1e-6)
     no_warmup = training.model_copy(update={"warmup_steps": 0})
-    assert learning_rate(1, no_warmup, 8) == 2.0
+    assert learning_rate(1, no_warmup, 8) == 0.5
