@@ -27,6 +27,7 @@ from emailrl.engines.probe import SAMPLED, Answer, Probe
 from emailrl.engines.report import report
 from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
 from emailrl.engines.vllm_graphs import capture_sizes
+from emailrl.engines.vllm_outputs import logprobs_of, read_output
 from emailrl.engines.vllm_sleep import Trainer, sleeps
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.size import card_bytes
@@ -60,7 +61,7 @@ class VllmEngine:
         self._stop_ids = sorted(stop_ids)
         self.can_sleep = policy.device.type == "cuda"
         card = card_bytes(policy.device)
-        self._graphs = capture_sizes(settings, card) if self.can_sleep else []
+        self._graphs = capture_sizes(settings, card)
         self._may_sleep = sleeps(settings, Trainer.of(policy, settings), card)
         if self._may_sleep and not self.can_sleep:
             report("vLLM cannot sleep without a GPU: it holds its memory during training.")
@@ -266,27 +267,6 @@ class VllmEngine:
     def _step(self) -> list[Any]:
         self.steps += 1
         return [output for output in self._engine.step() if output.finished]
-
-
-def read_output(output: Any, request: Request, seconds: float) -> Completion:
-    """A finished ``vllm.RequestOutput`` as a completion."""
-    sampled = output.outputs[0]
-    completion = Completion(
-        request.trajectory_id,
-        list(sampled.token_ids),
-        logprobs_of(sampled),
-        str(sampled.finish_reason),
-        seconds=seconds,
-        prompt_tokens=len(request.prompt_ids),
-    )
-    if sampled.finish_reason not in ("stop", "length"):
-        completion.finish_reason, completion.error = "error", f"vLLM ended a completion by {sampled.finish_reason!r}"
-    return completion
-
-
-def logprobs_of(sampled: Any) -> list[float]:
-    """The log-probabilities of the sampled tokens."""
-    return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]
 
 
 @contextmanager
