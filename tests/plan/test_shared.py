@@ -122,6 +122,14 @@ def test_a_base_too_large_for_two_copies_is_divided_among_neighbors(tmp_path: Pa
     assert not any("PARALLEL" in way.text for way in plan_of(tmp_path, 1, **values).ways)
 
 
+def test_a_wider_engine_gets_a_smaller_share_where_that_makes_it_fit(tmp_path: Path) -> None:
+    """Qwen3-14B on L40S: four neighbors hold a quarter of vLLM's copy each, but the default share leaves no room."""
+    values = {"gpu": "L40S", "model_name": "Qwen/Qwen3-14B"}
+    assert plan_of(tmp_path, 4, **values).ways[0].text == "VLLM_TENSOR_PARALLEL_SIZE=4 VLLM_GPU_MEMORY_UTILIZATION=0.3"
+    assert not plan_of(tmp_path, 4, **values, vllm_tensor_parallel_size=4).memory.fits
+    assert plan_of(tmp_path, 4, **values, vllm_tensor_parallel_size=4, vllm_gpu_memory_utilization=0.3).runs
+
+
 def test_ranks_in_the_settings_are_planned_as_they_train(tmp_path: Path) -> None:
     def made(**values: Any) -> Plan:
         return make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-4B", **values), H200)
