@@ -26,7 +26,7 @@ import typer
 from emailrl.cli.inputs import check_inputs, with_inputs
 from emailrl.cli.next_step import suggest_train
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, result_console, say, say_loading
+from emailrl.cli.output import print_json, result_console, say
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -66,7 +66,10 @@ def sft(
         settings = load_settings(given, recorded=place.checkpoint.metadata.settings)
         out = place.directory
     settings = _with_questions(settings, resumed=place.checkpoint is not None)
-    say_loading(settings, *(() if settings.sft.from_scratch else (settings.model.name,)))
+    from emailrl.policy.smol_base import check_base
+
+    if not settings.sft.from_scratch:
+        check_base(settings.model.name, settings.model.smol_base)
     from emailrl.sft.assemble import sft as run
 
     def print_result(line: str) -> None:

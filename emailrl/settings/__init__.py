@@ -11,7 +11,7 @@ from emailrl.settings.credentials import (
 )
 from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
-from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, TrainingSettings
+from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import folder_risks, load_settings, trust_folder
 from emailrl.settings.presets import PRESETS
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
@@ -49,6 +49,7 @@ __all__ = [
     "RewardWeightSettings",
     "Section",
     "Settings",
+    "SftSettings",
     "StoreSettings",
     "TrackingSettings",
     "TrainingSettings",

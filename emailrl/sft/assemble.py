@@ -7,35 +7,32 @@ A run's folder holds ``best_model/`` (lowest validation loss; the last without v
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from emailrl.checkpoints import SFT, Checkpoint, recover
+from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import load_task
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import counted, first_line
+from emailrl.errors import UsageError
+from emailrl.plain import counted
 from emailrl.policy.device import choose_device, choose_dtype
 from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.prepare import train_whole
-from emailrl.settings import Settings
+from emailrl.settings import Settings, SftSettings
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.fit import Fitter
-from emailrl.sft.place import Place, find_place
+from emailrl.sft.place import PRODUCT, Place, find_place
 from emailrl.sft.run import Run, SftResult, State
 from emailrl.store import database_fingerprint
 from emailrl.training.run.agreement import changed_settings, choosing_questions
 from emailrl.training.run.directory import clear_run, held
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.printing import RULE
-from emailrl.training.run.resume import STATE_FILE, new_run_id, seed_generators
+from emailrl.training.run.resume import new_run_id, reading_state, seed_generators
 from emailrl.training.run.start import check_resumed, find_start
 from emailrl.training.run.tracking import Say, Tracker, check_services
 
@@ -55,7 +52,14 @@ def sft(
     KeyboardInterrupt, or any error between two updates, leaves the last complete step saved. Raises UsageError for
     invalid settings, EmailRLError for a run that cannot continue.
     """
-    with _open(settings, out, resume, workers, progress) as run, run.interrupts.installed():
+    _check(settings)
+    check_services(settings)
+    place = find_place(settings, out, resume)
+    if place.checkpoint is not None and (ended := _ended(place, place.checkpoint, settings.sft)):
+        line, result = ended
+        (results or progress)(line)
+        return result
+    with _open(settings, place, workers, progress) as run, run.interrupts.installed():
         run.tracker.results = results or progress
         try:
             reason = run.train()
@@ -67,12 +71,9 @@ def sft(
 
 
 @contextmanager
-def _open(settings: Settings, out: Path | None, resume: str | None, workers: int | None, say: Say) -> Iterator[Run]:
-    """Check settings, place and conversations before loading a model; then start or resume."""
-    _check(settings)
-    check_services(settings)
+def _open(settings: Settings, place: Place, workers: int | None, say: Say) -> Iterator[Run]:
+    """Check conversations before loading a model; then start or resume."""
     seed_generators(settings.training.seed)
-    place = find_place(settings, out, resume)
     found = gather(settings)
     task = load_task(settings.agent.environment, settings.agent)
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
@@ -82,6 +83,7 @@ def _open(settings: Settings, out: Path | None, resume: str | None, workers: int
             clear_run(place.directory)  # remains of a run that died before its first checkpoint
         start = find_start(settings, place.checkpoint)
         settings = start.settings
+        say("Loading the model ...")
         policy = _policy(settings, start.adapter, place.checkpoint)
         renderer = ChatRenderer(policy.tokenizer, task.tools)
         longest = min(_window(policy), settings.model.max_model_len or _window(policy))
@@ -100,6 +102,18 @@ def _open(settings: Settings, out: Path | None, resume: str | None, workers: int
                 interrupts=Interrupts(tracker.say), place=place, parent=start.parent, run_id=run_id, database=database,
                 state=state, saved_step=state.step or None,
             )  # fmt: skip
+
+
+def _ended(place: Place, checkpoint: Checkpoint, sft: SftSettings) -> tuple[str, SftResult] | None:
+    """The line and the result of a run that has nothing left to do; None if it has."""
+    with reading_state(checkpoint) as saved:
+        state = State(**saved["state"])
+    reason, step = state.stop_reason(sft), state.best_step or state.step
+    wrote = {item.metadata.step for item in list_checkpoints(place.directory) if item.path.name == PRODUCT}
+    if reason is None or step not in wrote or damage_of(place.directory / PRODUCT):
+        return None
+    line = f"Nothing left to do in {place.directory}: it ended after step {state.step}, {reason}."
+    return line, state.result(place)
 
 
 def _check(settings: Settings) -> None:
@@ -153,15 +167,9 @@ def _restore(checkpoint: Checkpoint, data: Data, fitter: Fitter, settings: Setti
             f"{checkpoint.path} was trained on other conversations: {cause}.",
             "Resume with the old ones, or start a new run without --resume.",
         )
-    path = checkpoint.path / STATE_FILE
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+    with reading_state(checkpoint) as saved:
         fitter.load_state_dict(saved["fitter"])
         return State(**saved["state"])
-    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise EmailRLError(
-            f"{path} cannot be read ({first_line(error)}).", "Start a new run without --resume."
-        ) from None
 
 
 def _header(settings: Settings, policy: Policy, data: Data, place: Place, state: State) -> str:

@@ -18,7 +18,7 @@ import torch
 from emailrl.checkpoints import SFT, Metadata, created_after, prune, write_checkpoint
 from emailrl.policy.load import Policy
 from emailrl.policy.tensors import writing_tensors
-from emailrl.settings import Settings
+from emailrl.settings import Settings, SftSettings
 from emailrl.sft.data import Data
 from emailrl.sft.fit import Fitter
 from emailrl.sft.place import PRODUCT, Place
@@ -57,6 +57,17 @@ class State:
     without_better: int = 0
     """Validations since the lowest loss."""
 
+    def stop_reason(self, sft: SftSettings) -> str | None:
+        """Why the run ends here, or None if it continues."""
+        if self.step >= sft.sft_steps:
+            return "all steps done"
+        return "the validation loss stopped falling" if self.without_better >= sft.sft_patience else None
+
+    def result(self, place: Place) -> SftResult:
+        """The result of a run in ``place`` that ends here."""
+        val_loss = self.best if self.best_step else self.val_loss
+        return SftResult((place.directory / PRODUCT).absolute(), self.step, self.loss, val_loss)
+
 
 @dataclass
 class Run:
@@ -85,7 +96,7 @@ class Run:
             if state.step == 0:
                 with droppable():
                     self.validate()
-            while state.step < sft.sft_steps and state.without_better < sft.sft_patience:
+            while (reason := state.stop_reason(sft)) is None:
                 clock = Clock()
                 with droppable(), clock.phase("data"):
                     batch = next(batches)
@@ -102,7 +113,7 @@ class Run:
                 self.tracker.step(line, self._line(metrics, val_loss, pace))
                 if due:
                     self.save()
-        return "all steps done" if state.step == sft.sft_steps else "the validation loss stopped falling"
+        return reason
 
     def validate(self) -> float | None:
         """Measure the validation loss, and save the weights if it is the lowest so far."""
@@ -120,13 +131,14 @@ class Run:
 
     def finish(self, reason: str) -> SftResult:
         """Report why the run ended and its result."""
-        state, out = self.state, self.place.directory / PRODUCT
+        state = self.state
         if not self.data.val or not state.best_step:
             self.write_product()
-        val_loss = state.best if state.best_step else state.val_loss
-        said = "" if val_loss is None else f" Validation loss {val_loss:.4f} at step {state.best_step or state.step}."
-        self.tracker.conclude(f"Done after step {state.step}: {reason}.{said} Wrote {out}.")
-        return SftResult(out.absolute(), state.step, state.loss, val_loss)
+        result = state.result(self.place)
+        loss, step = result.val_loss, state.best_step or state.step
+        said = "" if loss is None else f" Validation loss {loss:.4f} at step {step}."
+        self.tracker.conclude(f"Done after step {state.step}: {reason}.{said} Wrote {self.place.directory / PRODUCT}.")
+        return result
 
     def save(self) -> None:
         """Write ``checkpoint-N``, with everything the next step needs, and remove the oldest."""

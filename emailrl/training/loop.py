@@ -15,10 +15,11 @@ from emailrl.ranks import joined
 from emailrl.settings import Settings
 from emailrl.training.run.assemble import open_run
 from emailrl.training.run.display import SILENT, Display
-from emailrl.training.run.ending import finish, is_complete
+from emailrl.training.run.ending import NothingLeft, finish
 from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, policy_ages, rollout_metrics, update_metrics
 from emailrl.training.run.printing import complete, step_line
 from emailrl.training.run.run import Run
+from emailrl.training.run.state import RunState
 from emailrl.training.step.samples import make_samples
 from emailrl.training.step.shaping import terminal_rewards
 
@@ -33,6 +34,11 @@ class TrainResult:
     best_step: int
     steps: int
     """Steps done, including those before a resume."""
+
+    @classmethod
+    def of(cls, directory: Path, state: RunState) -> TrainResult:
+        """The result of the run in this directory."""
+        return cls(directory.absolute(), state.best_accuracy or 0.0, state.best_step or 0, state.step)
 
 
 def train(
@@ -67,12 +73,10 @@ def train(
             if not ranks.is_alone:
                 ranks.on_stop = run.interrupts.request
             _loop_or_rescue(run)
-            result = TrainResult(
-                run_dir=run.directory.absolute(),
-                best_accuracy=run.state.best_accuracy or 0.0,
-                best_step=run.state.best_step or 0,
-                steps=run.state.step,
-            )
+            result = TrainResult.of(run.directory, run.state)
+    except NothingLeft as finished:
+        (results or progress)(str(finished))
+        return TrainResult.of(finished.directory, finished.state)
     except (EmailRLError, KeyboardInterrupt):
         if result is not None:  # a rank was lost, or Ctrl-C pressed, while the others were released
             progress(complete(skipped=["the export"] if settings.output.export_dir else []))
@@ -95,10 +99,6 @@ def _loop_or_rescue(run: Run) -> None:
 def loop(run: Run) -> None:
     """Repeat: refresh the engine, collect groups, make samples, train, evaluate, log, checkpoint."""
     state, droppable = run.state, run.interrupts.droppable
-    if is_complete(run):
-        ended = f"it ended after step {state.step}, {run.stop_reason()}"
-        run.tracker.conclude(f"Nothing left to do in {run.directory}: {ended}.")
-        return
     with droppable():
         evaluated = run.evaluate_if_due()
     if evaluated:

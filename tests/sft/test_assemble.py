@@ -160,6 +160,10 @@ def test_a_loss_that_rises_again_stops_the_run_and_the_lowest_is_kept(
 
 def test_resuming_with_other_conversations_is_refused(whole: tuple[Settings, SftResult], model: Path) -> None:
     settings, result = whole
+    said: list[str] = []
+    assert sft(settings, resume="latest", results=said.append) == result
+    assert said == [f"Nothing left to do in {result.out.parent}: it ended after step 8, all steps done."]
+    settings = settings.model_copy(update={"sft": settings.sft.model_copy(update={"sft_steps": 9})})
     with pytest.raises(UsageError, match="exists"):
         sft(settings, out=result.out.parent)
     changed = settings.model_copy(update={"sft": settings.sft.model_copy(update={"min_reward": 2.0})})

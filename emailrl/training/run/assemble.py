@@ -28,7 +28,7 @@ from emailrl.training.run.ahead import Ahead
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.display import SILENT, Display
-from emailrl.training.run.ending import is_complete
+from emailrl.training.run.ending import check_unfinished
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.follower import Task, check_shard, mesh_of
 from emailrl.training.run.in_flight import reusable
@@ -40,6 +40,7 @@ from emailrl.training.run.resume import (
     Resumed,
     load_state,
     new_run_id,
+    read_state,
     resumed,
     rewind,
     seed_generators,
@@ -77,6 +78,9 @@ def open_run(
         seed_generators(settings.training.seed)
         total = _total_steps(settings, mode, len(data.train), ranks.world)
         run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
+        if before and checkpoint:
+            ended = (state := read_state(checkpoint)).stop_reason(settings.evaluation, total, _epochs(settings, mode))
+            check_unfinished(before.directory, state, ended, data)
         make = mode.make_environment
         with _loaded(settings, start.adapter, checkpoint, total, ranks, say) as (opened, updater, state):
             policy, engine, settings = opened.policy, opened.engine, updater.settings
@@ -229,10 +233,7 @@ def _say_notes(say: Say, notes: Iterable[str]) -> None:
 
 
 def _announce(run: Run, changes: list[str]) -> None:
-    """Print the header and all notes, and start the display; only the notes on ``changes`` if nothing is left to do."""
-    if is_complete(run):
-        _say_notes(run.tracker.say, changes)
-        return
+    """Print the header and all notes, and start the display."""
     sizes = {"num_train": len(run.data.train), "num_eval": len(run.data.val), "num_ranks": run.ranks.world}
     start, total, tracker = run.state.step, run.total_steps, run.tracker
     tracker.say(header(run.settings, run_dir=run.directory, start=start, total=total, **sizes))

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from emailrl.checkpoints import CONFIRMED, confirmed_of, list_checkpoints
+from emailrl.checkpoints import CONFIRMED, confirmed_of, damage_of, list_checkpoints
 from emailrl.disk import replace_bytes
 from emailrl.plain import counted
 from emailrl.training.run.curve import LAST_CURVE, draw_curves
 from emailrl.training.run.directory import remove_records
 from emailrl.training.run.printing import outcome, percent
+from emailrl.training.run.questions import RunData
 from emailrl.training.run.run import Run
+from emailrl.training.run.state import RunState
 
 
-def is_complete(run: Run) -> bool:
-    """Whether everything a run leaves at its end is there already, so that a resume has nothing to do."""
-    saved = {item.metadata.kind: item for item in list_checkpoints(run.directory)}
-    if run.stop_reason() is None or "final" not in saved or saved["final"].metadata.step != run.state.step:
-        return False
-    if not (run.directory / LAST_CURVE).exists():
-        return False
-    return not _confirms(run) or ("best" in saved and confirmed_of(saved["best"]) is not None)
+class NothingLeft(Exception):
+    """The run to resume has ended, and everything that a run leaves at its end is there."""
+
+    def __init__(self, directory: Path, state: RunState, reason: str) -> None:
+        super().__init__(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
+        self.directory, self.state = directory, state
+
+
+def check_unfinished(directory: Path, state: RunState, reason: str | None, data: RunData) -> None:
+    """Raise NothingLeft if the run ended for ``reason`` (None: it continues) and lacks nothing that a run leaves."""
+    saved = {item.metadata.kind: item for item in list_checkpoints(directory)}
+    if reason is None or "final" not in saved or saved["final"].metadata.step != state.step:
+        return
+    if not (directory / LAST_CURVE).exists() or any(damage_of(directory / name) for name in ("final", "best_model")):
+        return
+    if not _confirms(state, data) or ("best" in saved and confirmed_of(saved["best"]) is not None):
+        raise NothingLeft(directory, state, reason)
 
 
 def finish(run: Run, reason: str) -> None:
@@ -32,14 +44,14 @@ def finish(run: Run, reason: str) -> None:
     run.tracker.say(f"Curves saved to: {draw_curves(run.directory, run.settings)[0]}")
     run.tracker.conclude(outcome(run.state, reason, len(run.data.val)))
     run.remaining = ["the export"] if run.settings.output.export_dir is not None else []
-    if _confirms(run):
+    if _confirms(run.state, run.data):
         run.remaining.insert(0, "measuring best_model again")
         _confirm(run)
         del run.remaining[0]
 
 
-def _confirms(run: Run) -> bool:
-    return bool(run.state.best_accuracy and run.data.confirm)
+def _confirms(state: RunState, data: RunData) -> bool:
+    return bool(state.best_accuracy and data.confirm)
 
 
 def _confirm(run: Run) -> None:

@@ -122,10 +122,15 @@ def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
         torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
 
 
+def read_state(checkpoint: Checkpoint) -> RunState:
+    """The state of a checkpoint's run."""
+    with reading_state(checkpoint) as saved:
+        return RunState.from_dict(saved["state"])
+
+
 def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
     """The states of a checkpoint's run and updater; restores the random generators."""
-    try:
-        saved = torch.load(checkpoint.path / STATE_FILE, map_location="cpu", weights_only=True)
+    with reading_state(checkpoint) as saved:
         state, generators = RunState.from_dict(saved["state"]), saved["generators"]
         random.setstate(generators["python"])
         np.random.set_state(generators["numpy"])
@@ -133,12 +138,20 @@ def load_state(checkpoint: Checkpoint) -> tuple[RunState, dict[str, Any]]:
         # A machine with fewer GPUs than the run had restores only the states it can use.
         for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(generator, device)
+        return state, saved["updater"]
+
+
+@contextmanager
+def reading_state(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+    """What ``save_state`` wrote; EmailRLError if it cannot be read."""
+    path = checkpoint.path / STATE_FILE
+    try:
+        yield torch.load(path, map_location="cpu", weights_only=True)
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise EmailRLError(
-            f"{checkpoint.path / STATE_FILE} cannot be read ({first_line(error)}).",
-            "Use another checkpoint: emailrl checkpoints list.",
+            f"{path} cannot be read ({first_line(error)}).",
+            "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume.",
         ) from None
-    return state, saved["updater"]
 
 
 def rewind(run_dir: Path, state: RunState) -> list[str]:
