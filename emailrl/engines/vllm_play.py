@@ -52,6 +52,7 @@ class Play:
 
     def run(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
+        self._restoring, self._waiting = {}, asyncio.Lock()  # a lock belongs to one event loop, and so to one call
 
         async def playing(client: httpx.AsyncClient) -> list[Completion]:
             async def complete(request: Request) -> Completion:

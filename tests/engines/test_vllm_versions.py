@@ -250,3 +250,18 @@ def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
         for _ in range(2):
             with pytest.raises(ProbeError, match=rf"127.0.0.1:{stub.http.port} returns .* off by \d.*mixes up replies"):
                 check()
+
+
+def test_a_version_outlives_restarts_in_every_round_of_a_step(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    """Each round of questions has an event loop of its own, to which asyncio's locks belong once they are waited for."""
+    stub = serve(delay=0.1)
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(adapters[0], "v-1")
+        pinned = engine.pin()
+        for _ in range(2):
+            stub.adapters = {BASE: None}
+            played = pinned.generate([Request(f"t{n}", SamplingParams(2, 1.0), [5, 6, 7]) for n in range(4)])
+            assert [(each.policy_version, each.error) for each in played] == [("v-1", None)] * 4
+        pinned.close()
