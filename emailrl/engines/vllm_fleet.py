@@ -6,6 +6,7 @@ Thread-safe: rollouts and evaluations of different versions run concurrently, ea
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -30,6 +31,9 @@ KEPT = 16
 request."""
 LOOK_AGAIN = 2.0
 """Poll interval in seconds while all servers are down."""
+
+OTHER_FILES = 1024
+"""Files that a process may hold open besides its connections."""
 
 T = TypeVar("T")
 
@@ -67,6 +71,7 @@ class Fleet:
         vllm, agent = settings.vllm, settings.agent
         key = api_key(settings)
         replicas = _replicas(settings)
+        allow_connections(sum(replica.most for replica in replicas))
         # The default of LITELLM_TIMEOUT suits shared chat servers; it applies here only if set explicitly.
         given = "litellm_timeout" in settings.rewards.model_fields_set and "vllm_timeout" not in vllm.model_fields_set
         timeout = settings.rewards.litellm_timeout if given else vllm.vllm_timeout
@@ -213,6 +218,23 @@ def _replicas(settings: Settings) -> list[Replica]:
     for replica in replicas:
         tell(replica.url, "policy", with_key=bool(key))
     return replicas
+
+
+def allow_connections(count: int) -> None:
+    """Raise this process's limit of open files, often 1,024, to what ``count`` connections need; report if it is lower.
+
+    Without a free handle no server can be reached, so that all would be excluded.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + OTHER_FILES
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < needed:
+        report(
+            f"At most {hard:,} files can be open at once, but {count:,} requests to vLLM servers and other files need"
+            f" {needed:,}: raise the limit (ulimit -Hn), or lower MAX_BATCH_TRAJECTORIES."
+        )
 
 
 def _none_available(count: int, why: str) -> EmailRLError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +18,7 @@ from hang import must_end
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
+from emailrl.engines.vllm_fleet import OTHER_FILES
 from emailrl.engines.vllm_server import VllmServers
 from emailrl.errors import EmailRLError
 
@@ -265,3 +268,43 @@ def test_a_version_outlives_restarts_in_every_round_of_a_step(
             played = pinned.generate([Request(f"t{n}", SamplingParams(2, 1.0), [5, 6, 7]) for n in range(4)])
             assert [(each.policy_version, each.error) for each in played] == [("v-1", None)] * 4
         pinned.close()
+
+
+@pytest.fixture
+def few_files() -> Iterator[tuple[int, int]]:
+    """A limit of open files with room for 40 more; the limits before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    few_files: tuple[int, int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The limit is 1,024 by default, four servers with 256 requests each; without a handle all would look dead."""
+    stub = serve(delay=1)
+    with closing(connect(stub, max_batch_trajectories=48)) as engine:
+        assert not any(completion.error for completion in ask(engine, 48, max_tokens=1))
+    assert stub.http.busiest > 20 and "excluded" not in capsys.readouterr().err
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (48 + OTHER_FILES, few_files[1])
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_reported(
+    serve: Callable[..., VllmStub],
+    connect: Callable[..., VllmServers],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1200))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: raised.append(limits))
+    connect(serve(), serve(), max_batch_trajectories=100)
+    assert raised == [(1200, 1200)]
+    assert (
+        "At most 1,200 files can be open at once, but 200 requests to vLLM servers and other files need 1,224"
+        in capsys.readouterr().err
+    )
