@@ -181,7 +181,8 @@ def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
 
 def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:
     """A TOML value, relative paths resolved against the file's directory; types pydantic would coerce are rejected."""
-    if (isinstance(value, bool) and bool not in leaf.kinds) or (leaf.is_path and value == ""):
+    switch = bool in leaf.kinds or "on" in leaf.choices
+    if (isinstance(value, bool) and not switch) or (leaf.is_path and value == ""):
         raise UsageError(f"{name} = {json.dumps(value)} in {path.name} is not a valid value.", _SEE)
     value = _home(leaf, value)
     return path.parent / value if isinstance(value, Path) else value

@@ -7,11 +7,14 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 CONTEXT = (1200, 4000)
 FIXED, NUM_FIXED = 192, 8
 """Tokens and number of the texts that all variants score."""
+TWO = (1000, 1001)
+"""The whole vocabulary of prompts and samples whose drafts are right about half the time."""
 
 
 def measure(given: argparse.Namespace, extra: dict[str, Any]) -> dict[str, Any]:
@@ -26,20 +29,17 @@ def measure(given: argparse.Namespace, extra: dict[str, Any]) -> dict[str, Any]:
     context = (40, 90) if given.smoke else CONTEXT
     row |= player.play(given.rows, context)
     row["fixed"], row["own"] = player.score()
+    words = tuple(one % player.vocabulary for one in TWO)
+    row["more"] = {"two words": player.play(given.rows, context, words=words)}
     if given.variant == "today":
         few = max(2, given.rows // 5)
-        row["more"] = {
+        row["more"] |= {
             "no seeds": player.play(given.rows, context, seeded=False),
             "no log-probs": player.play(given.rows, context, logprobs=None),
             "short contexts": player.play(given.rows, (16, 32)),
             f"{few} rows": player.play(few, context),
             "greedy": player.play(given.rows, context, temperature=0.0),
             "no adapter": Player(engine, None, player.vocabulary, given.tokens).play(given.rows, context),
-        }
-    elif "speculative_config" in extra:  # drafts need text that repeats itself, as greedy text of random weights does
-        row["more"] = {
-            "greedy": player.play(given.rows, context, temperature=0.0),
-            "greedy, 4 x the tokens": player.play(given.rows, context, temperature=0.0, tokens=4 * given.tokens),
         }
     return row
 
@@ -133,13 +133,18 @@ class Player:
         scheduler.update_from_output = update
 
     def play(
-        self, rows: int, context: tuple[int, int], *, tokens: int | None = None, **sampling: Any
+        self, rows: int, context: tuple[int, int], *, words: Sequence[int] = (), **sampling: Any
     ) -> dict[str, Any]:
-        """Decode so many rows at once; median milliseconds of a step, tokens per second, tokens a row and step."""
+        """Decode so many rows at once; median milliseconds of a step, tokens per second, tokens a row and step.
+
+        ``words`` are the only tokens of prompts and samples: few of them repeat themselves, as n-gram drafts need.
+        """
         draw = random.Random(0)  # the same prompts each time, so that they are read once
-        prompts = [[draw.randrange(300, self.vocabulary) for _ in range(draw.randint(*context))] for _ in range(rows)]
+        choice = words or range(300, self.vocabulary)
+        prompts = [draw.choices(choice, k=draw.randint(*context)) for _ in range(rows)]
         self.steps.clear()
-        ended = self._ask(prompts, tokens or self.tokens, **sampling)
+        sampling |= {"allowed_token_ids": [*words]} if words else {}
+        ended = self._ask(prompts, self.tokens, **sampling)
         times = [
             after[0] - before[0]
             for before, after in zip(self.steps, self.steps[1:], strict=False)

@@ -77,7 +77,7 @@ max_tokens_per_micro_batch = 49152
 gradient_checkpointing = "off"
 
 engine = "vllm"
-vllm_enable_sleep = false
+vllm_enable_sleep = "off"
 vllm_gpu_memory_utilization = 0.15
 vllm_probe_tolerance = 0.3
 """

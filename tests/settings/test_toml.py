@@ -50,6 +50,11 @@ def test_aliases_and_a_key_named_like_a_section(read: Read) -> None:
     assert settings.training.num_train_epochs == 9
 
 
+@pytest.mark.parametrize(("value", "meant"), [("true", "on"), ("false", "off"), ('"auto"', "auto")])
+def test_settings_that_are_on_off_or_automatic_take_booleans(read: Read, value: str, meant: str) -> None:
+    assert read(f"vllm_enable_sleep = {value}").vllm.vllm_enable_sleep == meant
+
+
 def test_relative_paths_belong_to_the_directory_of_the_file(read: Read, tmp_path: Path) -> None:
     settings = read('db = "mail.db"\nquestions = "/abs/q.jsonl"\n[model]\nchat_template = "~/mine.jinja"\n')
     assert settings.store.db == tmp_path / "mail.db"
