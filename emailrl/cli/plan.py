@@ -195,6 +195,8 @@ def _time(planned: Plan) -> list[Row]:
     seconds, tokens, split = planned.seconds, planned.tokens, planned.split
     order, loading = _sampling_remarks(planned)
     evaluations = f"{counted(tokens.evaluations, 'evaluation')} of {counted(tokens.eval_trajectories, 'trajectory')}"
+    if confirmed := round(tokens.confirmed * tokens.eval_trajectories):
+        evaluations += f"; {confirmed:,} more at the end"
     reached = f"{seconds.utilization:.0%} of {planned.device.tflops:,.1f} TFLOP/s"
     gradients = "" if split is None else f"adapter gradients of {counted(split.trainers, 'rank')}"
     phases = [
@@ -268,6 +270,6 @@ def _shares(planned: Plan) -> str:
         "new adapters": seconds.steps * seconds.handover,
         "scoring": seconds.steps * seconds.score,
         "training": seconds.steps * (seconds.train + seconds.gather + seconds.reduce),
-        "evaluation": seconds.evaluations * seconds.evaluation,
+        "evaluation": seconds.evaluating,
     }
     return ", ".join(f"{name} {part / seconds.run:.0%}" for name, part in parts.items() if part)

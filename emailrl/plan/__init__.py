@@ -77,10 +77,15 @@ class Plan:
 
     @property
     def run_seconds(self) -> float:
-        """Seconds of the run: as planned, or the planned steps times a measured run's seconds per step."""
-        if self.measured is None:
+        """Seconds of the run: as planned, or its steps and evaluations at a measured run's seconds for each."""
+        measured, tokens = self.measured, self.tokens
+        if measured is None:
             return self.seconds.run
-        return self.tokens.steps * self.measured.seconds["total"]
+        steps = tokens.steps * measured.seconds["total"]
+        if measured.evaluation is None:
+            return steps
+        steps -= tokens.steps * measured.seconds["evaluation"]
+        return steps + (tokens.evaluations + tokens.confirmed) * measured.evaluation
 
     @property
     def tokens_per_second(self) -> float:
@@ -192,10 +197,10 @@ def make_plan(
     """
     settings, fabric, started = _as_started(settings, device, num_gpus, nodes, network)
     per_host, gpus = fabric.per_host, fabric.gpus
-    settings, assumed = limit_to_questions(settings)
+    settings, confirmed, assumed = limit_to_questions(settings)
     shape = find_shape(settings.model.name)
     settings, shares = on_several(settings) if gpus > 1 else (settings, False)
-    estimate = Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization)
+    estimate = Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization, confirmed)
     split = estimate.split(settings, device, fabric, shared=shares)
     memory, seconds = estimate(settings, device, cards=per_host)
     refused = sharding_obstacles(settings, per_host)

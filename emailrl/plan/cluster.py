@@ -161,14 +161,15 @@ class Cluster:
             return None  # train refuses it; with one GPU per host, find_obstacles says so
         servers = (self.fabric.gpus - trainers) // self.tensor_parallel()
         training, evaluation = self.settings.training, self.settings.evaluation
-        sampling = self._sampling(memory, tokens.trajectories, servers, training.num_generations)
+        one = Sampling(self.shape, self.settings, self.device.times(self.tensor_parallel()), own, memory)
+        sampling = self._sampling(one, tokens.trajectories, servers, training.num_generations)
         playing = PLAYING * tokens.trajectories
         seconds = self._together(
             seconds,
             trainers,
             tokens,
             rollout=max(sampling, playing),
-            evaluation=self._sampling(memory, tokens.eval_trajectories, servers, evaluation.eval_samples),
+            evaluation=self._sampling(one.evaluating(), tokens.eval_trajectories, servers, evaluation.eval_samples),
         )
         return Split(
             shared=False,
@@ -194,15 +195,16 @@ class Cluster:
             return None
         engines = ranks // each
 
-        def sampling(trajectories: int, members: int) -> float:
+        def sampling(trajectories: int, members: int, *, evaluating: bool = False) -> float:
             part = math.ceil(trajectories / engines)
             played, _ = self.estimate(replace(own, trajectories=part), 1)
             device = self.device.times(each)
-            return Sampling(self.shape, self.settings, device, own, played).seconds(part, members=members)
+            one = Sampling(self.shape, self.settings, device, own, played)
+            return (one.evaluating() if evaluating else one).seconds(part, members=members)
 
         sampled = sampling(tokens.trajectories, self.settings.training.num_generations)
         recording = RECORDING * tokens.trajectories
-        evaluation = sampling(tokens.eval_trajectories, self.settings.evaluation.eval_samples)
+        evaluation = sampling(tokens.eval_trajectories, self.settings.evaluation.eval_samples, evaluating=True)
         return Split(
             shared=True,
             trainers=ranks,
@@ -246,17 +248,15 @@ class Cluster:
         """Bytes of a server's base model."""
         return self.shape.weight_bytes(2, four_bit=self.settings.model.load_in_4bit)
 
-    def _sampling(self, memory: Memory, trajectories: int, servers: int, members: int) -> float:
-        """Seconds for a server's share of the trajectories, with all servers running concurrently."""
-        each, tokens, agent = self.tensor_parallel(), self.tokens(1), self.settings.agent
+    def _sampling(self, one: Sampling, trajectories: int, servers: int, members: int) -> float:
+        """Seconds of ``one`` server for its share of the trajectories, with all servers running concurrently."""
+        each, agent = self.tensor_parallel(), self.settings.agent
         room = each * USABLE * self.device.gib * GIB - self._served_bytes - VLLM_WORK
-        held = int(room // (self.shape.cache_bytes(2) * tokens.per_trajectory))
+        held = int(room // (self.shape.cache_bytes(2) * one.tokens.per_trajectory))
         asked = min(rows_per_server(agent), most_requests(agent, servers) // servers)
-        memory = replace(memory, at_once=max(min(held, asked), 1))
-        device = self.device.times(each)
+        sampling = replace(one, memory=replace(one.memory, at_once=max(min(held, asked), 1)))
         share = math.ceil(trajectories / servers)
-        sampling = Sampling(self.shape, self.settings, device, tokens, memory)
-        own = SERVING if has_one_turn(self.settings) else 0.0  # in conversations, the waits between turns hide it
+        own = SERVING if has_one_turn(one.settings) else 0.0  # in conversations, the waits between turns hide it
         return sampling.seconds(share, members=members) + share * sampling.sampled * own
 
     def _exposed(self, memory: Memory, share: Tokens, seconds: Seconds) -> float:

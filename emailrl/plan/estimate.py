@@ -26,12 +26,14 @@ class Estimator:
     trainable_share: float | None
     measured: Measured | None
     utilization: float | None
+    confirmed: float
+    """As in ``Tokens``."""
 
     def tokens(self, ranks: int) -> Tokens:
         """Tokens of a step with this many ranks."""
         return count_tokens(
             self.shape, self.settings, per_trajectory=self.per_trajectory, trainable_share=self.trainable_share,
-            measured=self.measured, ranks=ranks,
+            measured=self.measured, ranks=ranks, confirmed=self.confirmed,
         )  # fmt: skip
 
     def __call__(

@@ -88,6 +88,7 @@ def _seconds(plan: Plan) -> dict[str, Any]:
     seconds = plan.seconds
     return _phases(seconds) | {
         "evaluations": plan.tokens.evaluations,
+        "confirmed": round(plan.tokens.confirmed, 4),
         "scoring_passes": scoring_passes(plan.settings),
         "utilization": round(seconds.utilization, 3),
         "measured": plan.measured.seconds if plan.measured else None,

@@ -6,7 +6,7 @@ Estimated without network or GPU; expect errors of about a third in the times, b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -15,7 +15,7 @@ from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import Device
 from emailrl.plan.handover import handover_seconds, overlaps
 from emailrl.plan.memory import Memory, samples_merged
-from emailrl.plan.tokens import Tokens
+from emailrl.plan.tokens import Tokens, count_tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
@@ -73,6 +73,8 @@ class Seconds:
     """Assumed share of the device's FLOP/s in training."""
     overlaps: bool
     """Whether the next step is sampled while this one trains."""
+    confirmed: float = 0.0
+    """As in ``Tokens``."""
     gather: float = 0.0
     """Gathering a sharded base, as far as computation does not hide it."""
     reduce: float = 0.0
@@ -91,7 +93,12 @@ class Seconds:
     @property
     def run(self) -> float:
         """The whole run, including evaluations."""
-        return self.steps * self.step + self.evaluations * self.evaluation
+        return self.steps * self.step + self.evaluating
+
+    @property
+    def evaluating(self) -> float:
+        """All evaluations of the run, and the last one of best_model on other questions."""
+        return (self.evaluations + self.confirmed) * self.evaluation
 
 
 def plan_seconds(
@@ -112,7 +119,7 @@ def plan_seconds(
     score = scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed
     sampling = Sampling(shape, settings, device.times(engine_gpus(settings)), tokens, memory)
     rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations)
-    evaluation = sampling.seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples)
+    evaluation = sampling.evaluating().seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples)
     return Seconds(
         rollout=rollout,
         handover=handover_seconds(
@@ -123,6 +130,7 @@ def plan_seconds(
         evaluation=evaluation,
         steps=tokens.steps,
         evaluations=tokens.evaluations,
+        confirmed=tokens.confirmed,
         utilization=share,
         overlaps=overlaps(settings),
     )
@@ -213,6 +221,17 @@ class Sampling:
         slots = min(self.memory.at_once, trajectories)
         step = self._steady_step(slots) if self._is_steady() else self._step(slots)
         return read * self._flop_seconds() + trajectories * self.sampled / slots * step
+
+    def evaluating(self) -> Sampling:
+        """Evaluations play whole conversations in mode simple too."""
+        if self.settings.training.mode != "simple":
+            return self
+        training = self.settings.training.model_copy(update={"mode": "masked"})
+        settings = self.settings.model_copy(update={"training": training})
+        tokens, room, memory = count_tokens(self.shape, settings), self.memory.cache_tokens, self.memory
+        if room is not None:
+            memory = replace(memory, at_once=max(min(memory.at_once, room // tokens.per_trajectory), 1))
+        return replace(self, settings=settings, tokens=tokens, memory=memory)
 
     @property
     def sampled(self) -> float:

@@ -37,6 +37,8 @@ class Measured:
     seconds: dict[str, float]
     """Of a step, by phase, and ``total``."""
     steps: int
+    evaluation: float | None = None
+    """Seconds of an evaluation; None if no step had one."""
     base_model: str | None = None
     """From the run's checkpoints; None if it has none."""
 
@@ -75,6 +77,8 @@ class Tokens:
     evaluations: int
     source: str
     """Where ``per_trajectory`` comes from: typical, given, or the run's folder."""
+    confirmed: float = 0.0
+    """Size of the last measurement of best_model, on other questions, relative to an evaluation."""
 
     @property
     def per_step(self) -> int:
@@ -99,6 +103,7 @@ def count_tokens(
     trainable_share: float | None = None,
     measured: Measured | None = None,
     ranks: int = 1,
+    confirmed: float = 0.0,
 ) -> Tokens:
     """Tokens of a step over all ``ranks``: given, measured, or typical of the mode, within the settings' limits."""
     agent, training = settings.agent, settings.training
@@ -138,6 +143,7 @@ def count_tokens(
         questions=num_questions,
         evaluations=1 + math.ceil(steps / settings.evaluation.eval_steps),
         source=source,
+        confirmed=confirmed,
     )
 
 
@@ -158,11 +164,13 @@ def measure_run(run: Path) -> Measured:
     tokens = sum(record["total_tokens"] for record in trained)
     trajectories = sum(_trained_trajectories(record) for record in trained)
     phases = sorted({phase for record in trained for phase in record["seconds"]})
+    evaluations = [record["seconds"]["evaluation"] for record in trained if "eval_accuracy" in record]
     return Measured(
         per_trajectory=max(round(tokens / trajectories), 1),
         trainable_share=sum(record["trainable_tokens"] for record in trained) / tokens,
         seconds={phase: sum(one["seconds"].get(phase, 0.0) for one in trained) / len(trained) for phase in phases},
         steps=len(trained),
+        evaluation=sum(evaluations) / len(evaluations) if evaluations else None,
         base_model=next((one.metadata.base_model for one in reversed(list_checkpoints(run))), None),
     )
 

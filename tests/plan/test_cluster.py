@@ -54,7 +54,7 @@ def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
     training = seconds.score + seconds.train + seconds.reduce
     assert seconds.step == seconds.rollout > HANDED_OVER + training > HANDED_OVER
     assert split.tokens_per_second == pytest.approx(24 * 4000 / seconds.step)
-    assert seconds.run == pytest.approx(200 * seconds.step + 21 * seconds.evaluation)
+    assert seconds.run == pytest.approx(200 * seconds.step + 22 * seconds.evaluation)
     assert made.seconds == seconds and made.run_seconds == seconds.run and alone.split is None
     turns = plan_of(tmp_path, 3, max_staleness=0).seconds
     assert turns.step == pytest.approx(turns.rollout + HANDOVER + training)
@@ -204,7 +204,7 @@ def test_the_seconds_of_several_gpus_are_the_same_in_text_and_json(capsys: pytes
     assert {**seconds, **found["split"]["seconds"]} == seconds and seconds["overlaps"]
     training = sum(seconds[name] for name in ("handover", "score", "train", "gather", "all_reduce"))
     assert seconds["step"] == pytest.approx(max(seconds["rollout"], training), abs=0.01)
-    assert seconds["run"] == pytest.approx(200 * seconds["step"] + 21 * seconds["evaluation"], rel=1e-3)
+    assert seconds["run"] == pytest.approx(200 * seconds["step"] + 22 * seconds["evaluation"], rel=1e-3)
     app(asked, standalone_mode=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for phase, name in (("sampling per step", "rollout"), ("step", "step"), ("per evaluation", "evaluation")):

@@ -29,6 +29,9 @@ def test_questions_are_counted_in_the_file_next_to_the_database(tmp_path: Path) 
     assert not any("question file" in note for note in made.notes)
     fewer = plan_for(tmp_path, **values, num_train_epochs=2, max_steps=100, train_dataset_size=8, eval_dataset_size=3)
     assert (fewer.tokens.questions, fewer.tokens.steps, fewer.tokens.eval_trajectories) == (8, 4, 3)
+    # The fourth, and no other, measures the best model again.
+    assert fewer.tokens.confirmed == pytest.approx(1 / 3) and tokens.confirmed == 0
+    assert plan_for(tmp_path, **values, eval_dataset_size=1).tokens.confirmed == 1
 
 
 def test_without_questions_the_assumed_number_is_named(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> No
     training = seconds.score + seconds.train + seconds.reduce
     assert seconds.step == pytest.approx(seconds.rollout + HANDOVER + training)
     assert split.tokens_per_second == pytest.approx(36 * 4000 / seconds.step)
-    assert made.run_seconds == pytest.approx(200 * seconds.step + 21 * seconds.evaluation)
+    assert made.run_seconds == pytest.approx(200 * seconds.step + 22 * seconds.evaluation)
 
 
 def test_each_gpu_holds_the_engine_beside_the_trainer(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def test_time_and_cost(tmp_path: Path) -> None:
     made = make_plan(settings, H200, price=3.6)
     seconds = made.seconds
     of_steps = 10 * (seconds.rollout + seconds.score + seconds.train)
-    assert seconds.run == pytest.approx(of_steps + 2 * seconds.evaluation)  # before the first step, after the last
+    # Before the first step, after the last, and best_model on other questions.
+    assert seconds.run == pytest.approx(of_steps + 3 * seconds.evaluation)
     assert made.cost == pytest.approx(seconds.run * 3.6 / 3600)
     halved = make_plan(settings, H200, utilization=seconds.utilization / 2).seconds
     assert halved.train == pytest.approx(2 * seconds.train) and halved.rollout == pytest.approx(seconds.rollout)
@@ -190,6 +191,17 @@ def test_single_completions_as_measured(
         trainable_share=768 / 1531,
     )  # fmt: skip
     assert simple.seconds.rollout == pytest.approx(made.seconds.rollout)
+
+
+def test_evaluations_play_whole_conversations_in_mode_simple_too(tmp_path: Path) -> None:
+    servers = {"engine": "vllm", "vllm_urls": "http://server"}
+    for gpus, values in ((1, {}), (1, {"engine": "vllm"}), (2, {"engine": "vllm"}), (2, servers)):
+        simple, masked = (
+            make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-4B", mode=mode, **values), H200, num_gpus=gpus)
+            for mode in ("simple", "masked")
+        )
+        assert simple.seconds.evaluation == pytest.approx(masked.seconds.evaluation)
+        assert simple.seconds.rollout < masked.seconds.rollout
 
 
 def test_a_decode_step_as_measured(tmp_path: Path) -> None:

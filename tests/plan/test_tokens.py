@@ -36,6 +36,12 @@ def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
     assert measured.seconds == {"evaluation": 1.0, "rollout": 5.0, "total": 10.0, "update": 2.0}
     made = make_plan(settings_with(tmp_path, max_steps=30), H200, measured=measured, price=1.0, here=True)
     assert made.tokens.per_trajectory == 429 and made.run_seconds == 300 and made.cost == pytest.approx(300 / 3600)
+    # An evaluation took 2 s: 30 steps of 9 s, four evaluations and best_model on other questions.
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"total": 12.0}', '"total": 12.0}, "eval_accuracy": 0.5'))
+    evaluated = measure_run(tmp_path / "run")
+    again = make_plan(settings_with(tmp_path, max_steps=30), H200, measured=evaluated, here=True)
+    assert again.run_seconds == 30 * 9 + 5 * 2
     with pytest.raises(UsageError, match=r"has no metrics\.jsonl"):
         measure_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"total_tokens": 5, "seconds": {"total": 1.0}, "groups_kept": 1}\n')

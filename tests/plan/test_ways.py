@@ -148,9 +148,9 @@ def test_vllm_in_the_same_process_is_noted_where_it_is_faster(tmp_path: Path) ->
     assert way.run_seconds == other.run_seconds < made.run_seconds / 4
     assert way.peak == other.memory.peak
     [note] = [one for one in made.notes if "--engine vllm" in one]
-    assert note.endswith("would take 118 min instead of 9.1 h")
+    assert note.endswith("would take 119 min instead of 9.2 h")
     paid = make_plan(made.settings, H200, price=3.0)
-    assert any("--engine vllm" in one and "and cost 5.8" in one for one in paid.notes)
+    assert any("--engine vllm" in one and "and cost 5.9" in one for one in paid.notes)
     [narrow] = plan_for(tmp_path, "H100").faster
     assert narrow.text == "vLLM in the same process (MAX_MODEL_LEN=38912 --engine vllm)"
     narrowed = plan_for(tmp_path, "H100", engine="vllm", max_model_len=38912)
