@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import torch
 
-    from emailrl.settings import AgentSettings
+    from emailrl.settings import AgentSettings, VllmSettings
 
 GIB: Final = 1 << 30
 BLOCK: Final = 32
@@ -26,6 +26,8 @@ LARGE_ROWS_ON_CPU: Final = 16
 ROWS_PER_SERVER: Final = 256
 """Concurrent conversations of a vLLM server, which has its GPUs to itself, unless MAX_BATCH_TRAJECTORIES is set. One of
 4B on an H200 sampled 6,700 tokens/s for 48 of them, 12,300 for 192 and 15,500 for 384 (docs/performance.md)."""
+SERVER_SHARE: Final = 0.9
+"""Share of its GPUs' memory that a vLLM server takes, unless VLLM_GPU_MEMORY_UTILIZATION is set."""
 MERGE_LIMIT: Final = 1_000_000_000
 """Models with more parameters are not copied for sampling."""
 
@@ -42,6 +44,11 @@ def most_rows(agent: AgentSettings, parameters: int, *, on_gpu: bool) -> int:
 def rows_per_server(agent: AgentSettings) -> int:
     """Maximum concurrent conversations of each vLLM server: MAX_BATCH_TRAJECTORIES, or its default for servers."""
     return agent.max_batch_trajectories if "max_batch_trajectories" in agent.model_fields_set else ROWS_PER_SERVER
+
+
+def server_share(vllm: VllmSettings) -> float:
+    """Share of its GPUs' memory that a vLLM server takes: VLLM_GPU_MEMORY_UTILIZATION, or its default for servers."""
+    return vllm.vllm_gpu_memory_utilization if "vllm_gpu_memory_utilization" in vllm.model_fields_set else SERVER_SHARE
 
 
 def most_requests(agent: AgentSettings, servers: int) -> int:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.engines import engine_gpus
-from emailrl.engines.budget import most_requests, rows_per_server
+from emailrl.engines.budget import most_requests, rows_per_server, server_share
 from emailrl.engines.vllm_sleep import VLLM_WORK
 from emailrl.plain import counted
 from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import USABLE, Memory
+from emailrl.plan.memory import Memory
 from emailrl.plan.time import Sampling, Seconds, has_one_turn, scoring_passes
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.shape import Shape
@@ -251,7 +251,7 @@ class Cluster:
     def _sampling(self, one: Sampling, trajectories: int, servers: int, members: int) -> float:
         """Seconds of ``one`` server for its share of the trajectories, with all servers running concurrently."""
         each, agent = self.tensor_parallel(), self.settings.agent
-        room = each * USABLE * self.device.gib * GIB - self._served_bytes - VLLM_WORK
+        room = each * server_share(self.settings.vllm) * self.device.gib * GIB - self._served_bytes - VLLM_WORK
         held = int(room // (self.shape.cache_bytes(2) * one.tokens.per_trajectory))
         asked = min(rows_per_server(agent), most_requests(agent, servers) // servers)
         sampling = replace(one, memory=replace(one.memory, at_once=max(min(held, asked), 1)))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from emailrl.engines.budget import rows_per_server
+from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm_arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.layout import dtype_name
@@ -18,8 +18,6 @@ from emailrl.policy.resolve import base_name, resolve_model
 from emailrl.settings import Settings, check_key
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-MEMORY_SHARE = 0.9
-"""Memory share of a server's own GPU, unless VLLM_GPU_MEMORY_UTILIZATION is set."""
 
 
 def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()) -> list[str]:
@@ -31,14 +29,13 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
         raise EmailRLError("vLLM is not installed.", "Run in the clone: pip install -e '.[vllm]'.")
     vllm, model = settings.vllm, settings.model
     adapters = max(vllm.staleness(servers=True) + 2, vllm.vllm_max_loras)
-    share = vllm.vllm_gpu_memory_utilization if "vllm_gpu_memory_utilization" in vllm.model_fields_set else MEMORY_SHARE
     arguments = {
         "model": str(resolve_model(model.name, model.smol_base)),
         "served_model_name": base_name(model.name),
         "host": host,
         "port": port,
         "dtype": DTYPES[dtype_name(model.dtype, on_gpu=on_gpu)],
-        "gpu_memory_utilization": share,
+        "gpu_memory_utilization": server_share(vllm),
         "max_num_seqs": rows_per_server(settings.agent),
         "max_lora_rank": lora_rank_limit(vllm.vllm_max_lora_rank or settings.lora.lora_rank),
         "max_loras": adapters,

@@ -258,7 +258,7 @@ def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
 def test_a_version_outlives_restarts_in_every_round_of_a_step(
     serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
 ) -> None:
-    """Each round of questions has an event loop of its own, to which asyncio's locks belong once they are waited for."""
+    """Each round of questions has its own event loop, to which asyncio's locks belong once they are waited for."""
     stub = serve(delay=0.1)
     with closing(connect(stub)) as engine:
         engine.load_adapter(adapters[0], "v-1")

@@ -128,7 +128,7 @@ def test_a_server_samples_as_many_at_once_as_it_is_asked_for(tmp_path: Path) -> 
     """240 trajectories in rounds of 256, 64 or ten; every round decodes a thousand tokens through 36 layers."""
     values = {"per_device_train_batch_size": 40, "num_generations": 6}
 
-    def decoding(**more: int) -> float:
+    def decoding(**more: float) -> float:
         split = plan_of(tmp_path, 2, **values, **more).split
         assert split is not None
         reading = 240 * 3000 * (1 - 0.2 * 5 / 6) * A_TOKEN
@@ -137,6 +137,11 @@ def test_a_server_samples_as_many_at_once_as_it_is_asked_for(tmp_path: Path) -> 
     assert decoding(max_batch_trajectories=64) == pytest.approx(240 / 64, rel=1e-4)
     assert decoding(rollout_concurrency=10) == pytest.approx(24, rel=1e-4)
     assert decoding() == decoding(max_batch_trajectories=256) < 240 / 64 - 1
+    # 0.3 of 139.8 GiB, less 2 GiB and the weights, hold 59 caches of 4,000 tokens; the 0.9 that a server takes hold 211,
+    # which take longer to read, half full, than kernels to launch.
+    assert decoding(vllm_gpu_memory_utilization=0.3) == pytest.approx(240 / 59, rel=1e-4)
+    moving = (8_044_936_192 + 211 * 2000 * 147_456) / (0.7 * 4.8e12)
+    assert decoding() == pytest.approx(240 / 211 * moving / (36 * 0.53e-3), rel=1e-4)
 
 
 def test_updates_reduce_as_often(tmp_path: Path) -> None:
