@@ -137,7 +137,7 @@ def test_a_server_samples_as_many_at_once_as_it_is_asked_for(tmp_path: Path) -> 
     assert decoding(max_batch_trajectories=64) == pytest.approx(240 / 64, rel=1e-4)
     assert decoding(rollout_concurrency=10) == pytest.approx(24, rel=1e-4)
     assert decoding() == decoding(max_batch_trajectories=256) < 240 / 64 - 1
-    # 0.3 of 139.8 GiB, less 2 GiB and the weights, hold 59 caches of 4,000 tokens; the 0.9 that a server takes hold 211,
+    # 0.3 of 139.8 GiB, less 2 GiB and the weights, hold 59 caches of 4,000 tokens. The 0.9 of a server hold 211,
     # which take longer to read, half full, than kernels to launch.
     assert decoding(vllm_gpu_memory_utilization=0.3) == pytest.approx(240 / 59, rel=1e-4)
     moving = (8_044_936_192 + 211 * 2000 * 147_456) / (0.7 * 4.8e12)
