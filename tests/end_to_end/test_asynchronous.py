@@ -185,6 +185,26 @@ def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_sa
         assert not (directory / "trajectories/step-000003.jsonl").exists()
 
 
+def test_a_version_that_fails_during_the_last_step_of_the_last_epoch_ends_the_run_too(
+    start: Start, stub: VllmStub, tmp_path: Path
+) -> None:
+    """Step 2 replaces its groups, all of one reward, by all questions left; step 3's rollouts are never needed."""
+    reward = tmp_path / "first_step.py"
+    reward.write_text("def varied(trajectory):\n    return float(trajectory.step == 1 and trajectory.id[-1] == '0')\n")
+    dapo = {"algorithm": "dapo", "filter_on": "reward", "overlong_buffer": 0}
+    said: list[str] = []
+
+    def fail(name: str) -> None:
+        if "v-000001" in name:
+            wait_for(lambda: any(line.startswith("Step 2: no groups left") for line in said))
+            stub.list_loaded = False
+
+    stub.before_loading = fail
+    with must_end(60), pytest.raises(EmailRLError, match=r"did not load the adapter .*v-000001"):
+        start("run", say=said.append, mode="rollout", num_train_epochs=1, reward=f"{reward}:varied", **dapo)
+    assert "Stopped after step 2, saved in" in said[-1]
+
+
 def test_ctrl_c_while_a_version_is_loaded_ends_the_run_at_once_with_the_step_saved(
     start: Start, stub: VllmStub
 ) -> None:

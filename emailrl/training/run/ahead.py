@@ -108,7 +108,7 @@ class Ahead:
         step, self._clock = self._state.step + 1, Clock()
         for done in [number for number in self._batches if number < step]:
             self._batches.pop(done).engine.close()
-        self._settle()
+        self.settle()
         while self._begun < min(step + self._staleness, self._last_step):
             self._begin(self._begun + 1)
         batch = self._batches[step]
@@ -117,14 +117,6 @@ class Ahead:
         theirs = {"adapter_load": batch.loaded.result(), "sampler_wait": batch.idle}
         self.seconds = self._clock.phases | theirs
         return result
-
-    def is_settled(self) -> bool:
-        """Wait for the version being loaded, if any; returns whether it is verified. If not, ``take`` raises why."""
-        try:
-            self._settle()
-        except Exception:
-            return False
-        return True
 
     def _wait_for(self, batch: Batch) -> Result:
         while not wait([batch.result], timeout=LOOK_AGAIN).done:
@@ -150,8 +142,8 @@ class Ahead:
             batch.engine.close()
         self._batches.clear()
 
-    def _settle(self) -> None:
-        """Wait until the version handed over last is loaded, and finish its verification."""
+    def settle(self) -> None:
+        """Wait until the version handed over last is loaded, and finish its verification; raises as ``take`` does."""
         with self._clock.phase("trainer_wait"):
             for batch in self._batches.values():
                 batch.loaded.result()
@@ -159,7 +151,7 @@ class Ahead:
             self._engine.settle()
 
     def _begin(self, step: int) -> None:
-        self._settle()
+        self.settle()
         with self._clock.phase("handover"):
             engine = self._hand_over(max(0, step - 1 - self._staleness))
         batch = Batch(step, engine, Ended(each for each in self._played.values() if each.step == step))

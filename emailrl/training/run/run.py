@@ -150,8 +150,8 @@ class Run:
         due = state.step % wanted.eval_steps == 0 or state.is_last(self.total_steps, self.epochs)
         if not due or state.last_evaluated == state.step:
             return None
-        if self.ahead is not None and not self.ahead.is_settled():
-            return None  # the step is completed and saved without it, and then the reason is raised
+        if self.ahead is not None:
+            self.ahead.settle()
         self.refresh_engine()
         self.tracker.say(f"--- Evaluating at step {state.step} ---")
         evaluation = self.measure(self.data.val, state.step, "val")
