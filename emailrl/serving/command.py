@@ -41,6 +41,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
         "max_loras": adapters,
         # A new version is loaded before the oldest is unloaded.
         "max_cpu_loras": adapters + 1,
+        "disable_uvicorn_access_log": True,  # a line per request and health check, in a log that is never cut
         "generation_config": "vllm",  # the model's own may limit completions to fewer tokens than asked for
     }
     flags = as_flags(arguments | shared_arguments(settings, on_gpu=on_gpu))

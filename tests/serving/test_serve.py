@@ -131,7 +131,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
     for one in starts:
         flags = dict(zip(one["flags"], one["flags"][1:], strict=False))
         assert one["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True" and "--enable-lora" in flags
-        assert "--skip-tokenizer-init" in flags and "--disable-log-stats" in flags
+        assert {"--skip-tokenizer-init", "--disable-log-stats", "--disable-uvicorn-access-log"} <= set(flags)
         assert (flags["--max-loras"], flags["--max-cpu-loras"]) == ("4", "5")  # MAX_STALENESS + 2, and one on its way
         assert flags["--max-num-seqs"] == "256"
         assert (flags["--max-lora-rank"], flags["--tensor-parallel-size"]) == ("16", "2")
