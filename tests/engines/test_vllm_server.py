@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,6 +22,7 @@ from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.probe import ProbeError
 from emailrl.engines.vllm_arguments import read_path_map, read_urls
+from emailrl.engines.vllm_fleet import _certificates
 from emailrl.engines.vllm_server import VllmServers
 from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
@@ -528,6 +530,25 @@ def test_a_server_is_waited_for_as_long_as_was_chosen(
     stub = serve(delay=3 * seconds)
     with pytest.raises(EmailRLError), closing(connect(stub, vllm_retries=0, **options)) as engine:
         ask(engine, 1)
+
+
+def test_certificates_are_read_once(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """25 ms of CPU time, for several clients in every step."""
+    read = [0]
+    original = ssl.create_default_context
+
+    def reading(**options: Any) -> ssl.SSLContext:
+        read[0] += 1
+        return original(**options)
+
+    monkeypatch.setattr(ssl, "create_default_context", reading)
+    _certificates.cache_clear()
+    with closing(connect(serve())) as engine:
+        for _ in range(3):
+            ask(engine, 1, max_tokens=1)
+    assert read == [1]
 
 
 def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(

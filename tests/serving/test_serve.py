@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import LocalServer, QuietHandler
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.serving.command import deal_gpus, find_gpus, server_environment
@@ -239,6 +241,28 @@ def test_how_a_server_ended(tmp_path: Path, last_act: str, ending: str) -> None:
         assert until(server.check) == f"{ending}: no more"
     finally:
         server.end()
+
+
+def test_health_checks_read_no_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 25 ms of CPU time, and there is a check of every server every second."""
+
+    class Well(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+    http = LocalServer(Well)
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    server = Server(
+        f"http://127.0.0.1:{http.port}", command, os.environ | {"PYTHONPATH": str(PACKAGE)}, tmp_path / "log"
+    )
+    monkeypatch.setattr(ssl, "create_default_context", None)
+    server.start()
+    try:
+        assert server.check() is None and server.was_well
+    finally:
+        server.end()
+        http.close()
 
 
 def test_gpus_are_dealt_out_or_found_too_few() -> None:
