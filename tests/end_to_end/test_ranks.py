@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks.processes import in_ranks
@@ -178,6 +181,22 @@ def test_a_stop_during_an_evaluation_saves_the_step_before_it(
     resumed, _ = in_ranks(2, partial(rank, settings, tmp_path / "two", resume="latest"), tmp_path)
     evaluated = [record["step"] for record in read_records(resumed.run_dir / "evaluations.jsonl")]
     assert evaluated == [0, 2, 4] and [record["step"] for record in metrics(resumed.run_dir)] == [1, 2, 3, 4]
+
+
+def test_every_rank_seeds_the_global_generators(
+    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(updater: Updater) -> None:
+        drawn = random.random(), float(np.random.rand()), torch.initial_seed()
+        (tmp_path / f"rank-{updater.ranks.rank}.json").write_text(json.dumps(drawn))
+
+    monkeypatch.setattr(Updater, "synchronize", note)
+    settings = settings_at("two", max_steps=1, eval_steps=9, seed=7)
+    in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
+    for number in (0, 1):
+        drawn = json.loads((tmp_path / f"rank-{number}.json").read_text())
+        seed = 7 + number
+        assert drawn == [random.Random(seed).random(), float(np.random.RandomState(seed).rand()), seed]
 
 
 def test_an_error_in_a_rollout_ends_all_with_what_rank_0_says(

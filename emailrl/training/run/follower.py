@@ -18,6 +18,7 @@ from emailrl.policy.shard import check_shardable
 from emailrl.ranks import RankGroup, Ranks, joined
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
+from emailrl.training.run.resume import seed_generators
 from emailrl.training.run.team import ORDERS, Member, Order, plays_on_all, read_adapter, write_adapter
 from emailrl.training.step.spread import Share
 from emailrl.training.step.update import Updater
@@ -82,6 +83,7 @@ class Follower:
     def _load(self) -> None:
         task: Task | None = self.ranks.broadcast(None)
         assert task is not None
+        seed_generators(task.settings.training.seed + self.ranks.rank)  # so that no environment draws as on rank 0
         mesh = mesh_of(task.settings, self.ranks)
         updater = self.ranks.agree(lambda: self._load_policy(task, mesh))
         updater.synchronize()
