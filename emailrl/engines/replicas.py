@@ -55,7 +55,7 @@ class Replica:
     loaded: list[str] = field(default_factory=list)
     """Adapters this engine loaded there, newest last."""
     in_flight: Counter[str] = field(default_factory=Counter)
-    """Requests in flight, by adapter."""
+    """Requests in flight, by adapter; none of an adapter without any."""
 
     def __post_init__(self) -> None:
         self._counting, self._claimed = Lock(), False
@@ -75,6 +75,8 @@ class Replica:
         """Count a request as finished."""
         with self._counting:
             self.in_flight[name] -= 1
+            if not self.in_flight[name]:  # waiting requests add up all names many times per second
+                del self.in_flight[name]
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:

@@ -270,6 +270,17 @@ def test_a_version_outlives_restarts_in_every_round_of_a_step(
         pinned.close()
 
 
+def test_a_version_without_requests_leaves_nothing_behind(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+) -> None:
+    """Thousands of steps have thousands of versions, and what is in flight is added up for every request."""
+    with closing(connect(serve())) as engine:
+        for number, adapter in enumerate(adapters):
+            engine.load_adapter(adapter, f"v-{number}")
+            ask(engine, 2, max_tokens=1)
+        assert [dict(replica.in_flight) for replica in engine.alive] == [{}]
+
+
 @pytest.fixture
 def few_files() -> Iterator[tuple[int, int]]:
     """A limit of open files with room for 40 more; the limits before."""
