@@ -21,6 +21,7 @@ from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import run as run_module
+from emailrl.training.step.update import Updater
 
 MakeSettings = Callable[..., Settings]
 
@@ -46,6 +47,33 @@ def test_resuming_from_an_older_checkpoint_drops_what_came_after(
     assert same(state_of(run / "final"), state_of(finished.run_dir / "final"))
     again = train(settings, resume="best", overwrite=True)  # step 0
     assert again.steps == 6 and lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
+
+
+def test_an_evaluation_that_no_checkpoint_has_is_repeated_and_recorded_once(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is saved without its evaluation, which the resumed run makes up for and dies before the next save."""
+    settings = make_settings(max_steps=4, save_steps=100)
+    evaluate, update = run_module.evaluate, Updater.train
+
+    def failing(*args: Any, step: int, **how: Any) -> Any:
+        if step == 2:
+            raise EmailRLError("The mailbox is away.")
+        return evaluate(*args, step=step, **how)
+
+    def broken(self: Updater, *given: Any, step: int) -> Any:
+        if step == 3:
+            raise RuntimeError("a crash")
+        return update(self, *given, step=step)
+
+    with monkeypatch.context() as patch, pytest.raises(EmailRLError):
+        patch.setattr(run_module, "evaluate", failing)
+        train(settings)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(Updater, "train", broken)
+        train(settings, resume="latest")
+    run = train(settings, resume="latest").run_dir
+    assert [line["step"] for line in read_records(run / "evaluations.jsonl")] == [0, 2, 4]
 
 
 def test_a_finished_run_resumes_to_its_end_or_goes_on_when_asked_for_more(make_settings: MakeSettings) -> None:

@@ -89,7 +89,9 @@ def open_run(
             evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
             with (
                 _directory(settings, before, state, overwrite=overwrite and resume is None) as (directory, changes),
-                closing(Tracker(directory, settings, run_id=run_id, step=state.step, say=say)) as tracker,
+                closing(
+                    Tracker(directory, settings, run_id=run_id, step=state.step, evaluated=state.evaluated, say=say)
+                ) as tracker,
             ):
                 tracker.display = display
                 interrupts = Interrupts(tracker.say)

@@ -95,6 +95,11 @@ class RunState:
         """Mean accuracy of the rollouts of the last ``MOVING_STEPS`` steps; 0 before the first."""
         return math.fsum(self.recent_accuracies) / max(1, len(self.recent_accuracies))
 
+    @property
+    def evaluated(self) -> int:
+        """The step of the last evaluation; -1 before the first."""
+        return -1 if self.last_evaluated is None else self.last_evaluated
+
     def is_last(self, total_steps: int, epochs: int | None) -> bool:
         """Whether no step follows: all steps or all epochs (None: unlimited) are done."""
         return self.step >= total_steps or (epochs is not None and self.cursor.epoch >= epochs)

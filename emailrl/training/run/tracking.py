@@ -33,10 +33,12 @@ class Tracker:
     """Writes every line and number of one run to all its destinations.
 
     ``metrics.jsonl`` has one object per step, ``evaluations.jsonl`` one per evaluation (including step 0); entries
-    beyond ``step`` are removed, because those steps are repeated.
+    beyond ``step``, and evaluations beyond ``evaluated`` (None: ``step``), are removed, because those are repeated.
     """
 
-    def __init__(self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say) -> None:
+    def __init__(
+        self, run_dir: Path, settings: Settings, *, run_id: str, step: int, say: Say, evaluated: int | None = None
+    ) -> None:
         self._console = say
         self.results: Say = say
         """Prints the lines of ``conclude``."""
@@ -52,7 +54,8 @@ class Tracker:
             self._sinks.append(wandb)
         # Last, because opening them removes lines, and a service may fail to start.
         self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
-        self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=step)
+        last = step if evaluated is None else evaluated
+        self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=last)
 
     def say(self, text: str) -> None:
         """Print lines to the console and the log; unprintable characters, as from email text, become spaces."""
