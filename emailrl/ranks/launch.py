@@ -79,11 +79,14 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
 
     ``say`` hears what the first rank could not report. Raises EmailRLError if a signal killed it or hosts do not meet.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # every failed try to connect is a warning
+    # torch reads it when it is imported. Every failed try to connect is a warning, the last an error with a trace.
+    level = os.environ.get("TORCH_CPP_LOG_LEVEL")
+    os.environ["TORCH_CPP_LOG_LEVEL"] = level or "FATAL"
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    os.environ["TORCH_CPP_LOG_LEVEL"] = level or "ERROR"  # of the ranks
     meeting = wanted.meeting()
     if meeting:
         meeting.wait_for_address(say)

@@ -78,7 +78,8 @@ class Meeting:
             cause = error.__cause__ or error
             raise EmailRLError(
                 f"The hosts did not meet at {self.endpoint} ({first_line(cause)}).",
-                "Check that the command runs on all hosts and that they reach this address; see RANK_START_TIMEOUT.",
+                "Check that the command runs on all hosts, that they reach this address, and that no other program"
+                " answers there; see RANK_START_TIMEOUT.",
             ) from error
 
     def config(self) -> dict[str, Any]:

@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -55,12 +58,28 @@ def test_a_host_that_gets_its_address_while_others_wait_is_found(monkeypatch: py
     assert tries == [("trainer-0", 29500)] * 3
 
 
-@pytest.mark.parametrize("more", [[], ["--node-rank", "0"]])
-def test_hosts_that_do_not_meet_end_in_time_with_one_line(more: list[str], tmp_path: Path) -> None:
-    endpoint, begun = f"127.0.0.1:{free_port()}", time.monotonic()
-    command = [sys.executable, "-m", "emailrl", "train", "--nnodes", "2", "--rdzv-endpoint", endpoint, *more]
-    environ = os.environ | {"RANK_START_TIMEOUT": "3"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+class Web(BaseRequestHandler):
+    """Answers whatever it is asked as a web server would."""
+
+    def handle(self) -> None:
+        self.request.recv(1000)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "answers"), [([], False), (["--node-rank", "0"], False), ([], True), (["--node-rank", "1"], True)]
+)
+def test_hosts_that_do_not_meet_end_in_time_with_one_line(more: list[str], answers: bool, tmp_path: Path) -> None:
+    """Nobody answers at the address, or a web server does."""
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        web = stack.enter_context(TCPServer(("127.0.0.1", 0), Web))
+        Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+        stack.callback(web.shutdown)
+        endpoint = f"127.0.0.1:{web.server_address[1] if answers else free_port()}"
+        command = [sys.executable, "-m", "emailrl", "train", "--nnodes", "2", "--rdzv-endpoint", endpoint, *more]
+        environ = os.environ | {"RANK_START_TIMEOUT": "3"}
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith(f"error: The hosts did not meet at {endpoint} (")
     assert "RANK_START_TIMEOUT" in line and time.monotonic() - begun < 60
