@@ -11,7 +11,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from emailrl.custom import is_path, load_part
+from emailrl.custom import CustomPart, imported_files, is_path, load_part
 from emailrl.policy.resolve import resolve_model
 from emailrl.settings import Settings
 
@@ -21,7 +21,7 @@ PIECES, PIECE = 64, 1 << 16
 _OF_MODEL: Final = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 
 Digests = dict[str, str]
-"""By the name of the setting that names the source."""
+"""By the name of the setting that names the source; files that a custom part imports by their path from it."""
 
 _DIGESTS: Final = TypeAdapter(Digests)
 
@@ -32,12 +32,16 @@ def digests_of(settings: Settings) -> Digests:
     They do not depend on paths and times, so copies have the same. Of files above 4 MiB only evenly spaced pieces are
     read: a change to a few tensors or emails may go unnoticed.
     """
-    found = {
+    reward, environment = _part(settings.rewards.reward, "reward"), _part(settings.agent.environment, "environment")
+    parts = [part for part in (reward, environment) if part is not None]
+    imported = {name: file for part in parts for name, file in imported_files(part).items()}
+    files = [part.file for part in parts]
+    found = {name: _file(file) for name, file in sorted(imported.items()) if str(file) not in files} | {
         "MODEL_NAME": _model(settings),
         "CHAT_TEMPLATE": _file(settings.model.chat_template),
         "EMAILRL_DB": _file(settings.store.db),
-        "REWARD": _file(_part(settings.rewards.reward, "reward")),
-        "ENVIRONMENT": _file(_part(settings.agent.environment, "environment")),
+        "REWARD": _file_of(reward),
+        "ENVIRONMENT": _file_of(environment),
     }
     return {name: digest for name, digest in found.items() if digest is not None}
 
@@ -67,9 +71,12 @@ def _model(settings: Settings) -> str | None:
     return Path(config).parent.name if isinstance(config, str) else None
 
 
-def _part(name: str, use: str) -> Path | None:
-    file = load_part(name, use).file if is_path(name) else None
-    return None if file is None else Path(file)
+def _part(name: str, use: str) -> CustomPart | None:
+    return load_part(name, use) if is_path(name) else None
+
+
+def _file_of(part: CustomPart | None) -> str | None:
+    return _file(Path(part.file)) if part is not None and part.file is not None else None
 
 
 def _file(path: Path | None) -> str | None:

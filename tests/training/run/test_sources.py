@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,16 @@ import pytest
 from emailrl.settings import Settings, load_settings
 from emailrl.training.run.sources import changed_sources, digests_of, save_digests
 
-REWARD = "def reward(trajectory):\n    return 1.0\n"
+REWARD = "import imported_scales.grams\n\n\ndef reward(trajectory):\n    return 1.0\n"
 LARGE = 8 << 20
+
+
+@pytest.fixture(autouse=True)
+def imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test imports from its own folder."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("imported_scales", "imported_scales.grams"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def fill(folder: Path) -> Settings:
@@ -26,6 +35,9 @@ def fill(folder: Path) -> Settings:
     (folder / "template.jinja").write_text("{{ messages }}")
     (folder / "mail.db").write_bytes(bytes(LARGE))
     (folder / "reward.py").write_text(REWARD)
+    (folder / "imported_scales").mkdir()
+    (folder / "imported_scales" / "grams.py").write_text("ONE = 1\n")
+    (folder / "not_imported.py").write_text("ONE = 1\n")
     (folder / "world.py").write_text("class World:\n    pass\n")
     given = {
         "model_name": str(model), "chat_template": folder / "template.jinja", "db": folder / "mail.db",
@@ -51,6 +63,7 @@ def one_line(path: Path) -> None:
         ("template.jinja", one_line, "CHAT_TEMPLATE"),
         ("mail.db", every_byte, "EMAILRL_DB"),
         ("reward.py", one_line, "REWARD"),
+        ("imported_scales/grams.py", one_line, "imported_scales/grams.py"),
         ("world.py", one_line, "ENVIRONMENT"),
     ],
 )
@@ -60,6 +73,7 @@ def test_a_source_whose_content_has_changed_is_named(
     settings = fill(tmp_path)
     save_digests(tmp_path, digests_of(settings))
     assert changed_sources(tmp_path, digests_of(settings)) == []
+    one_line(tmp_path / "not_imported.py")
     change(tmp_path / file)
     assert changed_sources(tmp_path, digests_of(settings)) == [named]
 
