@@ -282,9 +282,9 @@ class RankGroup(Ranks):
         if self.lost is not None:
             raise self.lost from cause
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: Exception) -> EmailRLError:
         if self.lost is not None:
-            return
+            return self.lost
         missing = missing_ranks(self._store, self.rank, self.world)
         note_missing(missing or [])
         if missing is None:
@@ -297,3 +297,4 @@ class RankGroup(Ranks):
         else:
             message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({first_line(error)})."
         self.lost = LostRank(message, CONTINUE)
+        return self.lost

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from emailrl.ending import SECONDS, bounded, report
+from emailrl.errors import EmailRLError
 from emailrl.ranks.activity import Activity, Failure
 
 LONGEST_INTERVAL: Final = 1.0
@@ -88,8 +89,8 @@ class Pulses:
 class Caller:
     """Rank 0's side: a thread between calls."""
 
-    def __init__(self, group: Any, limit: float, lost: Callable[[Exception], None]) -> None:
-        """``lost`` is called with a pulse's error, on the thread; ``limit``: see ``Pulses``."""
+    def __init__(self, group: Any, limit: float, lost: Callable[[Exception], EmailRLError]) -> None:
+        """``lost`` gets a pulse's error, on the thread, and returns what to report; ``limit``: see ``Pulses``."""
         self._pulses, self._longest, self._lost = Pulses(group, limit), min(LONGEST_INTERVAL, limit / 4), lost
         self._interval = self._longest
         self._call = Call.WAIT
@@ -102,8 +103,8 @@ class Caller:
         """Send pulses until the next call.
 
         ``stop`` is called on the thread if a rank is lost, was asked to stop or failed in its own work, or if the
-        launcher has ended. If this rank's work, described by ``activity``, still runs seconds after a failure, the
-        process exits.
+        launcher has ended. If this rank's work, described by ``activity``, still runs seconds after a loss or failure,
+        the process exits.
         """
         self._call, self._interval = Call.WAIT, self._longest
         self._wake.clear()
@@ -141,9 +142,10 @@ class Caller:
             try:
                 _, stopping, busy = self._pulses.exchange(call, stopping=os.getppid() != self._parent, busy=False)
             except RuntimeError as error:
-                self._lost(error)
+                lost = self._lost(error)
                 self._all_idle.set()
                 stop()
+                self._leave_within(SECONDS, lost)
                 return
             if failed_at is not None:
                 self._check_left(failed_at)
@@ -159,11 +161,23 @@ class Caller:
             if call is not Call.WAIT:
                 return
 
+    def _leave_within(self, seconds: float, error: EmailRLError) -> None:
+        """Exit if native code, such as a collective with the lost rank, keeps this one in its work for longer."""
+        end = time.monotonic() + seconds
+        while self._pulses.is_working:
+            if time.monotonic() > end:
+                _exit(error)
+            time.sleep(SHORTEST_INTERVAL)
+
     def _check_left(self, failed_at: float) -> None:
         """Exit if native code keeps this rank in its work, where no signal interrupts it."""
         if time.monotonic() - failed_at > SECONDS and self._pulses.is_working and self.failure is not None:
-            report(f"error: {self.failure.as_error()}")
-            os._exit(1)
+            _exit(self.failure.as_error())
+
+
+def _exit(error: EmailRLError) -> NoReturn:
+    report(f"error: {error}")
+    os._exit(1)
 
 
 class Listener:

@@ -118,6 +118,27 @@ def test_progress_in_the_moment_of_the_report_does_not_undo_it(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_rank_0_that_waits_for_a_lost_rank_in_native_code_prints_the_line_and_exits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As in a collective of an engine that both share."""
+
+    def work(ranks: Ranks) -> None:
+        def wait(activity: Activity) -> None:
+            if ranks.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            time.sleep(120)
+
+        ranks.apart(wait)
+
+    begun = time.monotonic()
+    assert in_ranks(2, ranked(work, seconds=30), tmp_path) == [None, None] and time.monotonic() - begun < 60
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: Rank 1 of 2 ended or stopped responding.")
+
+
+@pytest.mark.slow
 def test_rank_0_that_no_signal_interrupts_prints_the_line_and_exits(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
