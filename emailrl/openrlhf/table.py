@@ -91,7 +91,7 @@ BATCHES: Final[list[Row]] = [
     ("micro_train_batch_size X", "train.micro_batch_size", "max_rows_per_micro_batch", "4",
      "in addition to the token limit; not set with `--use_dynamic_batch`"),
     ("micro_rollout_batch_size X", "rollout.micro_batch_size", "reward_batch_size max_batch_trajectories", "8",
-     "trajectories per request to the reward server, and decoded concurrently"),
+     "trajectories per request to the reward server; without vLLM also those decoded concurrently"),
     ("n_samples_per_prompt X", "rollout.n_samples_per_prompt", "num_generations", "1", ""),
     ("use_dynamic_batch", "train.dynamic_batch_enable", "max_tokens_per_micro_batch", "off",
      "always on: micro-batches are filled up to a token limit"),

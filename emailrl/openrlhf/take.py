@@ -128,6 +128,12 @@ def _filter(values: list[str], given: Given, taken: Conversion) -> None:
     taken.set("filter_on", "reward" if own else "accuracy", "OpenRLHF filters on the scores of --remote_rm_url")
 
 
+def _micro_rollout(values: list[str], given: Given, taken: Conversion) -> None:
+    taken.set("reward_batch_size", int(values[0]), "--micro_rollout_batch_size")
+    if int(given.get("vllm_num_engines", ["0"])[0]) == 0:  # vLLM forms its own batches
+        taken.set("max_batch_trajectories", int(values[0]), "--micro_rollout_batch_size")
+
+
 def _lora_rank(values: list[str], given: Given, taken: Conversion) -> None:
     if int(values[0]) == 0:
         raise UsageError("--lora_rank 0 trains all weights; emailrl trains an adapter.", "Give a rank of at least 1.")
@@ -162,6 +168,7 @@ SPECIAL: Final[dict[str, Special]] = {
     "eval_steps": _minus_one("eval_steps", NEVER, "never in between"),
     "lora_rank": _lora_rank,
     "lr_scheduler": _scheduler,
+    "micro_rollout_batch_size": _micro_rollout,
     "prompt_data": _prompts,
     "prompt_max_len": _window,
     "remote_rm_url": _reward,

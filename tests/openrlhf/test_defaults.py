@@ -39,6 +39,8 @@ def test_a_default_is_offered_only_beside_flags_that_it_matters_with() -> None:
     said = comments_of(grpo)
     assert "critic_learning_rate" not in said and "vllm_enable_sleep" not in said
     assert "# num_mini_batches = 2  # --train_batch_size not given: OpenRLHF's default is 128" in said
+    assert "# max_batch_trajectories = 8" in said and "max_batch_" not in comments_of("--vllm_num_engines 2")
+    assert "max_batch_" not in to_toml("--micro_rollout_batch_size 4 --vllm_num_engines 2")
     assert '# vllm_enable_sleep = "off"  # --vllm_enable_sleep not given' in comments_of("--vllm_num_engines 1")
     assert "# vllm_gpu_memory_utilization = 0.95  #" in comments_of("--vllm_num_engines 1")
     off = '# importance_correction = "off"  # --enable_vllm_is_correction not given'
