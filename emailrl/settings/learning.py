@@ -59,7 +59,7 @@ class TrainingSettings(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Maximum gradient norm; 0 disables clipping."""
     num_mini_batches: Positive = 1
-    """Mini-batches per step, each with one optimizer update."""
+    """Mini-batches per step, each with one optimizer update. A step with fewer trajectories has as many as those."""
     update_epochs: Positive = 1
     """Passes over the mini-batches of a step."""
     max_tokens_per_micro_batch: Positive | None = None
