@@ -8,8 +8,8 @@ or a source mail, within a file or between the two. Hash and counts are compared
 this script, which holds no mail and no address; ``--freeze`` writes it anew.
 
 ``--free`` adds questions in free words on the same mail, ART-E's: ``mixed.jsonl`` has, for training, every free one
-twice and at most 150 of each other kind, counts drawn evenly by answer, and val of all; ``second.jsonl`` has the test
-questions of the harder kinds and the free ones. Free questions have one inbox, so their splits share it; none whose
+twice and at most 150 of each other kind, counts drawn evenly by answer, val of all, and the usual test;
+``second.jsonl`` has the test questions of the harder kinds and the free ones. Free questions have one inbox, so their splits share it; none whose
 source mail a test question has is in training.
 """
 
@@ -55,7 +55,8 @@ def main() -> int:
     write_scenarios(options.out / "hard.jsonl", hard)
     if options.free:
         free = load_scenarios(options.free, None, limit=None, seed=SEED, data=DataSettings(), check_inboxes=False)
-        write_scenarios(options.out / "mixed.jsonl", mixed(usual + hard, free))
+        tested = [s for s in usual if s.split == "test"]
+        write_scenarios(options.out / "mixed.jsonl", mixed(usual + hard, free) + tested)
         write_scenarios(options.out / "second.jsonl", [s for s in hard + free if s.split == "test"])
     found = {"questions": summary(usual), "hard": summary(hard)}
     print(json.dumps(found, indent=1))
