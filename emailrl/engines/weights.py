@@ -119,7 +119,7 @@ class SharedWeights:
         if isinstance(self.model, PeftModel):
             self._read(self.model, path, name)
         else:
-            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=name)
+            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=name, torch_device="cpu")
             self.model = wrapped  # type: ignore[assignment]
         self._adapter = name
 
@@ -128,7 +128,7 @@ class SharedWeights:
         stale = name
         try:
             _delete(model, name)  # left from a version before a bare one
-            model.load_adapter(str(path), adapter_name=name)
+            model.load_adapter(str(path), adapter_name=name, torch_device="cpu")  # else on GPU 0, as in policy.load
             stale = next(other for other in SAMPLER_ADAPTERS if other != name)
         finally:
             _delete(model, stale)

@@ -226,7 +226,8 @@ def _adapted(model: Any, settings: Settings, adapter: Path | None, *, trainable:
         check_lora(settings.lora, adapter, model)
 
     try:
-        return PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable)
+        # By default PEFT reads it on "cuda", which is GPU 0 to safetensors, whichever GPU the model is on.
+        return PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable, torch_device="cpu")
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise EmailRLError(
             f"The adapter in {adapter} does not fit the base model: {first_line(error)}",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, peft_model
 from safetensors.torch import load_file, save_file
 from tiny import cut_matrices
 from transformers import Qwen3ForCausalLM
@@ -96,6 +96,15 @@ def test_merging_shares_the_frozen_tensors_and_never_writes_them(trainer: PeftMo
     assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.named_parameters())
     assert trainer.training and not merged.model.training
     assert all(isinstance(m, torch.nn.Module) and "lora" not in n for n, m in merged.model.named_modules())
+
+
+def test_a_version_is_not_read_on_the_first_gpu(
+    trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")
+    path = save(trainer, tmp_path / "1")
+    weights.SharedWeights(trainer).load(path)
+    weights.SharedWeights(trainer.unload()).load(path)
 
 
 def test_a_large_model_is_lent_and_given_back_as_it_was(trainer: PeftModel, tmp_path: Path) -> None:

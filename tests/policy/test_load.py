@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import peft_model
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy import load, resolve
@@ -83,6 +84,15 @@ def test_save_and_load_are_exact(tiny_model: Path, tmp_path: Path) -> None:
         policy.trainable_parameters(), resumed.trainable_parameters(), strict=True
     ):
         assert name == other_name and torch.equal(value, other)
+
+
+def test_an_adapter_is_not_read_on_the_first_gpu(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where PEFT puts it by default: every rank of a host would take memory there."""
+    moved(tiny_model).save_adapter(tmp_path)
+    monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")
+    assert load_policy(settings_for(tiny_model), adapter=tmp_path, trainable=True).trainable_parameters()
 
 
 def test_peft_loads_what_was_saved(tiny_model: Path, tmp_path: Path) -> None:
