@@ -31,9 +31,9 @@ from typing import Any
 from decode_variant import CONTEXT, measure
 from measured import Row, markdown, note
 from processes import environment, hand_out, itself, row_of
+from random_adapter import LINEAR, write_adapter
 
 Extra = dict[str, Any]
-LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LEAN: Extra = {"specialize_active_lora": True, "lora_target_modules": LINEAR}
 FP8: Extra = {"quantization": "fp8_per_tensor"}
 NGRAM: Extra = {
@@ -118,37 +118,14 @@ def arguments() -> argparse.Namespace:
 
 def prepare(given: argparse.Namespace) -> None:
     """Write the shape's config and a random adapter."""
-    import torch
-    from safetensors.torch import save_file
     from train_step_sides import config_of
 
-    torch.manual_seed(0)
     config = config_of(given.shape)
     config.architectures, config.dtype = ["Qwen3ForCausalLM"], "float32" if given.smoke else "bfloat16"
     if given.smoke:
         config.head_dim = 64  # vLLM's least on a CPU
     config.save_pretrained(given.work / "model")
-    heads, keys, wide = config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
-    sizes = {
-        "self_attn.q_proj": (config.hidden_size, heads * config.head_dim),
-        "self_attn.k_proj": (config.hidden_size, keys * config.head_dim),
-        "self_attn.v_proj": (config.hidden_size, keys * config.head_dim),
-        "self_attn.o_proj": (heads * config.head_dim, config.hidden_size),
-        "mlp.gate_proj": (config.hidden_size, wide), "mlp.up_proj": (config.hidden_size, wide),
-        "mlp.down_proj": (wide, config.hidden_size),
-    }  # fmt: skip
-    weights = {}
-    for layer in range(config.num_hidden_layers):
-        for name, (into, out) in sizes.items():
-            key = f"base_model.model.model.layers.{layer}.{name}"
-            weights[f"{key}.lora_A.weight"] = (0.02 * torch.randn(16, into)).to(torch.bfloat16)
-            weights[f"{key}.lora_B.weight"] = (0.002 * torch.randn(out, 16)).to(torch.bfloat16)
-    (given.work / "adapter").mkdir(exist_ok=True)
-    save_file(weights, given.work / "adapter" / "adapter_model.safetensors")
-    targets = [name.rpartition(".")[2] for name in sizes]
-    adapter = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": targets, "bias": "none",
-               "task_type": "CAUSAL_LM", "base_model_name_or_path": str(given.work / "model")}  # fmt: skip
-    (given.work / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
+    write_adapter(given.work / "model", given.work / "adapter")
 
 
 # -- the table

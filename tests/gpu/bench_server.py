@@ -30,6 +30,7 @@ from typing import Any
 
 from bench_async import environment
 from bench_sampling import write_model
+from random_adapter import write_adapter
 
 from emailrl.engines import vllm_fleet
 from emailrl.engines.base import Completion, Request, SamplingParams
@@ -120,24 +121,6 @@ def command(settings: Settings, given: argparse.Namespace, way: str) -> list[str
     words = server_command(settings, host="127.0.0.1", port=port, on_gpu=bool(given.gpu))
     dropped = () if way == "now" else ("--skip-tokenizer-init", "--disable-log-stats")
     return [word for word in words if word not in dropped]
-
-
-def write_adapter(base: str, folder: Path) -> None:
-    """An adapter of rank 16 with small random weights in every linear layer."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base))
-        adapted = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
-    adapted.peft_config["default"].save_pretrained(folder)
-    matrices = {
-        name.replace(".default", ""): each.shape for name, each in adapted.named_parameters() if "lora_" in name
-    }
-    tensors = {name: (torch.randn(shape) * 0.01).bfloat16() for name, shape in matrices.items()}
-    save_file(tensors, folder / "adapter_model.safetensors")
 
 
 def fleet(*replicas: Replica) -> Fleet:
