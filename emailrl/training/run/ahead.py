@@ -43,11 +43,18 @@ class Ended(NoDisplay):
     """Copies of finished rollouts (scoring changes the originals); they are shown once trained."""
 
     def __init__(self, trajectories: Iterable[Trajectory] = ()) -> None:
-        self.trajectories = [copy.deepcopy(trajectory) for trajectory in trajectories]
+        self.trajectories = [_copied(trajectory) for trajectory in trajectories]
 
     def played(self, trajectory: Trajectory) -> None:
         """Keep a rollout."""
-        self.trajectories.append(copy.deepcopy(trajectory))
+        self.trajectories.append(_copied(trajectory))
+
+
+def _copied(trajectory: Trajectory) -> Trajectory:
+    """A copy that shares only the lists of tokens, which scoring never changes and which take most of the time."""
+    tokens: list[object] = [each for turn in trajectory.turns for each in (turn.completion_ids, turn.logprobs)]
+    tokens += [each for one in trajectory.samples for each in (one.token_ids, one.loss_mask, one.sampler_logprobs)]
+    return copy.deepcopy(trajectory, {id(each): each for each in tokens})
 
 
 @dataclass

@@ -12,11 +12,11 @@ import pytest
 
 from emailrl.errors import EmailRLError
 from emailrl.rollout.noted import Noted
-from emailrl.training.run.ahead import Ahead
+from emailrl.training.run.ahead import Ahead, Ended
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.in_flight import rollouts_in_flight
 from emailrl.training.run.state import RunState, StepQuestions
-from emailrl.trajectory import Scenario, StopReason, Trajectory
+from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(20)]
 
@@ -180,3 +180,20 @@ def test_a_version_that_is_refused_ends_the_run_at_the_next_step_and_is_not_play
         one.take()
     one.close()
     assert max(parts.played) == 1 + staleness and parts.open == set()
+
+
+def test_a_kept_rollout_stays_as_it_was_played_and_its_tokens_are_not_copied() -> None:
+    """Copying them takes 7 ms of a trajectory of 3,800 tokens, more than recording it, while rank 0 trains."""
+    sample, turn = TokenSample([1, 7], [0, 1], [None, -0.5]), Turn([7], [-0.5], "stop", tool_args={"keywords": ["a"]})
+    played = Trajectory("t", "g", QUESTIONS[0], messages=[Message("user", "?")], samples=[sample], turns=[turn])
+    ended = Ended([played])
+    ended.played(played)
+    played.rubric["answer_correct"], played.reward_terms["outcome"], played.exception = True, 1.0, "KeyError"
+    played.messages[0].content, turn.tool_args["keywords"][0], played.samples[:] = "", "b", []  # type: ignore[index]
+    for kept in ended.trajectories:
+        assert (kept.rubric, kept.reward_terms, kept.exception, kept.messages[0].content) == ({}, {}, None, "?")
+        assert kept.turns[0].tool_args == {"keywords": ["a"]}
+        (tokens,) = kept.samples
+        assert tokens.token_ids is sample.token_ids and tokens.sampler_logprobs is sample.sampler_logprobs
+        assert tokens.loss_mask is sample.loss_mask
+        assert kept.turns[0].completion_ids is turn.completion_ids and kept.turns[0].logprobs is turn.logprobs
