@@ -180,7 +180,7 @@ def existing_database(db: Path) -> BuildReport:
 
 def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: bool) -> None:
     """List the database's mailboxes, largest first, and the next command."""
-    from emailrl.scenarios.beside import has_enron_email, questions_file
+    from emailrl.scenarios.beside import questions_file
     from emailrl.scenarios.inbox.choice import largest_owners, listed
     from emailrl.scenarios.inbox.mailbox import MailReader
     from emailrl.scenarios.splits import FEW
@@ -194,8 +194,6 @@ def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: b
     named = settings.store.db
     if (questions := questions_file(named)).is_file():
         _suggest_benchmark(settings, questions, is_limited=is_limited)
-    elif has_enron_email(named):
-        suggest_benchmark(settings)
     else:
         inbox = ["--inbox", owners[0].address] if owners and _is_named(owners) else []
         shared = [SHARED] if inbox or len(owners) < len(FEW) else []
@@ -235,7 +233,7 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[messages]:,} messages, {task.fields[rate]:,.0f}/s {task.fields[left]}"),
+        TextColumn("{task.fields[messages]}, {task.fields[rate]:,.0f}/s {task.fields[left]}"),
     )  # fmt: skip
     # No refresh thread: parser processes are forked while the bar is shown.
     bar = Progress(*columns, console=progress_console(), auto_refresh=False)
@@ -246,13 +244,14 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
         if not tasks:  # not before the first message, so that a bad argument prints only its error
             bar.start()
         if phase not in tasks:
-            tasks[phase] = bar.add_task(phase, total=None, messages=0, rate=0.0, left="")
+            tasks[phase] = bar.add_task(phase, total=None, messages="", rate=0.0, left="")
         begun = started.setdefault(phase, time.monotonic())
         seconds = time.monotonic() - begun
         fraction = source.fraction() if total is None else messages / max(total, 1)
         bar.update(
-            tasks[phase], total=None if fraction is None else 1.0, completed=fraction or 0.0, messages=messages,
-            rate=messages / seconds if seconds else 0.0, left=time_left(seconds, fraction or 0.0), refresh=True,
+            tasks[phase], total=None if fraction is None else 1.0, completed=fraction or 0.0,
+            messages=counted(messages, "message"), rate=messages / seconds if seconds else 0.0,
+            left=time_left(seconds, fraction or 0.0), refresh=True,
         )  # fmt: skip
 
     try:
@@ -273,7 +272,8 @@ def _listing(console: Console) -> Listing:
     """Prints a line for every message skipped or repaired."""
 
     def show(what: str, reason: str, name: str) -> None:
-        console.print(one_line(f"{what} {reason}: {name or '(no name)'}"), soft_wrap=True)
+        title = "no mail" if reason in NO_MESSAGES else f"{what} {reason}"
+        console.print(one_line(f"{title}: {name or '(no name)'}"), soft_wrap=True)
 
     return show
 

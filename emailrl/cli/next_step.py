@@ -21,11 +21,11 @@ FEW = 40
 """Questions of a suggested benchmark on a CPU, which take smol about ten minutes."""
 
 
-def suggest_benchmark(settings: Settings, questions: Path | None = None, scenarios: Sequence[Scenario] = ()) -> None:
+def suggest_benchmark(settings: Settings, questions: Path, scenarios: Sequence[Scenario]) -> None:
     """Print the benchmark of the settings' database, unless none of its questions is for testing.
 
-    ``scenarios`` are those of the file ``questions``; None stands for the hub's. The model is that of the settings, if
-    they name one; otherwise nano for demo email and smol for any other.
+    ``scenarios`` are those of the file ``questions``. The model is that of the settings, if they name one; otherwise
+    nano for demo email and smol for any other.
     """
     from emailrl.policy.resolve import NANO
     from emailrl.policy.smol_base import SMOL
@@ -33,14 +33,14 @@ def suggest_benchmark(settings: Settings, questions: Path | None = None, scenari
     from emailrl.scenarios.demo import has_only_demo_email
     from emailrl.scenarios.splits import shared_inboxes
 
-    if questions is not None and not any(scenario.split in (None, "test") for scenario in scenarios):
+    if not any(scenario.split in (None, "test") for scenario in scenarios):
         return
     model, comment = [], ""
     if "name" not in settings.model.model_fields_set:
         is_demo = has_only_demo_email(settings.store.db)
         model = ["--model", NANO if is_demo else SMOL]
         comment = "" if is_demo else f"{_missing(settings)}on a GPU: --model {ON_A_GPU}"
-    named = [] if questions in (None, questions_file(settings.store.db)) else ["--questions", str(questions)]
+    named = [] if questions == questions_file(settings.store.db) else ["--questions", str(questions)]
     shared = [SHARED] if shared_inboxes(scenarios) else []
     if SMOL in model and sum(scenario.split in (None, "test") for scenario in scenarios) > FEW:
         model += ["--limit", str(FEW)]

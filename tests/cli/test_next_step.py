@@ -38,8 +38,6 @@ def test_a_benchmark_names_its_questions_and_accepts_a_shared_mailbox(
     assert suggested(capsys) == "benchmark --db mine.db --allow-shared-inbox"
     suggest_benchmark(settings, Path("mine_questions.jsonl"), [train])
     assert suggested(capsys) == ""
-    suggest_benchmark(settings)  # with the hub's questions
-    assert suggested(capsys) == "benchmark --db mine.db"
 
 
 def test_training_after_sft_keeps_the_data_options_that_the_folder_does_not_set(

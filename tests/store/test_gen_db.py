@@ -219,7 +219,7 @@ def test_verbose_lists_messages_without_their_control_characters(maildir: Path, 
     done = gen_db("--source", maildir, "--db", "mail.db", "--verbose", "--json", cwd=tmp_path)
     assert object_of(done)["skipped"] == {"not_mail": 2}
     lines = done.stderr.splitlines()
-    for line in ("skipped not_mail: README", "skipped not_mail: od [31md", "repaired no_date: mended"):
+    for line in ("no mail: README", "no mail: od [31md", "repaired no_date: mended"):
         assert line in lines, done.stderr
     assert "\x1b" not in done.stderr
 
@@ -265,6 +265,13 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").write_text('model_name = "my-model"\n')
     last = gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1]
     assert last.endswith(f"emailrl benchmark {options}")
+
+
+def test_enron_mail_is_asked_questions_of_its_own_first(tmp_path: Path) -> None:
+    path = own_mbox(tmp_path / "mail.mbox")
+    path.write_text(path.read_text().replace("@x", "@enron.com"))
+    last = gen_db("--source", path, "--db", "m.db", cwd=tmp_path).stderr.splitlines()[-1]
+    assert last.endswith("emailrl gen-questions --db m.db --inbox me@enron.com --allow-shared-inbox")
 
 
 def test_what_is_skipped_is_said_with_the_setting_that_keeps_it(tmp_path: Path) -> None:
