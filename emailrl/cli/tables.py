@@ -193,7 +193,8 @@ def rollout_table(
         "turns": _number(result.rubric.get("num_turns")),
         "tokens": _number(result.tokens, 0),
         "found / read source": " / ".join(
-            f"{result.rubric.get(name, 0):.1%}" for name in ("ever_found_right_email", "ever_read_right_email")
+            f"{result.rubric[name]:.1%}" if name in result.rubric else "-"
+            for name in ("ever_found_right_email", "ever_read_right_email")
         ),
         "ended": _endings(trajectories),
         "exceptions": str(result.exceptions),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Protocol, runtime_checkable
 
 from emailrl.errors import EmailRLError
+from emailrl.plain import counted
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
 from emailrl.rewards.wording import measure
@@ -102,15 +104,17 @@ class Scorer:
             try:
                 return reward.score_batch(trajectories)
             except Exception as error:
-                logger.warning("%d trajectories got no reward: %s", len(trajectories), _told(error))
+                _warn(Counter({_message(error): len(trajectories)}))
                 return [error] * len(trajectories)
         terms: list[Terms] = []
+        failures: Counter[str] = Counter()
         for trajectory in trajectories:
             try:
                 terms.append(reward(trajectory))
             except Exception as error:
-                logger.warning("a trajectory got no reward: %s", _told(error))
+                failures[_message(error)] += 1
                 terms.append(error)
+        _warn(failures)
         return terms
 
     def _judge(self, claims: set[Claim]) -> dict[Claim, bool | Exception]:
@@ -132,14 +136,27 @@ class Scorer:
         try:
             return self.answers.check(*claim)
         except Exception as error:
-            logger.warning("an answer could not be judged: %s", _told(error))
+            logger.warning("an answer could not be judged: %s", _message(error))
             return error
+
+
+def _warn(failures: Counter[str]) -> None:
+    """Log each distinct failure of a reward once, with the number of trajectories."""
+    for message, count in failures.items():
+        logger.warning("%s got no reward: %s", counted(count, "trajectory"), message)
 
 
 def _told(error: Exception) -> str:
     """Type and message on one line, without what shows credentials."""
-    message, hint = (error.message, error.hint) if isinstance(error, EmailRLError) else (str(error), "")
-    return f"{type(error).__name__}: {redacted(message, limit=LONGEST)} {hint}".rstrip()
+    message = _message(error)
+    return f"{type(error).__name__}: {message}" if isinstance(error, EmailRLError) else message
+
+
+def _message(error: Exception) -> str:
+    """As ``_told``, but without the type of an error of our own, whose message is complete."""
+    if isinstance(error, EmailRLError):
+        return f"{redacted(error.message, limit=LONGEST)} {error.hint}".rstrip()
+    return f"{type(error).__name__}: {redacted(str(error), limit=LONGEST)}".rstrip()
 
 
 def _attempted(trajectory: Trajectory) -> bool:

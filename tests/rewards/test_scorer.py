@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from emailrl.environment import Rubric
+from emailrl.errors import EmailRLError
 from emailrl.evaluation import disagreement
 from emailrl.rewards import Scorer, build_scorer
 from emailrl.rewards.judge import JudgeError
@@ -177,11 +178,21 @@ def test_whatever_a_reward_raises_is_its_own_trajectorys(caplog: pytest.LogCaptu
     def reward(trajectory: Trajectory) -> dict[str, float]:
         return {"inverse": 1 / len((trajectory.final_answer or "").replace("May 3", ""))}
 
-    trajectories = [answered("May 20"), answered("May 3")]
+    trajectories = [answered("May 20"), answered("May 3"), answered("May 3")]
     Scorer(FakeJudge(1), reward).score(trajectories)
-    assert [t.exception for t in trajectories] == [None, "ZeroDivisionError: division by zero"]
+    assert [t.exception for t in trajectories] == [None, *["ZeroDivisionError: division by zero"] * 2]
     assert trajectories[1].reward_terms == {} and trajectories[1].rubric["answer_correct"] is False
-    assert "a trajectory got no reward: ZeroDivisionError: division by zero" in caplog.text
+    assert caplog.messages == ["2 trajectories got no reward: ZeroDivisionError: division by zero"]
+
+
+def test_a_broken_rewards_message_is_logged_without_the_error_class(caplog: pytest.LogCaptureFixture) -> None:
+    def reward(trajectory: Trajectory) -> dict[str, float]:
+        raise EmailRLError("The reward r.py:bad raised: no.", "Fix it.")
+
+    trajectory = answered("May 20")
+    Scorer(FakeJudge(1), reward).score([trajectory])
+    assert caplog.messages == ["1 trajectory got no reward: The reward r.py:bad raised: no. Fix it."]
+    assert trajectory.exception == "EmailRLError: The reward r.py:bad raised: no. Fix it."
 
 
 def test_whatever_a_reward_of_many_raises_is_theirs(caplog: pytest.LogCaptureFixture) -> None:
