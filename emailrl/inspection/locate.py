@@ -71,9 +71,12 @@ def made_in(file: Path) -> Path:
 
 
 def newest_file(roots: Iterable[Path]) -> Path | None:
-    """Return the newest trajectory file among and under ``roots``, or None; skips other JSONL files."""
+    """Return the newest trajectory file among and under ``roots``, or None; skips other JSONL files.
+
+    A run writes ``confirm-NNNNNN.jsonl`` last, though by an earlier policy: such a file counts only without others.
+    """
     files = [file for root in roots for file in ([root] if root.is_file() else _jsonl_under(root))]
-    by_age = sorted(((_modified(file), file.name, file) for file in files), reverse=True)
+    by_age = sorted(((not _is_confirm(file), _modified(file), file.name, file) for file in files), reverse=True)
     return next((file for *_, file in by_age if _holds_trajectories(file)), None)
 
 
@@ -82,6 +85,10 @@ def _jsonl_under(root: Path) -> Iterator[Path]:
     for folder, _, names in os.walk(root):
         files = (Path(folder, name) for name in names if name.endswith(".jsonl"))
         yield from (file for file in files if file.is_file())
+
+
+def _is_confirm(file: Path) -> bool:
+    return file.name.startswith("confirm-")
 
 
 def _modified(file: Path) -> int:

@@ -49,6 +49,9 @@ def test_without_a_path_the_newest_trajectory_is_shown(emailrl, run_dir: Path, t
     os.utime(old, (1, 1))
     write_records(run_dir / "metrics.jsonl", [{"step": 9, "loss": 0.0}])  # newer, but no trajectory
     assert "question of t2" in emailrl("inspect-trajectory")[1]
+    write_trajectories(run_dir / "trajectories" / "confirm-000000.jsonl", [make("of an earlier policy")])
+    assert "question of t2" in emailrl("inspect-trajectory")[1]
+    assert "question of t2" in emailrl("inspect-trajectory", run_dir)[1]
     write_trajectories(tmp_path / "outputs" / "rollouts" / "rollout-1.jsonl", [make("rolled")])
     assert "question of rolled" in emailrl("inspect-trajectory")[1]
 
