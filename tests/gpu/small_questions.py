@@ -9,8 +9,8 @@ this script, which holds no mail and no address; ``--freeze`` writes it anew.
 
 ``--free`` adds questions in free words on the same mail, ART-E's: ``mixed.jsonl`` has, for training, every free one
 twice and at most 150 of each other kind, counts drawn evenly by answer, val of all, and the usual test;
-``second.jsonl`` has the test questions of the harder kinds and the free ones. Free questions have one inbox, so their splits share it; none whose
-source mail a test question has is in training.
+``second.jsonl`` has the test questions of the harder kinds and the free ones. Free questions have one inbox, so their
+splits share it; none whose source mail a test question has is in training.
 """
 
 from __future__ import annotations
