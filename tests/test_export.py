@@ -110,6 +110,7 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     assert 'base_model: "Qwen/Qwen3-0.6B"' in card
     assert "Accuracy 80.0% (95 % interval 71.1% to 86.7%) on 100 validation questions, mean reward 0.912." in card
     assert "| learning_rate | 1e-05 |" in card and "| LoRA rank | 24 |" in card
+    assert "| environment | mail |" in card and "| reward | art_e |" in card
     assert 'PeftModel.from_pretrained(base, "mail-agent")' in card
     limited = replace(metadata, settings={"agent": {"max_turns": 7, "max_tokens": 96, "temperature": 1.0}})
     config = '{"db": "mail.db", "max_turns": 7, "max_tokens": 96}'

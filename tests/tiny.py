@@ -35,13 +35,15 @@ def make_model(folder: Path, *, dtype: str = "float32") -> Path:
     return folder
 
 
-def make_checkpoint(path: Path, model: Path, *, metrics: dict[str, Any] | None = None, step: int = 7) -> Checkpoint:
-    """Write a checkpoint of ``model`` with a random adapter that changes every linear layer."""
+def make_checkpoint(
+    path: Path, model: Path, *, metrics: dict[str, Any] | None = None, step: int = 7, **given: str
+) -> Checkpoint:
+    """Write a checkpoint of ``model`` with a random adapter that changes every linear layer, and more settings."""
     import torch
 
     from emailrl.policy.load import load_policy
 
-    settings = load_settings({"model_name": str(model), "lora_rank": 4}, environ={}, cwd=path.parent)
+    settings = load_settings({"model_name": str(model), "lora_rank": 4} | given, environ={}, cwd=path.parent)
     policy = load_policy(settings, trainable=True)
     generator = torch.Generator().manual_seed(3)
     for _, parameter in policy.trainable_parameters():

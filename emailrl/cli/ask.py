@@ -31,7 +31,7 @@ import typer
 
 from emailrl.cli.answer import Steps, render_answer, why_not
 from emailrl.cli.completion import inboxes
-from emailrl.cli.inputs import note_runs_without_best
+from emailrl.cli.inputs import note_adapters, note_runs_without_best
 from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
 from emailrl.ctrl_c import INTERRUPTED
@@ -93,6 +93,7 @@ def ask(
     inbox = find_inbox(settings.store.db, inbox)
     model, base, name = _policy(settings, checkpoint, overrides["model_name"])
     say(f"Mailbox: {inbox}; model: {name}")
+    note_adapters([model] if isinstance(model, Path) else [], settings, asks=True)
     _warn_if_empty(settings.store.db, inbox, date)
     session = _Session(_open(model, base, settings), inbox, date)
     with closing(session.agent):

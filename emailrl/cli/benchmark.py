@@ -39,7 +39,7 @@ import typer
 
 from emailrl.cli.completion import checkpoints, models
 from emailrl.cli.details import show_trajectories
-from emailrl.cli.inputs import note_runs_without_best, with_inputs
+from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
 from emailrl.cli.progress import Tally
@@ -123,17 +123,14 @@ def _root(settings: Settings) -> Path:
 
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
-    """The policies to measure; prints a note on each that is untrained, and on newer runs that are skipped."""
+    """The policies to measure; prints notes on them and on newer runs that are skipped."""
     from emailrl.benchmark import choose_subjects, with_attacked
     from emailrl.engines import is_chat
-    from emailrl.policy.adapter import untrained_note
 
     subjects = choose_subjects(checkpoints, models, settings)
     if "best" in checkpoints or not (checkpoints or models or is_chat(settings)):
         note_runs_without_best(settings.output.output_dir)
-    for adapter in filter(None, (subject.adapter for subject in subjects)):
-        if note := untrained_note(adapter.path, settings.output.output_dir):
-            progress_console().print(note, style="yellow", soft_wrap=True)
+    note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)
     return with_attacked(subjects) if attack else subjects
 
 

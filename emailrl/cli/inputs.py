@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from emailrl.cli.output import say
+from emailrl.cli.output import progress_console, say
 from emailrl.errors import UsageError
+from emailrl.plain import cut
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
 
+TASK: Final = {"--environment": ("agent", "environment"), "--reward": ("rewards", "reward")}
+"""The settings that decide what a policy is trained to do, by option."""
+LONGEST_NAME: Final = 200
+"""In characters, of a name from a checkpoint's metadata, which may be a stranger's."""
 MAX_FOLDERS: Final = 20_000
 """Maximum number of folders to search for trajectories: over 1,000 runs with their checkpoints; walked in seconds."""
 
@@ -32,6 +39,44 @@ def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
 
     if runs := runs_without_best(output_dir, mode):
         say(f"Note: runs without a complete best_model are skipped: {', '.join(map(str, runs))}")
+
+
+def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
+    """Print a note on each untrained checkpoint, and one on those trained in another environment or on another reward.
+
+    With ``asks`` they answer in the mail environment, without a reward.
+    """
+    from emailrl.policy.adapter import untrained_note
+
+    otherwise: dict[str, list[str]] = {}
+    for path in paths:
+        if note := untrained_note(path, settings.output.output_dir):
+            progress_console().print(note, style="yellow", soft_wrap=True)
+        if difference := _trained_otherwise(path, settings, asks=asks):
+            otherwise.setdefault(difference, []).append(str(path))
+    for difference, names in otherwise.items():
+        say(f"Note: {' and '.join(names)} {'was' if len(names) == 1 else 'were'} trained with {difference}.")
+
+
+def _trained_otherwise(path: Path, settings: Settings, *, asks: bool) -> str | None:
+    """The recorded environment and reward that differ from those in use, and the latter; None without a record."""
+    from emailrl.checkpoints import METADATA, SFT, read_checkpoint
+
+    if not (path / METADATA).is_file():
+        return None
+    metadata, now = read_checkpoint(path).metadata, settings.public()
+    recorded, used = [], []
+    for option, (section, name) in TASK.items():
+        if option == "--reward" and (asks or metadata.mode == SFT):
+            continue
+        new = "mail" if asks else str(now[section][name])
+        old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
+        if old != new:
+            recorded.append(f"{option} {shlex.quote(old)}")
+            used.append(f"{option} {shlex.quote(new)}")
+    if not recorded:
+        return None
+    return f"{' '.join(recorded)}; this command uses {'the mail environment' if asks else ' '.join(used)}"
 
 
 def check_inputs(settings: Settings) -> None:

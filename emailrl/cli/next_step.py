@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emailrl.cli.inputs import TASK
 from emailrl.cli.output import print_next
 from emailrl.errors import EmailRLError, UsageError
 
@@ -48,8 +49,8 @@ def suggest_benchmark(settings: Settings, questions: Path, scenarios: Sequence[S
 
 
 def suggest_train(start: Sequence[str], settings: Settings, bare: Settings) -> None:
-    """Print the training that begins with ``start``, with options where its data differ from the ``bare`` settings."""
-    print_next(["train", *start, *_data_options(settings, bare)])
+    """Print the training that begins with ``start``, with options where its data or task differ from ``bare``."""
+    print_next(["train", *start, *_options(settings, bare)])
 
 
 def suggest_measuring(run: Path, settings: Settings, bare: Settings) -> None:
@@ -57,8 +58,8 @@ def suggest_measuring(run: Path, settings: Settings, bare: Settings) -> None:
 
     If the best model is the untrained start, the last one is measured too.
 
-    Options are added where the run's data differ from the ``bare`` settings. Nothing is printed if the questions have
-    none for testing.
+    Options are added where the run's data, environment or reward differ from the ``bare`` settings. Nothing is printed
+    if the questions have none for testing.
     """
     from emailrl.scenarios import load_scenario_set
 
@@ -67,7 +68,7 @@ def suggest_measuring(run: Path, settings: Settings, bare: Settings) -> None:
     except UsageError:
         return
     named = [word for path in _to_measure(run) for word in ("--checkpoint", str(path))]
-    print_next(["benchmark", *named, *_data_options(settings, bare)])
+    print_next(["benchmark", *named, *_options(settings, bare)])
 
 
 def _to_measure(run: Path) -> list[Path]:
@@ -103,8 +104,8 @@ def _missing(settings: Settings) -> str:
     return ""
 
 
-def _data_options(settings: Settings, bare: Settings) -> list[str]:
-    """The options that give the data of the settings where they differ from the ``bare`` ones."""
+def _options(settings: Settings, bare: Settings) -> list[str]:
+    """The options that give data, environment and reward of the settings where they differ from the ``bare`` ones."""
     from emailrl.scenarios.beside import questions_file
 
     db, questions = settings.store.db, settings.data.questions
@@ -113,4 +114,8 @@ def _data_options(settings: Settings, bare: Settings) -> list[str]:
         options += ["--questions", str(questions)]
     if settings.data.allow_shared_inbox and not bare.data.allow_shared_inbox:
         options.append(SHARED)
+    now, before = settings.public(), bare.public()  # a reward server's password is not printed
+    for option, (section, name) in TASK.items():
+        if now[section][name] != before[section][name]:
+            options += [option, str(now[section][name])]
     return options

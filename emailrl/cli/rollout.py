@@ -25,7 +25,7 @@ import typer
 
 from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
-from emailrl.cli.inputs import note_runs_without_best, with_inputs
+from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import out_file, print_json, print_next, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
@@ -75,6 +75,7 @@ def rollout(
     check_player(settings)
     subject = _subject(settings, checkpoint, overrides["model_name"])
     settings, adapter = settings.with_model(subject.model_name), subject.adapter
+    note_adapters([adapter.path] if adapter else [], settings)
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")

@@ -13,7 +13,7 @@ from emailrl.policy.resolve import PACKAGED
 _SHOWN = {
     "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
     "algorithm": ("beta", "min_group_std"),
-    "agent": ("max_turns", "max_tokens", "temperature", "eval_temperature"),
+    "agent": ("environment", "max_turns", "max_tokens", "temperature", "eval_temperature"),
     "rewards": ("reward", "judge"),
 }
 """Settings shown in the card; metadata.json has all of them."""

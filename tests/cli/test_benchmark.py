@@ -144,6 +144,28 @@ def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emai
     assert error.splitlines()[0] == line
 
 
+def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(emailrl, here: Path) -> None:
+    """The file named in the metadata does not exist, so loading it would end each command with an error."""
+    given = {"environment": "theirs.py:Oracle", "reward": "theirs.py:short"}
+    run = here / "outputs" / "grpo_masked-2"
+    for name in ("best_model", "final"):
+        make_checkpoint(run / name, here / "model", **given)
+    start = "Note: outputs/grpo_masked-2/best_model was trained with --environment theirs.py:Oracle"
+    used = "this command uses --environment mail --reward art_e."
+    for command in (("benchmark", "--limit", 1), ("rollout", "--num-scenarios", 1)):
+        code, _, error = emailrl(*command)
+        assert code == 0 and error.splitlines().count(f"{start} --reward theirs.py:short; {used}") == 1
+    both = ("--checkpoint", "outputs/grpo_masked-2/best_model", "--checkpoint", "outputs/grpo_masked-2/final")
+    code, _, error = emailrl("benchmark", "--limit", 1, *both)
+    assert code == 0 and error.count("Note: ") == 1
+    assert "Note: outputs/grpo_masked-2/best_model and outputs/grpo_masked-2/final were trained with " in error
+    code, _, error = emailrl("ask", "When?")
+    assert code == 0 and f"{start}; this command uses the mail environment.\n" in error
+    for command in (("benchmark", "--limit", 1), ("rollout", "--num-scenarios", 1), ("ask", "When?")):
+        code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked/best_model")
+        assert code == 0 and "was trained with" not in error
+
+
 def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTPUT_DIR", str(here / "elsewhere" / "grpo"))
     record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])

@@ -89,9 +89,11 @@ def test_a_finished_run_is_measured_next_with_its_own_data(
     make_checkpoint(run / "final", tmp_path / "model", step=3)
     capsys.readouterr()
     suggest_measuring(run, given, given)  # the best is untrained
-    assert suggested(capsys) == (
-        "benchmark --checkpoint outputs/grpo_masked/best_model --checkpoint outputs/grpo_masked/final"
-    )
+    measuring = "benchmark --checkpoint outputs/grpo_masked/best_model --checkpoint outputs/grpo_masked/final"
+    assert suggested(capsys) == measuring
+    task = {"db": Path("mine.db"), "questions": questions, "environment": "my.py:Env", "reward": "http://me:pw@host/r"}
+    suggest_measuring(run, settings_with(tmp_path, **task), given)
+    assert suggested(capsys) == f"{measuring} --environment my.py:Env --reward http://host/r"
     write_scenarios(questions, [scenario(1, "a@x", "train")])
     suggest_measuring(run, given, bare)
     assert suggested(capsys) == ""
