@@ -94,7 +94,7 @@ def _open(settings: Settings, place: Place, workers: int | None, say: Say) -> It
         tracking = settings.tracking
         named = tracking.model_copy(update={"wandb_name": tracking.wandb_name.replace("{mode}", SFT)})
         told = settings.model_copy(update={"tracking": named})
-        with closing(Tracker(place.directory, told, run_id=run_id, step=state.step, say=say)) as tracker:
+        with closing(Tracker(place.directory, told, run_id=run_id, step=state.recorded, say=say)) as tracker:
             tracker.say(_header(settings, policy, data, place, state))
             tracker.say("\n".join(f"Note: {note}" for note in (*start.notes, *data.notes, *policy.notes)))
             yield Run(
@@ -110,7 +110,7 @@ def _ended(place: Place, checkpoint: Checkpoint, sft: SftSettings) -> tuple[str,
         state = State(**saved["state"])
     reason, step = state.stop_reason(sft), state.best_step or state.step
     wrote = {item.metadata.step for item in list_checkpoints(place.directory) if item.path.name == PRODUCT}
-    if reason is None or step not in wrote or damage_of(place.directory / PRODUCT):
+    if reason is None or state.unrecorded or step not in wrote or damage_of(place.directory / PRODUCT):
         return None
     line = f"Nothing left to do in {place.directory}: it ended after step {state.step}, {reason}."
     return line, state.result(place)

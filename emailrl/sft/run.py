@@ -56,6 +56,26 @@ class State:
     best_step: int = 0
     without_better: int = 0
     """Validations since the lowest loss."""
+    unrecorded: dict[str, float] = field(default_factory=dict)
+    """The metrics of ``step`` until it is validated, if due, and its line is written; then empty."""
+
+    @property
+    def recorded(self) -> int:
+        """The last step with a line in ``metrics.jsonl``."""
+        return self.step - bool(self.unrecorded)
+
+    def note(self, val_loss: float | None) -> None:
+        """Count a validation of the current step (None: there was none)."""
+        if val_loss is None:
+            return
+        if self.is_lowest(val_loss):
+            self.best, self.best_step, self.without_better = val_loss, self.step, 0
+        else:
+            self.without_better += 1
+
+    def is_lowest(self, val_loss: float) -> bool:
+        """Whether the loss is below all noted ones."""
+        return self.best is None or val_loss < self.best
 
     def stop_reason(self, sft: SftSettings) -> str | None:
         """Why the run ends here, or None if it continues."""
@@ -91,42 +111,50 @@ class Run:
     def train(self) -> str:
         """Run all remaining steps; returns why the run ended."""
         state, sft = self.state, self.settings.sft
-        pace, droppable = Pace(state.step), self.interrupts.droppable
+        pace = Pace(state.recorded)
         with closing(_generator(self.data.batches(state.step))) as batches:
             if state.step == 0:
-                with droppable():
-                    self.validate()
+                state.note(self.validate())
+            if state.unrecorded:  # an interrupt or an error came between the update and its line
+                self.record(Clock(), pace)
             while (reason := state.stop_reason(sft)) is None:
                 clock = Clock()
-                with droppable(), clock.phase("data"):
+                with self.interrupts.droppable(), clock.phase("data"):
                     batch = next(batches)
                 self.whole = False
                 with clock.phase("update"):
                     metrics = self.fitter.step(batch, step=state.step + 1)
-                state.step, state.loss, self.whole = state.step + 1, metrics["loss"], True
-                due = state.step % sft.sft_eval_steps == 0 or state.step == sft.sft_steps
-                val_loss = None
-                if due:
-                    with droppable(), clock.phase("evaluation"):
-                        val_loss = self.validate()
-                line = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
-                self.tracker.step(line, self._line(metrics, val_loss, pace))
-                if due:
-                    self.save()
+                state.step, state.loss, state.unrecorded = state.step + 1, metrics["loss"], metrics
+                self.whole = True
+                self.record(clock, pace)
         return reason
+
+    def record(self, clock: Clock, pace: Pace) -> None:
+        """Write the line of the last step; if a validation is due, measure its loss first and save it last.
+
+        The state changes only when the line is written, so that a resumed run can repeat what did not finish.
+        """
+        state, sft, val_loss = self.state, self.settings.sft, None
+        if due := state.step % sft.sft_eval_steps == 0 or state.step == sft.sft_steps:
+            with clock.phase("evaluation"):
+                val_loss = self.validate()
+        metrics = state.unrecorded
+        line = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
+        self.tracker.step(line, self._line(metrics, val_loss, pace))
+        state.note(val_loss)
+        state.unrecorded = {}
+        if due:
+            self.save()
 
     def validate(self) -> float | None:
         """Measure the validation loss, and save the weights if it is the lowest so far."""
         state, val = self.state, self.data.val
         if not val:
             return None
-        state.val_loss = loss = self.fitter.loss(val)
-        if state.best is None or loss < state.best:
-            state.best, state.best_step, state.without_better = loss, state.step, 0
-            if state.step:
-                self.write_product()
-        else:
-            state.without_better += 1
+        with self.interrupts.droppable():
+            state.val_loss = loss = self.fitter.loss(val)
+        if state.step and state.is_lowest(loss):
+            self.write_product()
         return loss
 
     def finish(self, reason: str) -> SftResult:

@@ -24,6 +24,8 @@ from emailrl.settings import Settings
 from emailrl.sft import fit
 from emailrl.sft.assemble import sft
 from emailrl.sft.run import SftResult
+from emailrl.training.run.resume import STATE_FILE
+from emailrl.training.run.tracking import Tracker
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +146,47 @@ def test_ctrl_c_finishes_the_step_and_keeps_it(
     assert said[-1] == "Stopped after step 3: saved up to step 3; --resume latest continues."
     monkeypatch.undo()
     assert_equal(weights(sft(settings, resume="latest").out), weights(result.out))
+
+
+@pytest.mark.parametrize("cut_short", ["validation", "line"])
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_validation_cut_short_is_repeated_by_the_resumed_run(
+    whole: tuple[Settings, SftResult],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cut_short: str,
+    step: int,
+) -> None:
+    _, result = whole
+    settings = settings_for(tmp_path, model, lora_dropout=0.1)
+    validate, record = fit.Fitter.loss, Tracker.step
+    validations = iter(range(0, 10, 2))  # SFT_EVAL_STEPS is 2
+
+    def loss(self: fit.Fitter, examples: Any) -> float:
+        if next(validations) == step and cut_short == "validation":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return validate(self, examples)
+
+    def line(self: Tracker, metrics: Any, text: str) -> None:
+        record(self, metrics, text)
+        if metrics["step"] == step and cut_short == "line":
+            raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises((KeyboardInterrupt, OSError)):
+        patched.setattr(fit.Fitter, "loss", loss)
+        patched.setattr(Tracker, "step", line)
+        sft(settings)
+    resumed = sft(settings, resume="latest")
+    assert lines(resumed.out.parent) == lines(result.out.parent)
+    assert (resumed.steps, resumed.loss, resumed.val_loss) == (8, result.loss, result.val_loss)
+    assert_equal(weights(resumed.out), weights(result.out))
+    assert state_of(resumed.out.parent / "checkpoint-8") == state_of(result.out.parent / "checkpoint-8")
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(checkpoint / STATE_FILE, weights_only=True)["state"]
+    return state
 
 
 def test_a_loss_that_rises_again_stops_the_run_and_the_lowest_is_kept(
