@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,11 +16,16 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from emailrl.ctrl_c import RUN_ID
+from emailrl.ending import report
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plain import first_line
 
 _LONGEST_CONNECT: Final = 60
 """Seconds to connect to the first host, or to wait for one reply from it."""
+_SECONDS_TO_GIVE_UP: Final = 10
+"""Seconds after its time is over in which torch's store gives up connecting by itself."""
+_CONNECTING: Final = ("_create_tcp_store", "StaticTCPRendezvous.next_rendezvous")
+"""The functions of torch in which a launcher connects to the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +80,30 @@ class Meeting:
         from torch.distributed import DistError
         from torch.distributed.elastic.rendezvous import RendezvousError
 
+        over = threading.Event()
+        threading.Thread(target=self._leave_if_stuck, args=(threading.get_ident(), over), daemon=True).start()
         try:
             yield
         except (RendezvousError, DistError) as error:
-            cause = error.__cause__ or error
-            raise EmailRLError(
-                f"The hosts did not meet at {self.endpoint} ({first_line(cause)}).",
-                "Check that the command runs on all hosts, that they reach this address, and that no other program"
-                " answers there; see RANK_START_TIMEOUT.",
-            ) from error
+            raise self._failure(first_line(error.__cause__ or error)) from error
+        finally:
+            over.set()
+
+    def _failure(self, reason: str) -> EmailRLError:
+        return EmailRLError(
+            f"The hosts did not meet at {self.endpoint} ({reason}).",
+            "Check that the command runs on all hosts, that they reach this address, and that no other program"
+            " answers there; see RANK_START_TIMEOUT.",
+        )
+
+    def _leave_if_stuck(self, thread: int, over: threading.Event) -> None:
+        """Exit if torch's store is still connecting: it waits forever for a program that takes connections silently."""
+        if over.wait(self.seconds + _SECONDS_TO_GIVE_UP):
+            return
+        frame = sys._current_frames().get(thread)
+        if frame is not None and frame.f_code.co_qualname in _CONNECTING:
+            report(f"error: {self._failure('what listens there does not answer')}")
+            os._exit(1)
 
     def config(self) -> dict[str, Any]:
         """torchrun's settings for it."""

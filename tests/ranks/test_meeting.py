@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from socketserver import BaseRequestHandler, TCPServer
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
 
@@ -59,24 +59,38 @@ def test_a_host_that_gets_its_address_while_others_wait_is_found(monkeypatch: py
 
 
 class Web(BaseRequestHandler):
-    """Answers whatever it is asked as a web server would."""
+    """Answers whatever it is asked as a web server would, or waits for more."""
+
+    answers = True
 
     def handle(self) -> None:
         self.request.recv(1000)
+        if not self.answers:
+            self.request.recv(1000)
         self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
 @pytest.mark.parametrize(
-    ("more", "answers"), [([], False), (["--node-rank", "0"], False), ([], True), (["--node-rank", "1"], True)]
+    ("more", "there"),
+    [
+        ([], ""),
+        (["--node-rank", "0"], ""),
+        ([], "web"),
+        (["--node-rank", "1"], "web"),
+        (["--node-rank", "1"], "silent"),
+    ],
 )
-def test_hosts_that_do_not_meet_end_in_time_with_one_line(more: list[str], answers: bool, tmp_path: Path) -> None:
-    """Nobody answers at the address, or a web server does."""
+def test_hosts_that_do_not_meet_end_in_time_with_one_line(more: list[str], there: str, tmp_path: Path) -> None:
+    """Nobody is at the address, or a web server, or what takes connections and says nothing."""
     begun = time.monotonic()
     with ExitStack() as stack:
-        web = stack.enter_context(TCPServer(("127.0.0.1", 0), Web))
+        web = stack.enter_context(
+            ThreadingTCPServer(("127.0.0.1", 0), type("Here", (Web,), {"answers": there == "web"}))
+        )
+        web.daemon_threads = True
         Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
         stack.callback(web.shutdown)
-        endpoint = f"127.0.0.1:{web.server_address[1] if answers else free_port()}"
+        endpoint = f"127.0.0.1:{web.server_address[1] if there else free_port()}"
         command = [sys.executable, "-m", "emailrl", "train", "--nnodes", "2", "--rdzv-endpoint", endpoint, *more]
         environ = os.environ | {"RANK_START_TIMEOUT": "3"}
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
