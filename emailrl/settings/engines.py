@@ -63,7 +63,7 @@ class VllmSettings(Section):
     vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), Flag("--gpu-memory-utilization")] = 0.45
     """Share of GPU memory that in-process vLLM uses while sampling; servers of `serve` use 0.9 unless it is set."""
     vllm_enforce_eager: Annotated[bool, Flag("--enforce-eager")] = False
-    """Disable CUDA graphs: faster startup, slower sampling."""
+    """Disable CUDA graphs: less memory, slower sampling."""
     vllm_enable_prefix_caching: bool = True
     """Reuse the KV cache of common prompt prefixes."""
     vllm_speculative_tokens: NonNegative = 0

@@ -6,10 +6,13 @@ import re
 
 from documents.pages import text_of
 
+from emailrl.settings.names import by_name
 
-def cells(page: str, start: str) -> list[str]:
-    """The cells of the only row of a page that begins with ``start``, without the emphasis of their text."""
-    [row] = re.findall(rf"^\| {re.escape(start)}.*\|$", text_of(page), re.MULTILINE)
+
+def cells(page: str, start: str, section: str = "") -> list[str]:
+    """The cells, without emphasis, of the only row of a section (or page) that begins with ``start``."""
+    text = text_of(page).partition(section)[2].partition("\n## ")[0] if section else text_of(page)
+    [row] = re.findall(rf"^\| {re.escape(start)}.*\|$", text, re.MULTILINE)
     return [cell.strip(" *") for cell in row.strip("|").split("|")]
 
 
@@ -19,3 +22,12 @@ def test_the_readme_gives_the_answer_check_the_figures_of_both_estimates() -> No
     hardest = cells("docs/rewards.md", "400 pairs on email by a fourth author")
     assert f"{half[1]} correct verdicts, {half[2]} of wrong answers accepted" in shown
     assert f"measured: {hardest[1]}, {hardest[2].partition(' (')[0]} (" in shown
+
+
+def test_the_page_on_engines_says_what_vllm_without_graphs_was_measured_to_take() -> None:
+    eager = cells("docs/performance.md", "0.6B | vLLM, `VLLM_ENFORCE_EAGER=true`", "\n## Sampling\n")
+    graphs = cells("docs/performance.md", "0.6B | vLLM |", "\n## Sampling\n")
+    text = " ".join(text_of("docs/engines.md").split())
+    sampling, start = (f"{eager[place]} s instead of {graphs[place]} s" for place in (4, 7))
+    assert f"sampling took {sampling}, and the start {start}" in text
+    assert by_name()["vllm_enforce_eager"].description == "Disable CUDA graphs: less memory, slower sampling."
