@@ -21,7 +21,9 @@ SHARES = tuple(percent / 100 for percent in range(20, 95, 5))
 QWEN3 = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
 CLEARLY = 0.8
 """Maximum share of the planned time at which another engine is worth suggesting."""
-_DRASTIC = ("LOAD_IN_4BIT", "EMAILRL_ENGINE")
+_ENGINE = "--engine"
+"""A flag, because the command that gets the advice often has it, and a flag overrides the environment."""
+_DRASTIC = ("LOAD_IN_4BIT", _ENGINE)
 Estimate = Callable[[Settings, Device], tuple[Memory, Seconds]]
 """Memory and time of a run with changed settings, or on another device."""
 
@@ -45,7 +47,7 @@ class _Change:
 
     def __str__(self) -> str:
         value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value).lower()
-        return f"{self.name}={value}"
+        return f"{self.name}{' ' if self.name == _ENGINE else '='}{value}"
 
 
 def ways_to_fit(settings: Settings, device: Device, shape: Shape, longest: int, estimate: Estimate) -> list[Way]:
@@ -142,14 +144,16 @@ def _together(settings: Settings, device: Device, longest: int, estimate: Estima
             return []
         memory, change = min(better, key=lambda one: (not one[0].fits, 0 if one[0].fits else one[0].peak))
         turned[change.name], settings = change, change.settings
-    return _first_that_fits([(" ".join(map(str, turned.values())), settings, device)], estimate)
+    changes = sorted(turned.values(), key=lambda change: change.name == _ENGINE)  # variables come before the command
+    return _first_that_fits([(" ".join(map(str, changes)), settings, device)], estimate)
 
 
 def _changes(settings: Settings, memory: Memory, longest: int) -> Iterator[_Change]:
     """Every value to try for every setting that affects memory, mildest first."""
     for key, values in _values(settings, memory, longest):
         for value in values:
-            yield _Change(by_name()[key].env_names[0], value, _with(settings, key, value))
+            name = _ENGINE if key == "engine" else by_name()[key].env_names[0]
+            yield _Change(name, value, _with(settings, key, value))
 
 
 def _values(settings: Settings, memory: Memory, longest: int) -> Iterator[tuple[str, Sequence[object]]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from plan.planned import H200, plan_for
+from typer.testing import CliRunner
 
 from emailrl.cli.app import app
 from emailrl.plan import Plan, duration, find_device, make_plan, obstacles
@@ -99,8 +100,6 @@ def test_a_sharded_base_needs_two_ranks_on_a_host(tmp_path: Path) -> None:
 
 
 def test_the_command_says_that_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi: a CPU
     monkeypatch.setattr(obstacles, "find_spec", lambda name: None)
@@ -115,7 +114,7 @@ def test_each_way_to_make_it_fit_is_a_plan_of_its_own(tmp_path: Path) -> None:
     values = {"model_name": "Qwen/Qwen3-14B", "engine": "vllm"}
     made = plan_on(tmp_path, "A100-80", **values)
     assert [way.text for way in made.ways] == [
-        "VLLM_GPU_MEMORY_UTILIZATION=0.5", "MAX_MODEL_LEN=39936", "LOAD_IN_4BIT=true", "EMAILRL_ENGINE=transformers",
+        "VLLM_GPU_MEMORY_UTILIZATION=0.5", "MAX_MODEL_LEN=39936", "LOAD_IN_4BIT=true", "--engine transformers",
         "--model Qwen/Qwen3-8B", "--gpu H100-NVL",
     ]  # fmt: skip
     for way, changed in (
@@ -203,6 +202,18 @@ def test_the_packaged_policy_is_planned_as_it_plays(tmp_path: Path) -> None:
     assert tokens.evaluations == 3  # before the first step, after the fifth, after the last
 
 
+def test_the_advice_to_change_the_engine_changes_the_command_that_got_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["plan", "--gpu", "4090", "--model", "Qwen/Qwen3-14B", "--engine", "vllm"]
+    environment = {"LOAD_IN_4BIT": "true", "MAX_TOKENS_PER_MICRO_BATCH": "8192"}
+    advised = CliRunner().invoke(app, command, env=environment)
+    assert advised.exit_code == 1 and "; try --engine transformers" in advised.stdout
+    followed = CliRunner().invoke(app, [*command, "--engine", "transformers"], env=environment)
+    assert followed.exit_code == 0, followed.stdout
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (200_000, "2.3 days")],
@@ -215,7 +226,7 @@ def test_a_pair_comes_first_if_only_a_quantized_base_or_another_engine_fits_alon
     values = {"engine": "vllm", "model_name": "Qwen/Qwen3-8B"}
     pair, *others = plan_on(tmp_path, "A100-40", **values).ways
     assert pair.text == "VLLM_GPU_MEMORY_UTILIZATION=0.5 MAX_MODEL_LEN=17408"
-    assert [way.text for way in others][:2] == ["LOAD_IN_4BIT=true", "EMAILRL_ENGINE=transformers"]
+    assert [way.text for way in others][:2] == ["LOAD_IN_4BIT=true", "--engine transformers"]
     assert plan_on(tmp_path, "A100-40", **values, vllm_gpu_memory_utilization=0.5, max_model_len=17408).fits
     assert not plan_on(tmp_path, "A100-40", **values, vllm_gpu_memory_utilization=0.5).fits
     assert not plan_on(tmp_path, "A100-40", **values, max_model_len=17408).fits
