@@ -148,8 +148,8 @@ class VersionedEngine(PolicyEngine, Protocol):
         ...
 
     def settle(self) -> None:
-        """Verify with the trainer's model what was sampled while the version handed over last was loaded.
+        """Verify with the trainer's model what was sampled since: while a version was loaded, and in its rollouts.
 
-        Raises EmailRLError if it is wrong; call it before training on that version's rollouts.
+        Raises EmailRLError if it is wrong; call it before training on rollouts.
         """
         ...

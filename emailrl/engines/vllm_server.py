@@ -52,10 +52,9 @@ class VllmServers:
         self._held: Counter[str | None] = Counter()
         self._unchecked: list[tuple[str, Choice]] = []
         """What replicas sampled from the version handed over last, until the trainer's model has scored it."""
-        self._scored: Version | None = None
-        """The version that the probe's model has now."""
-        self._rollouts: dict[str, tuple[Request, Completion] | None] = {}
-        """By replica, a completion by that version in a rollout, until it is scored; then None."""
+        self._rollouts: dict[Version, dict[str, tuple[Request, Completion] | None]] = {}
+        """For each recent version, by replica, its first completion in a rollout, until it is scored; then None. The
+        probe's model has the last version."""
 
     @property
     def alive(self) -> list[Replica]:
@@ -83,14 +82,27 @@ class VllmServers:
     def settle(self) -> None:
         """See ``VersionedEngine.settle``."""
         while self._unchecked:
-            self._check_sampled(*self._unchecked[-1])
-            self._unchecked.pop()
-        for who, drawn in list(self._rollouts.items()):
-            if drawn is not None:
-                request, completion = drawn
+            self._check_sampled(*self._unchecked[0])
+            self._unchecked.pop(0)  # a version that is being loaded appends in another thread
+        newest = next(reversed(self._rollouts), None)
+        for version, drawn in self._rollouts.items():
+            if version is newest:
+                self._score(drawn)
+            elif any(list(drawn.values())):  # a copy: other threads add to it
+                self._probe.load(self._folder(version))
+                try:
+                    self._score(drawn)
+                finally:
+                    self._probe.load(self._folder(newest))
+
+    def _score(self, drawn: dict[str, tuple[Request, Completion] | None]) -> None:
+        """Compare completions with the probe's model, which has their version."""
+        for who, kept in list(drawn.items()):
+            if kept is not None:
+                request, completion = kept
                 sampled, logprobs = completion.token_ids[:LONGEST], completion.logprobs[:LONGEST]
                 self._probe.check_sampled(who, sampled, logprobs, request.prompt_ids)
-                self._rollouts[who] = None
+                drawn[who] = None
 
     def _prepare(self, path: Path | None, version: str) -> Version:
         """A version with all that must be computed by the trainer's model."""
@@ -98,14 +110,14 @@ class VllmServers:
         if self._version is None:
             self.fleet.run(partial(self._check_unshared, own=path))
         sha256 = expected.adapter_sha256
-        self._rollouts = {}
-        self._scored = Version(
+        new = Version(
             version,
             expected,
             served=None if sha256 is None else self._new_name(version, sha256),
             path=None if path is None else self._as_seen_there(path.absolute()),
         )
-        return self._scored
+        self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
+        return new
 
     async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Choice], None]) -> None:
         """Load and verify a version, and unload old ones."""
@@ -156,10 +168,10 @@ class VllmServers:
         return Play(self.fleet, version, self._limits, partial(self._keep, version))
 
     def _keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
-        """Keep a replica's first completion by the newest version that is long enough to be compared."""
+        """Keep a replica's first completion by a version that is long enough to be compared."""
         like_training = request.sampling.temperature == self._probe.temperature
-        if version is self._scored and like_training and len(completion.token_ids) >= SAMPLED:
-            self._rollouts.setdefault(who, (request, completion))
+        if like_training and len(completion.token_ids) >= SAMPLED:
+            self._rollouts.get(version, {}).setdefault(who, (request, completion))
 
     async def _check_unshared(self, client: httpx.AsyncClient, own: Path | None) -> None:
         checks = (check_unshared(client, replica, own, self._as_seen_here) for replica in self.fleet.replicas)
@@ -177,6 +189,10 @@ class VllmServers:
         if not path.is_relative_to(here):
             raise UsageError(f"The adapter {path} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
         return str(there / path.relative_to(here))
+
+    def _folder(self, version: Version | None) -> Path | None:
+        """Where the trainer has a version's adapter."""
+        return None if version is None or version.path is None else self._as_seen_here(Path(version.path))
 
     def _as_seen_here(self, path: Path) -> Path:
         """The inverse of ``_as_seen_there``."""

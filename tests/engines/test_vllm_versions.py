@@ -255,6 +255,35 @@ def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
                 check()
 
 
+@pytest.mark.parametrize("liar", [None, 1, 2])
+def test_a_completion_that_ends_after_the_next_version_was_handed_over_is_scored_by_its_own(
+    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], liar: int | None
+) -> None:
+    stub = serve()
+    answer = stub.http.reply
+
+    def lying(body: dict[str, Any]) -> Any:
+        status, reply = answer(body)
+        for choice in reply["choices"]:
+            choice["logprobs"]["token_logprobs"] = [-5.0] * len(choice["token_ids"])
+        return status, reply
+
+    with closing(connect(stub)) as engine:
+        pinned = [engine.hand_over(adapters[0], "v-1")]
+        pinned[0].load()
+        engine.settle()
+        pinned.append(engine.hand_over(adapters[1], "v-2"))
+        pinned[1].load()
+        for number in (1, 2, 1):
+            stub.http.reply = lying if number == liar else answer
+            pinned[number - 1].generate([Request("a", SamplingParams(8, 1.0), [90, 80, 70, 60])])
+            if number == liar:
+                with pytest.raises(ProbeError, match="off by"):
+                    engine.settle()
+                return
+            engine.settle()
+
+
 def test_a_version_outlives_restarts_in_every_round_of_a_step(
     serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
 ) -> None:

@@ -121,6 +121,8 @@ class Ahead:
         batch = self._batches[step]
         with self._clock.phase("trainer_wait"):
             result = self._wait_for(batch)
+        with self._clock.phase("handover"):
+            self._engine.settle()  # not of a version that is still being loaded, which would wait for it
         theirs = {"adapter_load": batch.loaded.result(), "sampler_wait": batch.idle}
         self.seconds = self._clock.phases | theirs
         return result

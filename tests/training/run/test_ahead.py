@@ -52,6 +52,7 @@ class Scripted:
     loaded: list[int] = field(default_factory=list)
     refused: int | None = None
     settled: bool = True
+    unverified: set[int] = field(default_factory=set)
     may_load: Event = field(default_factory=Event)
     open: set[int] = field(default_factory=set)
     played: dict[int, list[str]] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class Scripted:
 
     def settle(self) -> None:
         self.settled = True
+        self.unverified.clear()
 
     def on(self, engine: Noted) -> Noted:
         return engine
@@ -81,6 +83,7 @@ class Scripted:
             collector.activity.note(f"in the environment of {step}-q1")
             self.rescued.wait(60)
         taken = questions.take(self.per_step)
+        self.unverified.add(step)
         self.played[step] = [question.id for question in taken]
         for question in taken:
             if f"{step}-{question.id}" not in played:
@@ -197,3 +200,11 @@ def test_a_kept_rollout_stays_as_it_was_played_and_its_tokens_are_not_copied() -
         assert tokens.token_ids is sample.token_ids and tokens.sampler_logprobs is sample.sampler_logprobs
         assert tokens.loss_mask is sample.loss_mask
         assert kept.turns[0].completion_ids is turn.completion_ids and kept.turns[0].logprobs is turn.logprobs
+
+
+def test_a_step_is_trained_only_after_what_was_sampled_for_it_is_verified() -> None:
+    parts, state = Scripted(), RunState(step=4)
+    one = ahead(parts, state, 1)
+    train(one, state, 1)
+    assert 5 in parts.played and not parts.unverified
+    one.close()
