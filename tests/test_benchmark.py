@@ -300,7 +300,7 @@ def test_an_unwritable_place_is_told_before_anything_is_played(tmp_path: Path, m
 def test_the_subjects_chosen(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, model_name="nano")
     assert choose_subjects([], [], settings) == [Subject("nano", "nano")]
-    with pytest.raises(EmailRLError, match="No checkpoint"):
+    with pytest.raises(EmailRLError, match="No run has a checkpoint"):
         choose_subjects(["best"], [], settings)
     model = make_model(tmp_path / "model")
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)

@@ -134,7 +134,7 @@ def test_best_and_latest_are_those_of_the_run_last_written_to(tmp_path: Path) ->
     assert find_checkpoint("best", output, "masked").path == tmp_path / "grpo_masked-2" / "best_model"
     assert find_checkpoint("latest", output, "masked").path == tmp_path / "grpo_masked-2" / "checkpoint-3"
     assert find_checkpoint("latest", output).path == tmp_path / "grpo_rollout" / "final"
-    with pytest.raises(EmailRLError, match=r"No checkpoint under .*grpo_simple"):
+    with pytest.raises(EmailRLError, match=r"No simple run has a checkpoint \(output folder: .*grpo\)"):
         find_checkpoint("latest", output, "simple")
     path = tmp_path / "grpo_masked" / "best_model"
     assert find_checkpoint(str(path), output).metadata.step == 4
@@ -144,7 +144,7 @@ def test_best_passes_over_newer_runs_without_one(tmp_path: Path) -> None:
     output = tmp_path / "grpo"
     for number, name in enumerate(("grpo_masked", "grpo_masked-2", "grpo_rollout")):
         write(tmp_path / name / "checkpoint-1", step=1, created_at=f"2026-01-01T00:00:00.00000{number}+00:00")
-    with pytest.raises(UsageError, match=r"No best_model under .*grpo\*\. Use latest"):
+    with pytest.raises(UsageError, match=r"No run has a best_model \(output folder: .*grpo\)\. Use latest"):
         find_checkpoint("best", output)
     assert len(runs_without_best(output)) == 3 and find_runs(output, which="best") == []
     write(tmp_path / "grpo_masked" / "best_model", kind="best", created_at="2026-01-01T00:00:00.000000+00:00")

@@ -76,10 +76,11 @@ def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = N
     """Return the last of ``find_runs``; UsageError if there is none."""
     if runs := find_runs(output_dir, mode, but=but, which=which):
         return runs[-1]
-    where = run_root(output_dir, mode) if mode else output_dir
+    kind, where = f"{mode} run" if mode else "run", f"(output folder: {output_dir})"
     if find_runs(output_dir, mode, but=but):
-        raise UsageError(f"No best_model under {where}*.", "Use latest, or a checkpoint's path.")
-    raise UsageError(f"No checkpoint under {where}*.", "Train first (emailrl train), or pass a checkpoint's path.")
+        raise UsageError(f"No {kind} has a best_model {where}.", "Use latest, or a checkpoint's path.")
+    hint = "Train first (emailrl train), or pass a checkpoint's path."
+    raise UsageError(f"No {kind} has a checkpoint {where}.", hint)
 
 
 def runs_without_best(output_dir: Path, mode: str | None = None) -> list[Path]:

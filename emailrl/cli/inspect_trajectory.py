@@ -92,7 +92,7 @@ def _newest(settings: Settings) -> Path:
     newest = newest_file(output_roots(settings.output.output_dir))
     if newest is None:
         hint = "Record one (emailrl rollout or emailrl train), or name a file."
-        raise EmailRLError(f"No trajectory under {settings.output.output_dir}*.", hint)
+        raise UsageError(f"No trajectory under {settings.output.output_dir.parent}.", hint)
     say(f"Newest trajectory file: {newest}")
     return newest
 

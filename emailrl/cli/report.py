@@ -23,7 +23,7 @@ from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, say
 from emailrl.cli.page_file import Redact, write_page
-from emailrl.errors import EmailRLError
+from emailrl.errors import UsageError
 
 
 def report(
@@ -58,7 +58,7 @@ def _newest(output_dir: Path) -> Path:
         return run
     file = newest_file([output_dir.parent / "benchmarks"])
     if file is None:
-        raise EmailRLError(
+        raise UsageError(
             f"No run or benchmark with trajectories under {output_dir.parent}.",
             "Make one (emailrl train or benchmark), or name one.",
         )

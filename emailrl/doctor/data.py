@@ -8,15 +8,11 @@ import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Final
 
 from emailrl.doctor.check import Check
 from emailrl.scenarios.beside import questions_file
 from emailrl.settings import Settings
-
-_BUILD: Final = (
-    "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
-)
+from emailrl.store.connection import HOW_TO_BUILD
 
 
 def examine_data(settings: Settings) -> Iterable[Check]:
@@ -39,7 +35,7 @@ def examine_data(settings: Settings) -> Iterable[Check]:
 
 def _database(db: Path) -> Check:
     if not db.is_file():
-        return Check("data", "database", "missing", f"no such file: {db}", _BUILD)
+        return Check("data", "database", "missing", f"no such file: {db}", HOW_TO_BUILD)
     size = db.stat().st_size / 1024**2
     try:
         with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:

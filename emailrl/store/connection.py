@@ -33,6 +33,9 @@ SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)
 """SQLite's errors as the driver and as Core raise them."""
 
 OTHER_FILE = "Name another file with --db."
+HOW_TO_BUILD = (
+    "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
+)
 _REBUILD = "Rebuild it with emailrl gen-db --overwrite."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112
@@ -177,7 +180,7 @@ def no_database(db: Path) -> EmailRLError:
     """Return the error for a missing database."""
     broken = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
     return UsageError(
-        f"No such mail database: {db}{broken}.", "Build one with emailrl gen-db, or choose another with --db."
+        f"No such mail database: {db}{broken}.", f"{HOW_TO_BUILD}. If there is one elsewhere, name it with --db."
     )
 
 

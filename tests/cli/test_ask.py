@@ -237,7 +237,7 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
         (("When?", "--inbox", " "), 2, "Invalid inbox ' '"),
         (("When?", "--date", "yesterday"), 2, "'yesterday' is not a date like 2001-05-14."),
         (("When?", "--checkpoint", "best", "--model", "nano"), 2, "--model and --checkpoint are mutually exclusive."),
-        (("When?", "--checkpoint", "best"), 2, "No checkpoint under outputs/grpo*."),
+        (("When?", "--checkpoint", "best"), 2, "No run has a checkpoint (output folder: outputs/grpo)."),
         (("When?", "--checkpoint", "empty"), 2, "empty has no metadata.json."),
         (("When?", "--checkpoint", "best", "--engine", "openai"), 2, "The openai engine cannot run a checkpoint."),
         (("--json",), 2, "--json needs a question."),

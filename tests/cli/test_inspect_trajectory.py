@@ -246,7 +246,8 @@ def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeyp
 
 
 def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
-    assert emailrl("inspect-trajectory")[0] == 1
+    code, out, error = emailrl("inspect-trajectory")
+    assert (code, out) == (2, "") and "error: No trajectory under outputs." in error
     code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")
     assert code == 2 and "\x1b" not in error and error.count("\n") == 1
     (tmp_path / "empty").mkdir()

@@ -53,7 +53,7 @@ def test_without_a_run_the_newest_benchmark_is_reported(emailrl, tmp_path: Path,
 
 def test_without_a_run_report_says_what_to_do(emailrl) -> None:
     code, _, error = emailrl("report")
-    assert code == 1 and "Make one (emailrl train or benchmark)" in error
+    assert code == 2 and "Make one (emailrl train or benchmark)" in error
 
 
 def test_inspect_writes_a_run_a_file_or_one_trajectory(emailrl, run_dir: Path) -> None:

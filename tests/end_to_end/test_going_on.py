@@ -141,7 +141,7 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
             train(make_settings(max_steps=2, **changes), resume="latest")
     with pytest.raises(UsageError, match="is from mode masked"):
         train(make_settings(max_steps=2, mode="rollout"), resume=str(run / "final"))
-    with pytest.raises(EmailRLError, match=r"No checkpoint under .*grpo_rollout"):
+    with pytest.raises(EmailRLError, match="No rollout run has a checkpoint"):
         train(make_settings(mode="rollout"), resume="latest")
     (run / "checkpoint-9").mkdir()
     with pytest.raises(UsageError, match=r"checkpoint-9 has no metadata\.json"):
