@@ -48,12 +48,13 @@ def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: 
     if not shared:
         return None
     inbox, splits = next(iter(shared.items()))
-    others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+    one, are = ("an inbox", "is") if len(shared) == 1 else ("inboxes", "are")
+    inbox += f" and {len(shared) - 1} more" if len(shared) > 1 else ""
     if allow_shared:
-        return f"splits share an inbox ({inbox}{others}): not a test on unseen mailboxes"
+        return f"splits share {one} ({inbox}): not a test on unseen mailboxes"
     raise UsageError(
-        f"{source}: inbox {inbox}{others} is in the splits {', '.join(splits[:-1])} and {splits[-1]}.",
-        "Splits must not share an inbox; --allow-shared-inbox permits it (noted in every table).",
+        f"{source}: {one.removeprefix('an ')} {inbox} {are} in the splits {', '.join(splits[:-1])} and {splits[-1]}.",
+        "Splits must not share an inbox. --allow-shared-inbox permits it; results then hold for these mailboxes only.",
     )
 
 
@@ -160,8 +161,8 @@ def split_notes(
     elif num_inboxes == 2 and counts["train"] and counts["test"]:
         expected = {"train", "test"}
         notes.append(
-            "Two mailboxes: one for training, one for testing, none for choosing the best model. Name a third, or "
-            "split them by subject (--allow-shared-inbox)."
+            "Two mailboxes: one for training, one for testing. No mailbox is left for choosing the best model. Name a "
+            "third, or split them by subject (--allow-shared-inbox)."
         )
     more = "Index more mail of the mailbox, or try other --kinds." if by_subject else "Add mailboxes with --inbox."
     more = "Raise --limit." if is_limited else more

@@ -37,6 +37,10 @@ def test_an_inbox_in_two_splits_is_an_error_that_names_it_and_the_flag() -> None
     note = check_disjoint(mixed, "q.jsonl", allow_shared=True)
     assert note is not None and "b@x" in note
     assert check_disjoint(mixed[:2], "q.jsonl", allow_shared=False) is None
+    mixed += [scenario(4, "a@x", "val")]
+    with pytest.raises(UsageError, match="inboxes a@x and 1 more are in the splits train and val"):
+        check_disjoint(mixed, "q.jsonl", allow_shared=False)
+    assert "share inboxes (a@x and 1 more)" in str(check_disjoint(mixed, "q.jsonl", allow_shared=True))
 
 
 def test_val_is_cut_by_whole_inboxes_and_leaves_one_to_train() -> None:
@@ -114,7 +118,7 @@ def test_too_few_inboxes_to_train_on_are_told_of() -> None:
     [one] = split_notes(some(test=10), 1)
     assert one.startswith("One mailbox: all questions are for testing. To train as well, ")
     [two] = split_notes(some(train=10, test=10), 2)
-    assert two.startswith("Two mailboxes: one for training, one for testing, ")
+    assert two.startswith("Two mailboxes: one for training, one for testing. ")
     everything = some(train=10, val=10, test=10)
     assert split_notes(everything, 3) == []
     shared = "Split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)."
