@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from emailrl.errors import UsageError
 from emailrl.inspection.page import gather, page, place_of, served_page
 from emailrl.inspection.served import Served
 from emailrl.recording import write_records, write_trajectories
+from emailrl.training.run.printing import DROPPED
 from emailrl.trajectory import Trajectory
 
 __all__ = ["tokenizer_folder", "trajectory"]
@@ -205,3 +207,9 @@ def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, 
     assert [(each["source"], each["label"]) for each in run["files"]] == [("benchmark", "benchmark of nano")]
     (tmp_path / "bench" / "conditions.json").write_text("half a li")
     assert gather(place_of(tmp_path / "bench"), model_name="nano").run["settings"] == {}
+
+
+def test_the_pages_reasons_for_drops_are_those_of_the_step_line() -> None:
+    script = files("emailrl.inspection.page").joinpath("overview.js").read_text(encoding="utf-8")
+    for name, (_, many, why) in DROPPED.items():
+        assert f'{name}: "{many} {why}"' in script or name.replace("_", " ") == f"{many} {why}"
