@@ -208,7 +208,7 @@ def _benchmark(
     evaluation = report.results[0].evaluation
     low, high = evaluation.interval
     asked = evaluation.num_questions
-    say(f"Accuracy {evaluation.accuracy:.1%}, 95 % interval {low:.1%} to {high:.1%}, {asked} questions")
+    say(f"Accuracy {evaluation.accuracy:.1%}, 95% interval {low:.1%} to {high:.1%}, {asked} questions")
     return report
 
 

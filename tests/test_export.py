@@ -108,7 +108,7 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     metadata = replace(checkpoint.metadata, base_model="Qwen/Qwen3-0.6B", lora={"rank": 24, "alpha": 32})
     card = model_card(metadata, "mail-agent", merged=False)
     assert 'base_model: "Qwen/Qwen3-0.6B"' in card
-    assert "Accuracy 80.0% (95 % interval 71.1% to 86.7%) on 100 validation questions, mean reward 0.912." in card
+    assert "Accuracy 80.0% (95% interval 71.1% to 86.7%) on 100 validation questions, mean reward 0.912." in card
     assert "| learning_rate | 1e-05 |" in card and "| LoRA rank | 24 |" in card
     assert "| environment | mail |" in card and "| reward | art_e |" in card
     assert 'PeftModel.from_pretrained(base, "mail-agent")' in card
@@ -148,9 +148,9 @@ def test_the_card_leads_with_the_accuracy_on_questions_that_selected_nothing(
     card = (export_checkpoint(checkpoint, tmp_path / "out", format="adapter").out / "README.md").read_text()
     results = card.partition("## Results\n\n")[2]
     assert results.startswith(
-        "Accuracy 30.0% (95 % interval 10.8% to 60.3%) on 10 validation questions that were not used to select"
+        "Accuracy 30.0% (95% interval 10.8% to 60.3%) on 10 validation questions that were not used to select"
     )
-    assert "For selection: accuracy 80.0% (95 % interval 71.1% to 86.7%) on 100 validation questions, mean" in results
+    assert "For selection: accuracy 80.0% (95% interval 71.1% to 86.7%) on 100 validation questions, mean" in results
     (checkpoint.path.parent / "confirmed.json").write_text(json.dumps(confirmed | {"step": 6}))  # other weights
     card = (export_checkpoint(checkpoint, tmp_path / "other", format="adapter").out / "README.md").read_text()
     assert "## Results\n\nAccuracy 80.0%" in card and "30.0%" not in card

@@ -87,7 +87,7 @@ def _show(outcome: Outcome, console: Console) -> None:
         evaluation = report.results[0].evaluation
         low, high = evaluation.interval
         console.print(
-            f"  {name:<7} {evaluation.accuracy:6.1%}   95 % interval {low:.1%} to {high:.1%}   "
+            f"  {name:<7} {evaluation.accuracy:6.1%}   95% interval {low:.1%} to {high:.1%}   "
             f"{evaluation.num_questions} questions, {_decoding(report.conditions['temperature'])}",
         )
     if outcome.best_step == 0:

@@ -1,7 +1,7 @@
 """Serve a model for training: start vLLM servers, one per replica, and keep them running until Ctrl-C.
 
 Each replica gets its own GPUs (or shares the CPU), port and log, and accepts adapters at run time, as many as
-MAX_STALENESS needs. Once all are ready, the command that trains with them is printed. A server that dies is restarted,
+MAX_STALENESS needs. It then prints the command that trains with them. A server that dies is restarted,
 at most --max-restarts times. No server outlives this command, even if it is killed. Flags after -- go to vLLM.
 
 Examples:

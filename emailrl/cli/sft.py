@@ -97,5 +97,5 @@ def _with_questions(settings: Settings, *, resumed: bool) -> Settings:
     if source_of(settings) == "questions" or (undecided and has_questions_beside(db)):
         return with_inputs(settings)
     if undecided and "db" in settings.store.model_fields_set:
-        say(f"Note: {db} is not used: it has no questions beside it ({questions_file(db).name}), nor --questions.")
+        say(f"Note: {db} is not used: it has no questions next to it ({questions_file(db).name}), nor --questions.")
     return settings

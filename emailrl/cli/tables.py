@@ -106,7 +106,7 @@ def result_lines(report: Report) -> list[str]:
     for result in report.results:
         evaluation = result.evaluation
         low, high = evaluation.interval
-        facts = [f"accuracy {evaluation.accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"]
+        facts = [f"accuracy {evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"]
         facts.append(f"average reward {_number(evaluation.reward)}")
         if (sources := evaluation.rubric.get("sources_correct")) is not None:
             facts.append(f"correct sources {sources:.1%}")
@@ -142,7 +142,7 @@ def title_of(subject: Subject) -> str:
 def _cells(record: dict[str, Any]) -> dict[str, str]:
     """A result's numbers as text, in the table's order; rubric fields keep their names."""
     low, high = record["accuracy_low"], record["accuracy_high"]
-    cells = {"accuracy": f"{record['accuracy']:.1%}", "95 % interval": f"{low:.1%} to {high:.1%}"}
+    cells = {"accuracy": f"{record['accuracy']:.1%}", "95% interval": f"{low:.1%} to {high:.1%}"}
     for name in ("pass_at_k", "majority") if "num_samples" in record else ():
         low, high = record[f"{name}_low"], record[f"{name}_high"]
         cells[name.replace("_at_k", f"@{record['num_samples']}")] = f"{record[name]:.1%} ({low:.1%} to {high:.1%})"
@@ -188,7 +188,7 @@ def rollout_table(
     rows = {
         "policy": f"{policy}, temperature {settings.agent.temperature:g}",
         "trajectories": f"{len(trajectories)}{resumed} in {seconds:.1f} s ({num_new / seconds:.2f} per second)",
-        "accuracy": f"{result.accuracy:.1%} (95 %: {low:.1%} to {high:.1%})",
+        "accuracy": f"{result.accuracy:.1%} (95%: {low:.1%} to {high:.1%})",
         "mean reward": _number(result.reward),
         "turns": _number(result.rubric.get("num_turns")),
         "tokens": _number(result.tokens, 0),

@@ -90,7 +90,7 @@ def _recorded(metadata: Metadata) -> str | None:
 
 
 def _accuracy(accuracy: float, low: float | None, high: float | None) -> str:
-    interval = "" if low is None or high is None else f" (95 % interval {low:.1%} to {high:.1%})"
+    interval = "" if low is None or high is None else f" (95% interval {low:.1%} to {high:.1%})"
     return f"Accuracy {accuracy:.1%}{interval}"
 
 

@@ -19,6 +19,8 @@ emailrl train --from-openrlhf "--advantage_estimator group_norm --n_samples_per_
 emailrl train
 ```
 
+If the conversion fails, the shell leaves an empty `emailrl.toml`: correct the flags and convert again before you train.
+
 It accepts the flags of OpenRLHF 0.9.2 and their dotted names since April 2026, with shell quoting, `--flag=value` and
 backslashes at line ends, with or without the command that starts OpenRLHF. An unknown flag is an error that suggests
 the nearest known one.

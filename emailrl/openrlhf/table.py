@@ -54,7 +54,7 @@ PLACEMENT: Final[list[Row]] = [
 
 VLLM: Final[list[Row]] = [
     ("vllm_tensor_parallel_size X", "vllm.tensor_parallel_size", "vllm_tensor_parallel_size", "1",
-     "in process, so many neighboring ranks share an engine"),
+     "in process: that many neighboring ranks share an engine"),
     ("vllm_num_engines X", "vllm.num_engines", "engine vllm_urls", "–",
      "0: transformers in process; with `--colocate_all_models` one for each `vllm_tensor_parallel_size` ranks; "
      "without, 1: vLLM in process, more: `emailrl serve --replicas`, listed in `vllm_urls`"),

@@ -47,10 +47,10 @@ def with_questions(settings: Settings) -> tuple[Settings, str | None]:
         )
     if beside.is_file():
         data = settings.data.model_copy(update={"questions": beside})
-        return settings.model_copy(update={"data": data}), f"Questions: {beside} (beside the database)"
+        return settings.model_copy(update={"data": data}), f"Questions: {beside} (next to the database)"
     if not has_enron_email(db):
         raise UsageError(
-            f"No questions are named, and {db} has none beside it ({beside.name}).",
+            f"No questions are named, and {db} has none next to it ({beside.name}).",
             "Generate some (emailrl gen-questions), or name a file with --questions.",
         )
     download()

@@ -58,8 +58,8 @@ class VllmSettings(Section):
     """Steps by which the sampling policy may lag behind the trained one: 0 alternates rollouts and updates, more
     overlaps them. The default is 1 with VLLM_URLS, else 0."""
     vllm_tensor_parallel_size: Annotated[Positive, Flag("--tensor-parallel")] = 1
-    """GPUs that vLLM (in process, or each server of `serve`) splits the model across. In process with several ranks, so
-    many neighboring ranks of a host share one engine."""
+    """GPUs that vLLM (in process, or each server of `serve`) splits the model across. In process with several ranks,
+    that many neighboring ranks of a host share one engine."""
     vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), Flag("--gpu-memory-utilization")] = 0.45
     """Share of GPU memory that in-process vLLM uses while sampling; servers of `serve` use 0.9 unless it is set."""
     vllm_enforce_eager: Annotated[bool, Flag("--enforce-eager")] = False

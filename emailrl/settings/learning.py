@@ -95,8 +95,8 @@ class SftSettings(Section):
     """`emailrl sft`: what to imitate, and for how long."""
 
     experts: Literal["auto", "questions", "demo", "none"] = "auto"
-    """Tasks of scripted experts: the training questions, demo worlds or none; auto is questions if a question file is
-    given, else none if trajectories are given, else questions if a question file lies next to the database, else
+    """Tasks of scripted experts: the training questions, demo worlds or none. auto: the questions, if a
+    question file is named or, without trajectories, lies next to the database; none with trajectories only; else
     demo."""
     trajectories: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = ()
     """Comma-separated trajectory files to imitate (from `rollout` or `benchmark`), one trajectory per question."""

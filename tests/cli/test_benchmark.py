@@ -66,7 +66,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     assert code == 0
     assert "Test split, greedy, at most 2 turns" in out
     assert "best_model against model: the first is better on 0, the second on 0 of 4 questions; p = 1" in out
-    for row in ("accuracy", "95 % interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
+    for row in ("accuracy", "95% interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
         assert row in out
     assert "cost" not in out  # an engine in this process has no price
     rows = [line.split()[0] for line in out.splitlines() if line.split()]
@@ -98,7 +98,7 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     arguments = ("benchmark", "--limit", 1, "--checkpoint", first, "--checkpoint", second)
     code, out, _ = emailrl(*arguments)
     assert code == 0 and str(here) not in out.partition("results:")[0]
-    assert out.startswith("=== Benchmark Results ===\noutputs/grpo_masked/best_model: accuracy 0.0% (95 % interval ")
+    assert out.startswith("=== Benchmark Results ===\noutputs/grpo_masked/best_model: accuracy 0.0% (95% interval ")
     _, table = out.split("Test split", 1)
     assert table.splitlines()[2].split() == ["outputs/grpo_masked/", "outputs/grpo_masked-2/"]
     assert table.splitlines()[3].split() == ["best_model", "best_model"]

@@ -66,7 +66,7 @@ def test_the_questions_of_the_demo_are_found_without_naming_them(emailrl: Emailr
     assert emailrl("gen-db", "--source", "demo")[0] == 0
     code, out, said = emailrl("rollout", "--model", "nano", "--num-scenarios", 1)
     assert code == 0 and "accuracy" in out
-    assert said.startswith("Questions: data/enron_emails_questions.jsonl (beside the database)\n")
+    assert said.startswith("Questions: data/enron_emails_questions.jsonl (next to the database)\n")
 
 
 def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used
 
     monkeypatch.setattr("emailrl.sft.assemble.sft", run)
     said = emailrl("sft", "--db", "mail.db", "--model", "nano")[2]
-    assert said.startswith("Note: mail.db is not used: it has no questions beside it (mail_questions.jsonl), nor --q")
+    assert said.startswith("Note: mail.db is not used: it has no questions next to it (mail_questions.jsonl), nor --q")
     (tmp_path / "mail_questions.jsonl").touch()
     said = emailrl("sft", "--db", "mail.db", "--model", "nano")[2]
-    assert said.startswith("Questions: mail_questions.jsonl (beside the database)\n")
+    assert said.startswith("Questions: mail_questions.jsonl (next to the database)\n")
     assert [settings.data.questions for settings in asked] == [None, Path("mail_questions.jsonl")]
     assert [source_of(settings) for settings in asked] == ["demo", "questions"]
 

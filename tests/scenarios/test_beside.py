@@ -28,7 +28,7 @@ def test_the_file_beside_the_database_is_taken_and_said(db: Path) -> None:
     beside = db.parent / "mail_questions.jsonl"
     assert questions_file(db) == beside
     beside.touch()
-    assert chosen(db) == (beside, f"Questions: {beside} (beside the database)")
+    assert chosen(db) == (beside, f"Questions: {beside} (next to the database)")
 
 
 def test_a_link_to_a_database_has_the_questions_of_its_target_unless_it_has_its_own(db: Path, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_named_file_comes_first_and_needs_no_line(db: Path, tmp_path: Path) ->
 
 def test_without_a_file_only_enron_email_gets_the_questions_of_the_hub(db: Path, tmp_path: Path) -> None:
     assert not has_enron_email(db)
-    with pytest.raises(UsageError, match=r"has none beside it \(mail_questions\.jsonl\)") as refused:
+    with pytest.raises(UsageError, match=r"has none next to it \(mail_questions\.jsonl\)") as refused:
         chosen(db)
     assert "emailrl gen-questions" in refused.value.hint and "--questions" in refused.value.hint
     (tmp_path / "mail").mkdir()

@@ -106,11 +106,11 @@ def test_early_stops(
 def test_the_best_model_is_measured_on_questions_that_did_not_choose_it(tmp_path: Path) -> None:
     others = [replace(question, id=f"other{n}") for n, question in enumerate(QUESTIONS)]
     played = play(tmp_path, accuracies=(0.25, 0.75, 0.5, 0.5), steps=2, eval_steps=1, confirm=others)
-    best = "Best accuracy 75.0% (95 % interval 30.1% to 95.4%) at step 1, on the 4 validation questions that selected"
+    best = "Best accuracy 75.0% (95% interval 30.1% to 95.4%) at step 1, on the 4 validation questions that selected"
     assert played.said[-3].endswith(f"all steps done. {best} best_model.")
     assert (tmp_path / "curve.png").is_file() and (tmp_path / "curve.svg").is_file()
-    again = "best_model measured again on 4 other validation questions: 50.0% (95 % interval 15.0% to 85.0%)"
-    assert played.said[-1] == f"{again}, free of the bias of selection"
+    again = "best_model measured again on 4 validation questions that did not select it"
+    assert played.said[-1] == f"{again}: 50.0% (95% interval 15.0% to 85.0%)"
     assert played.events[-4:] == ["resume", "load best-1", "confirm 1", "release"]
     record = json.loads((tmp_path / "confirmed.json").read_text())
     assert (record["step"], record["accuracy"], record["num_questions"]) == (1, 0.5, 4)
@@ -140,7 +140,7 @@ def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Pa
     assert (played.run.state.best_accuracy, played.run.state.best_step) == (9 / 19, 1)
     assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 2}
     told = "\n".join(played.said)
-    assert "Eval accuracy: 47.4% (9 of 19, 95 % interval" in told
+    assert "Eval accuracy: 47.4% (9 of 19, 95% interval" in told
     assert "1 of 20 answers have no verdict, and are excluded from the accuracy." in told
     assert "2 of 20 answers have no verdict, so this evaluation does not count for the best model" in told
     evaluations = list(read_records(tmp_path / "evaluations.jsonl"))

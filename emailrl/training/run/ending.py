@@ -65,6 +65,6 @@ def _confirm(run: Run) -> None:
     record = {"step": step} | confirmed.metrics()
     replace_bytes(run.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
     run.tracker.conclude(
-        f"best_model measured again on {counted(confirmed.num_questions, 'other validation question')}:"
-        f" {percent(confirmed.accuracy, confirmed.interval)}, free of the bias of selection"
+        f"best_model measured again on {counted(confirmed.num_questions, 'validation question')} that did not"
+        f" select it: {percent(confirmed.accuracy, confirmed.interval)}"
     )

@@ -114,7 +114,7 @@ def outcome(state: RunState, reason: str, num_eval: int) -> str:
             f" {counted(num_eval, 'validation question')} that selected best_model"
         )
         if step == 0 < state.step:
-            said += ", which therefore has the weights of the start"
+            said += "; best_model has the weights of the start"
     lines = [f"Done after step {state.step}: {reason}. {said}."]
     if 0 < state.step == state.steps_without_update:
         kept = "final has" if best is None else "best_model and final have"
@@ -131,9 +131,9 @@ def complete(*, skipped: Sequence[str]) -> str:
 
 
 def percent(accuracy: float, interval: tuple[float, float]) -> str:
-    """An accuracy with its 95 % interval."""
+    """An accuracy with its 95% interval."""
     low, high = interval
-    return f"{accuracy:.1%} (95 % interval {low:.1%} to {high:.1%})"
+    return f"{accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"
 
 
 def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) -> str:
@@ -146,7 +146,7 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
         f"Average reward: {reward} | turns: {'-' if turns is None else f'{turns:.1f}'}"
         f" | exceptions: {evaluation.exceptions}",
         f"Eval accuracy: {evaluation.accuracy:.1%}"
-        f" ({evaluation.num_correct} of {evaluation.num_judged}, 95 % interval {low:.1%} to {high:.1%})",
+        f" ({evaluation.num_correct} of {evaluation.num_judged}, 95% interval {low:.1%} to {high:.1%})",
     ]
     if (sources := evaluation.rubric.get("sources_correct")) is not None:
         lines.append(f"Correct sources: {sources:.1%}")

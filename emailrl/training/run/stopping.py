@@ -15,14 +15,14 @@ Shares = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How an accuracy changed, with its 95 % interval."""
+    """How an accuracy changed, with its 95% interval."""
 
     mean: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:+.1f} points, 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
+        return f"{100 * self.mean:+.1f} points, 95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
 
 
 def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:

@@ -78,12 +78,12 @@ def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
     assert best.splitlines() == [
         "=== Benchmark Results ===",
         "Average reward: 0.500 | turns: 3.0 | exceptions: 0",
-        "Eval accuracy: 80.0% (8 of 10, 95 % interval 49.0% to 94.3%)",
+        "Eval accuracy: 80.0% (8 of 10, 95% interval 49.0% to 94.3%)",
         "Correct sources: 80.0%",
         "New best accuracy: 80.0%",
     ]
     worse = evaluation_block(evaluation(7, 10), state, is_best=False).splitlines()
-    assert worse[-1] == "Best accuracy so far: 80.0% (95 % interval 49.0% to 94.3%) at step 30"
+    assert worse[-1] == "Best accuracy so far: 80.0% (95% interval 49.0% to 94.3%) at step 30"
 
 
 def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:

@@ -187,9 +187,9 @@ def test_the_best_is_the_first_of_equals_and_step_0_counts() -> None:
     [
         # Patience is 2: the last two evaluations are compared with the two before them.
         ((0.5, 0.4, 0.4), None),
-        ((0.5, 0.5, 0.5, 0.5), "no better accuracy in 2 evaluations (+0.0 points, 95 % interval +0.0 to +0.0)"),
+        ((0.5, 0.5, 0.5, 0.5), "no better accuracy in 2 evaluations (+0.0 points, 95% interval +0.0 to +0.0)"),
         # Five of ten questions are lost: mean -0.5, s = 0.527, ± 1.96 · 0.527 / √10 = 0.327.
-        ((0.7, 0.7, 0.2, 0.2), "no better accuracy in 2 evaluations (-50.0 points, 95 % interval -82.7 to -17.3)"),
+        ((0.7, 0.7, 0.2, 0.2), "no better accuracy in 2 evaluations (-50.0 points, 95% interval -82.7 to -17.3)"),
         # One is lost: -0.1 ± 0.196 reaches above 0.
         ((0.5, 0.5, 0.4, 0.4), None),
         ((0.5, 0.4, 0.6, 0.6), None),

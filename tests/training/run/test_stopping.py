@@ -23,7 +23,7 @@ def test_a_change_is_paired_by_question() -> None:
     half = 1.959963984540054 * math.sqrt(1 / 12) / 2
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
-    assert str(found) == "+25.0 points, 95 % interval -3.3 to +53.3"
+    assert str(found) == "+25.0 points, 95% interval -3.3 to +53.3"
 
 
 def test_questions_that_stand_on_one_side_only_count_on_none() -> None:
