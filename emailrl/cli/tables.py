@@ -237,7 +237,7 @@ def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
     for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "created (UTC)"):
         table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
     for checkpoint in found:

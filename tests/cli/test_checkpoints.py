@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from emailrl.checkpoints import Metadata, write_checkpoint
+from emailrl.checkpoints import Metadata, list_checkpoints, write_checkpoint
+from emailrl.cli.tables import checkpoints_table
 
 
 @pytest.fixture
@@ -54,6 +57,14 @@ def test_list(emailrl, run_dir: Path) -> None:
     ]
     records = json.loads(emailrl("checkpoints", "list", run_dir, "--json")[1])
     assert records[0]["path"] == str(run_dir / "best_model") and records[0]["metrics"]["accuracy"] == 0.1
+
+
+def test_a_checkpoint_takes_one_line_of_80_columns(run_dir: Path) -> None:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(checkpoints_table(list_checkpoints(run_dir)))
+    dated = re.compile(r"masked .* \d{4}-\d\d-\d\d \d\d:\d\d$")
+    assert sum(bool(dated.search(line.rstrip())) for line in captured.get().splitlines()) == 5
 
 
 def test_a_checkpoint_between_evaluations_shows_no_accuracy_of_other_weights(emailrl, run_dir: Path) -> None:
