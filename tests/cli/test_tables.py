@@ -48,6 +48,7 @@ def test_a_rollouts_endings_are_told_apart() -> None:
     resumed = shown(rollout_table(Evaluation.of(ENDINGS), 3, 2.0, Settings(), None, Path("out.jsonl")))
     assert "trajectories 8, 3 of them new, in 2.0 s (1.50 per second)" in resumed
     assert "accuracy 14.3% (95%: 2.6% to 51.3%)" in lines  # of the 7 judged
+    assert "found / read source - / -" in lines  # an environment without email
 
 
 def report(*, sequential: bool = False) -> Report:
