@@ -133,6 +133,9 @@ def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emai
         "grpo_masked-2 reached 96.0%: "
         "--checkpoint outputs/grpo_masked-2/best_model"
     )
+    for command in (("rollout", "--num-scenarios", 1), ("ask", "When?")):
+        code, _, error = emailrl(*command)
+        assert code == 0 and error.splitlines().count(line) == 1
     for command in (("benchmark", "--limit", 1), ("export",)):
         code, _, error = emailrl(*command)
         assert code == 0 and error.splitlines().count(line) == 1
