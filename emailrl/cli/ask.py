@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 PROMPT = "ask> "
+_SMOL_SHOWN = "smol (for simple questions; its limits: docs/smol.md)"
 
 
 def _day(value: str) -> str:
@@ -203,17 +204,20 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     if checkpoint is not None and is_chat(settings):
         raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
     configured = settings.model.name
-    if model is not None or is_chat(settings):
+    shown = _SMOL_SHOWN if configured == SMOL else configured
+    if is_chat(settings):
         return configured, configured, configured
+    if model is not None:
+        return configured, configured, shown
     if checkpoint in (None, "best"):
         note_runs_without_best(settings.output.output_dir)
     if checkpoint is not None or find_runs(settings.output.output_dir, which="best"):
         adapter = find_adapter(checkpoint or "best", settings.output.output_dir)
         return adapter.path, adapter.base_model, f"{adapter.path} on {adapter.base_model}"
     if "name" in settings.model.model_fields_set:
-        return configured, configured, configured
+        return configured, configured, shown
     if not has_only_demo_email(settings.store.db) and is_at_hand(SMOL, settings.model.smol_base):
-        return SMOL, SMOL, f"{SMOL} (for simple questions; its limits: docs/smol.md)"
+        return SMOL, SMOL, _SMOL_SHOWN
     return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 

@@ -220,8 +220,13 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     err = emailrl("ask", "When?", "--db", db)[2]
     assert f"model: nano (it knows the demo mailbox only; for other email: {INSTALL})\n" in err
     monkeypatch.setenv("SMOL_BASE", str(base))
+    shown = "model: smol (for simple questions; its limits: docs/smol.md)\n"
+    assert shown in emailrl("ask", "When?", "--db", db, "--model", "smol")[2]
+    with monkeypatch.context() as patch:
+        patch.setenv("MODEL_NAME", "smol")
+        assert shown in emailrl("ask", "When?", "--db", db)[2]
     code, _, err = emailrl("ask", "When?", "--db", db)
-    assert "model: smol (for simple questions; its limits: docs/smol.md)\n" in err
+    assert shown in err
     assert code == 1 and err.splitlines()[-1].startswith(f"error: {base / 'model.safetensors'} is damaged or inc")
     assert "Loading the model" not in err
 
