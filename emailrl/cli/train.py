@@ -96,16 +96,16 @@ def train(
         )
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
-    _conclude(result, settings, trust=trust, json=json)
+    conclude(result, settings, trust=trust, json=json)
 
 
-def _conclude(result: TrainResult, settings: Settings, *, trust: bool, json: bool) -> None:
-    """Print the result as JSON, or the next command."""
+def conclude(result: TrainResult, settings: Settings, *, trust: bool, json: bool) -> None:
+    """Print the result as JSON, or the next command; none if nothing was learned: the last lines give the remedies."""
     from emailrl.settings import load_settings
 
     if json:
         print_json(result)
-    else:
+    elif not 0 < result.steps == result.steps_without_update:
         suggest_measuring(result.run_dir, settings, load_settings({}, trust=trust))
 
 

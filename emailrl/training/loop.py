@@ -34,11 +34,18 @@ class TrainResult:
     best_step: int
     steps: int
     """Steps done, including those before a resume."""
+    steps_without_update: int
 
     @classmethod
     def of(cls, directory: Path, state: RunState) -> TrainResult:
         """The result of the run in this directory."""
-        return cls(directory.absolute(), state.best_accuracy or 0.0, state.best_step or 0, state.step)
+        return cls(
+            directory.absolute(),
+            state.best_accuracy or 0.0,
+            state.best_step or 0,
+            state.step,
+            state.steps_without_update,
+        )
 
 
 def train(

@@ -11,8 +11,10 @@ from scenarios.questions import scenario
 from tiny import make_checkpoint, make_database, make_model
 
 from emailrl.cli.next_step import suggest_asking, suggest_benchmark, suggest_measuring, suggest_train
+from emailrl.cli.train import conclude
 from emailrl.scenarios import write_scenarios
 from emailrl.settings import Settings, load_settings
+from emailrl.training.loop import TrainResult
 
 
 def settings_with(folder: Path, **values: Any) -> Settings:
@@ -97,6 +99,17 @@ def test_a_finished_run_is_measured_next_with_its_own_data(
     write_scenarios(questions, [scenario(1, "a@x", "train")])
     suggest_measuring(run, given, bare)
     assert suggested(capsys) == ""
+
+
+def test_no_benchmark_of_equal_models_is_suggested_after_a_run_that_learned_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    questions = write_scenarios(tmp_path / "q.jsonl", [scenario(1, "a@x", "train"), scenario(2, "b@x", "test")])
+    settings = settings_with(tmp_path, questions=questions)
+    for steps, without_update, expected in ((2, 2, False), (2, 1, True), (0, 0, True)):
+        conclude(TrainResult(tmp_path / "run", 0.0, 0, steps, without_update), settings, trust=False, json=False)
+        assert ("benchmark --checkpoint run/final" in suggested(capsys)) == expected
 
 
 def test_a_model_is_asked_next_where_a_single_mailbox_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

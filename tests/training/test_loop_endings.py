@@ -164,7 +164,8 @@ def test_a_run_without_any_update_says_so_at_its_end(tmp_path: Path) -> None:
     played = play(tmp_path, rewards=lambda step: [1.0, 1.0], accuracies=(0.5, 0.5), steps=2)
     assert played.said[-1] == (
         "Nothing was learned: 2 steps without an update, so best_model and final have the weights of the start."
-        " The step lines say why; often all rewards of a group are equal."
+        " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
+        " emailrl sft (docs/troubleshooting.md)."
     )
     assert "Dropped: 2 groups with nearly equal rewards" in "\n".join(played.said)
 

@@ -120,7 +120,8 @@ def outcome(state: RunState, reason: str, num_eval: int) -> str:
         kept = "final has" if best is None else "best_model and final have"
         lines.append(
             f"Nothing was learned: {counted(state.step, 'step')} without an update, so {kept} the weights of the start."
-            " The step lines say why; often all rewards of a group are equal."
+            " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
+            " emailrl sft (docs/troubleshooting.md)."
         )
     return "\n".join(lines)
 
