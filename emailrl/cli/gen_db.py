@@ -1,7 +1,8 @@
 """Build the searchable email database from a mailbox.
 
-A path may be a folder tree of messages (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one, an mbox, JSONL
-or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these (Thunderbird's mail folder), or a saved dataset.
+A path may be an email (.eml), a folder tree of emails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one,
+an mbox, JSONL or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these (Thunderbird's mail folder), or a
+saved dataset.
 Every message is stored, or counted as skipped with a reason. Without --source, an existing database is kept. The demo's
 questions are written next to it.
 

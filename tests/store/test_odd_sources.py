@@ -35,6 +35,22 @@ def test_a_large_mbox_in_an_archive_is_read_piece_by_piece(tmp_path: Path, monke
     assert kept[:-1] == expected[: len(kept) - 1] and len(kept) > 12 and kept[-1] == "truncated:"
 
 
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_a_single_email_is_read(tmp_path: Path, ending: bytes) -> None:
+    mail = tmp_path / "Your flat.eml"
+    mail.write_bytes(text(7).replace(b"\n", ending))
+    assert names(mail) == ["<7@x>"]
+    mail.write_bytes(b"%d\n" % len(text(8)) + text(8) + b"<plist></plist>\n")  # .emlx
+    assert names(mail) == ["<8@x>"]
+
+
+@pytest.mark.parametrize("start", [b"A letter\nSubject: none\n", b"Note: not mail\n\nSubject: none\n"])
+def test_a_text_with_a_header_further_down_is_no_email(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "letter.txt").write_bytes(start)
+    with pytest.raises(UsageError, match=r"letter\.txt is not a mail archive\. Supported: an email \(\.eml\)"):
+        open_source(tmp_path / "letter.txt")
+
+
 def test_a_zip_archive_says_what_to_do(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "takeout.zip", "w") as archive_file:
         archive_file.writestr("mail.mbox", "From a b\n")

@@ -12,14 +12,15 @@ from emailrl.errors import UsageError
 from emailrl.store.sources.files import START_BYTES, open_file
 from emailrl.store.sources.folder import FolderShare, read_folder
 from emailrl.store.sources.hub import is_dataset_folder, read_dataset_folder, read_hub
+from emailrl.store.sources.message import begins_mail
 from emailrl.store.sources.parallel import Item, default_workers, parse_all
 from emailrl.store.sources.raw_email import RawEmail, Reading, Skipped
 from emailrl.store.sources.streams import start_of
 
 _KINDS = (
-    "Supported: a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv (columns file, "
-    "message), JSONL or Parquet with the columns message_id, subject, from, to, cc, bcc, date, body and file_name, "
-    "a folder of these, and a saved dataset."
+    "Supported: an email (.eml), a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv "
+    "(columns file, message), JSONL or Parquet with the columns message_id, subject, from, to, cc, bcc, date, body and "
+    "file_name, a folder of these, and a saved dataset."
 )
 
 T = TypeVar("T")
@@ -97,6 +98,9 @@ def _open_file(path: Path, reading: Reading) -> Source:
         raise UsageError(f"{path} is empty.", _KINDS)
     opened = open_file(path, path.name, reading)
     if opened is None:
+        with path.open("rb") as single:
+            if begins_mail(single.read(START_BYTES)):
+                return Source(iter([(path.name, path)]), reading=reading)
         raise _no_source(path)
     file = opened.file
 

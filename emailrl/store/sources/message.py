@@ -41,6 +41,12 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     return assemble(raw, file_name, headers, people, text, [])  # type: ignore[arg-type]
 
 
+def begins_mail(start: bytes) -> bool:
+    """Whether a file that begins with ``start`` is a single message: an .eml, an .emlx or a file of a Maildir."""
+    head = start.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+    return _FIRST_LINE.match(head) is not None and _MAIL_HEADER.search(head) is not None
+
+
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")
 """The envelope line of a message in an mbox."""
 _COUNTED = re.compile(rb"(\d{1,12}) *\n")
@@ -58,6 +64,7 @@ def _parse_any(raw: bytes, file_name: str) -> RawEmail | Skipped:
 
 
 _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
+_FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
 _KEPT = frozenset(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding", *PEOPLE),
 )
