@@ -10,6 +10,7 @@ import pytest
 from store.made_mail import make_tar, names, text
 
 from emailrl.errors import UsageError
+from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail, archive, open_source
 from emailrl.store.sources.rows import row_to_email
 
@@ -49,6 +50,23 @@ def test_a_text_with_a_header_further_down_is_no_email(tmp_path: Path, start: by
     (tmp_path / "letter.txt").write_bytes(start)
     with pytest.raises(UsageError, match=r"letter\.txt is not a mail archive\. Supported: an email \(\.eml\)"):
         open_source(tmp_path / "letter.txt")
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"!BDN\x12\x34", r"an Outlook data file \(\.pst or \.ost\)\. Convert it \(readpst -o mail FILE"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"an Outlook message \(\.msg\) .* Convert messages \(msgconvert \*\.msg"),
+    ],
+)
+def test_a_file_of_outlook_names_its_converter(tmp_path: Path, start: bytes, said: str) -> None:
+    (tmp_path / "mail").mkdir()
+    path = tmp_path / "mail" / "own"
+    path.write_bytes(start + bytes(600))
+    with pytest.raises(UsageError, match=f"own is {said}"):
+        open_source(path)
+    with pytest.raises(UsageError, match=r"1 not_mail.*docs/data\.md lists the formats, and converters for Outlook's"):
+        build_database(open_source(tmp_path / "mail"), tmp_path / "mail.db")
 
 
 def test_a_zip_archive_says_what_to_do(tmp_path: Path) -> None:

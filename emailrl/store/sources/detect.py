@@ -23,6 +23,18 @@ _KINDS = (
     "file_name, a folder of these, and a saved dataset."
 )
 
+_OUTLOOK = {
+    b"!BDN": (
+        "an Outlook data file (.pst or .ost)",
+        "Convert it (readpst -o mail FILE, from the package pst-utils), and pass the folder mail to --source.",
+    ),
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
+        "an Outlook message (.msg) or another file of Microsoft Office",
+        "Convert messages (msgconvert *.msg, from the package libemail-outlook-message-perl), and pass the .eml files.",
+    ),
+}
+"""What a file with this start is, and how to convert it."""
+
 T = TypeVar("T")
 
 
@@ -120,4 +132,7 @@ def _no_source(path: Path) -> UsageError:
         return UsageError(f"The archive {path} is empty.", _KINDS)
     if start.startswith(b"PK\3\4"):
         return UsageError(f"{path} is a zip archive.", "Unpack it, and pass its contents to --source.")
+    for signature, (kind, remedy) in _OUTLOOK.items():
+        if start.startswith(signature):
+            return UsageError(f"{path} is {kind}.", remedy)
     return UsageError(f"{path} is not a mail archive.", _KINDS)
