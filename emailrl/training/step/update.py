@@ -30,6 +30,7 @@ from emailrl.training.step.gradients import Gradients, enough_memory
 from emailrl.training.step.meter import Meter, TokenNumbers, UpdateResult
 from emailrl.training.step.objective import Objective
 from emailrl.training.step.prepared import Prepared
+from emailrl.training.step.sampler_gap import check_gap
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.schedule import learning_rate
 from emailrl.training.step.scoring import LogprobScorer
@@ -246,6 +247,7 @@ class Updater:
             self.loss_scale.update()
             self._skip(prepared, meter, step, broken)
             return found.tokens
+        check_gap(found.meter, self.settings, step)
         self.skipped_in_a_row = 0
         self.ranks.agree(self._move)
         self.loss_scale.update()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from training.updaters import LENGTHS, PAID, TEMPERATURE, gradients, make_update
 
 from emailrl.engines.base import SamplingParams
 from emailrl.engines.sampling import Uniforms, sample
+from emailrl.errors import EmailRLError
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.step.samples import TrainingSample
 from emailrl.training.step.update import Updater
@@ -226,3 +228,37 @@ def test_entropy_bonus(make: Make) -> None:
     metrics = assert_gradients(updater, -0.2 * entropy, samples(), dict.fromkeys(PAID, 0.0))
     assert metrics["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
     assert metrics["loss"] == pytest.approx(-0.2 * entropy.item(), abs=1e-5) and metrics["policy_loss"] == 0
+
+
+SERVED = {"engine": "vllm", "vllm_urls": "http://gpu1:8000,http://gpu2:8000"}
+
+
+def sampled_off_by(updater: Updater, nats: float) -> list[TrainingSample]:
+    """The samples as from a sampler that claims the policy's log-probabilities plus or minus ``nats``, by turns."""
+    made = []
+    for one in samples():
+        own = plain_logprobs(updater.policy, one).tolist()
+        claimed = (value + nats * (-1) ** n for n, value in enumerate(own))
+        made.append(replace(one, sampler_logprobs=[next(claimed) if trained else None for trained in one.loss_mask]))
+    return made
+
+
+@pytest.mark.parametrize("correction", ["tis", "icepop"])
+def test_what_servers_cannot_have_sampled_ends_the_run_before_the_update(make: Make, correction: str) -> None:
+    updater = make(importance_correction=correction, max_tokens_per_micro_batch=30, **SERVED)
+    before = [parameter.detach().clone() for parameter in updater.parameters]
+    with pytest.raises(EmailRLError) as raised:
+        updater.train(sampled_off_by(updater, 1.25), PAID, step=3)
+    assert raised.value.message == (
+        "Step 3 is not trained: the log-probabilities from the vLLM servers http://gpu1:8000,http://gpu2:8000 are"
+        " off by 1.25 nats on average, above 1."
+    )
+    assert "resume with MAX_STALENESS=0" in raised.value.hint
+    assert all(torch.equal(*pair) for pair in zip(before, updater.parameters, strict=True))
+
+
+@pytest.mark.parametrize(("changes", "nats"), [(SERVED, 0.9), (SERVED | {"vllm_probe_tolerance": 0.2}, 1.9), ({}, 5.0)])
+def test_a_gap_below_the_limit_or_without_servers_is_trained(make: Make, changes: dict[str, Any], nats: float) -> None:
+    updater = make(**changes)
+    metrics = updater.train(sampled_off_by(updater, nats), PAID, step=1).metrics
+    assert metrics["sampler_gap_mean"] == pytest.approx(nats, abs=1e-4) and metrics["grad_norm"] > 0
