@@ -172,5 +172,12 @@ class MetricsWriter(JsonlWriter):
     def __init__(self, path: Path, *, after_step: int | None = None) -> None:
         """Open for appending, after removing the lines of steps past ``after_step`` that an interrupted run left."""
         if after_step is not None:
-            keep_records(path, lambda record: record.get("step", 0) <= after_step)
+            keep_records(path, lambda record: _step_of(path, record) <= after_step)
         super().__init__(path)
+
+
+def _step_of(path: Path, record: Record) -> int:
+    step = record.get("step", 0)
+    if not isinstance(step, int):
+        raise EmailRLError(f"{path}: the step {step!r:.40} is not a whole number.", "Delete that line.")
+    return step

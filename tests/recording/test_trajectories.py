@@ -248,3 +248,12 @@ def test_metrics_beyond_the_resumed_step_are_removed_and_the_rest_left_byte_for_
     assert path.read_text() == (
         '{"step": 1, "loss": 0.10}\n{"step": 2}\n{"step":3,"loss":null,"deep":{"list":[null,1.0]}}\n'
     )
+
+
+@pytest.mark.parametrize(("step", "shown"), [('"x"', "'x'"), ("[1]", "[1]"), ("null", "None")])
+def test_a_metrics_line_whose_step_is_no_number_is_one_line_of_error(tmp_path: Path, step: str, shown: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step":1}}\n{{"step":{step}}}\n')
+    with pytest.raises(EmailRLError) as raised:
+        MetricsWriter(path, after_step=1)
+    assert raised.value.message == f"{path}: the step {shown} is not a whole number."
