@@ -179,19 +179,21 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
 
 
 def _mend(run_dir: Path, state: RunState) -> list[str]:
-    """Remove a damaged ``final``, replace a damaged ``best_model``; return notes on both."""
+    """Remove a damaged ``final``, replace a damaged or missing ``best_model``; return notes on both."""
     said, final, best = [], run_dir / "final", run_dir / "best_model"
     if why := damage_of(final):
         remove_checkpoints([final])
         said.append(f"removed final, which is damaged and will be written again at the end: {why}")
-    if why := damage_of(best):
+    missing = state.best_step is not None and not best.exists()
+    if why := "its folder does not exist" if missing else damage_of(best):
+        problem = "missing" if missing else "damaged"
         if _restored(best, state):
             said.append(
-                f"best_model, which was damaged, is restored from the checkpoint of step {state.best_step}: {why}"
+                f"best_model, which was {problem}, is restored from the checkpoint of step {state.best_step}: {why}"
             )
         else:
             said.append(
-                f"best_model is damaged, no intact checkpoint of step {state.best_step} is left, and only a later"
+                f"best_model is {problem}, no intact checkpoint of step {state.best_step} is left, and only a later"
                 f" evaluation selects another: {why}"
             )
             state.best_step = state.best_accuracy = state.best_interval = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -233,4 +234,17 @@ def test_a_damaged_best_model_is_restored_or_selected_anew(tmp_path: Path) -> No
         "best_model is damaged, no intact checkpoint of step 2 is left, and only a later evaluation selects another: "
         f"{tmp_path / 'best_model'} is missing adapter_model.safetensors."
     )
+    assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
+
+
+def test_a_deleted_best_model_is_restored_or_selected_anew(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", step=2)
+    state = RunState(step=4, best_accuracy=0.5, best_step=2, best_interval=(0.1, 0.9))
+    (said,) = rewind(tmp_path, state)
+    assert said.startswith("best_model, which was missing, is restored from the checkpoint of step 2: ")
+    assert read_checkpoint(tmp_path / "best_model").metadata.step == state.best_step == 2
+    shutil.rmtree(tmp_path / "best_model")
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    (said,) = rewind(tmp_path, state)
+    assert said.startswith("best_model is missing, no intact checkpoint of step 2 is left, and only a later evaluation")
     assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
