@@ -39,6 +39,7 @@ from emailrl.training.run.questions import RunData, load_data
 from emailrl.training.run.resume import (
     Resumed,
     load_state,
+    lost_metrics,
     new_run_id,
     read_state,
     resumed,
@@ -170,7 +171,7 @@ def _directory(
     if before.checkpoint is None:
         clear_run(before.directory)
         notes.append(f"a run in {before.directory} died before its first checkpoint; this one replaces it")
-    yield before.directory, notes + rewind(before.directory, state)
+    yield before.directory, notes + rewind(before.directory, state) + lost_metrics(before.directory, state.step)
 
 
 @contextmanager

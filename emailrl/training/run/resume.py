@@ -30,8 +30,9 @@ from emailrl.checkpoints import (
     write_checkpoint,
 )
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import first_line
+from emailrl.plain import counted, first_line
 from emailrl.policy.tensors import writing_tensors
+from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.run.chosen import checkpoint_to_resume, damaged_after, loss_of_going_back, run_to_resume
 from emailrl.training.run.directory import held, remove_records
@@ -176,6 +177,18 @@ def rewind(run_dir: Path, state: RunState) -> list[str]:
         else:
             said.append(f"best_model is from the later step {best.metadata.step}; it stays until a better one")
     return said
+
+
+def lost_metrics(run_dir: Path, step: int) -> list[str]:
+    """A note that names the steps up to ``step`` without a line in ``metrics.jsonl``, if any."""
+    path = run_dir / "metrics.jsonl"
+    steps = [record.get("step") for record in read_records(path)] if path.exists() else []
+    recorded = {number for number in steps if isinstance(number, int)}
+    lost = [number for number in range(1, step + 1) if number not in recorded]
+    if not lost:
+        return []
+    named = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
+    return [f"{path} has no line of {counted(len(lost), 'step')} ({named}); curves and reports lack their numbers"]
 
 
 def _mend(run_dir: Path, state: RunState) -> list[str]:

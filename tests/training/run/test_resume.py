@@ -19,6 +19,7 @@ from emailrl.settings import OutputSettings, Settings, load_settings
 from emailrl.training.run.directory import held
 from emailrl.training.run.resume import (
     load_state,
+    lost_metrics,
     resumed,
     rewind,
     seed_generators,
@@ -248,3 +249,13 @@ def test_a_deleted_best_model_is_restored_or_selected_anew(tmp_path: Path) -> No
     (said,) = rewind(tmp_path, state)
     assert said.startswith("best_model is missing, no intact checkpoint of step 2 is left, and only a later evaluation")
     assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
+
+
+def test_steps_without_a_line_in_metrics_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step":{step}}}\n' for step in (1, 3, 4, 6)))
+    assert lost_metrics(tmp_path, 1) == []
+    assert lost_metrics(tmp_path, 5) == [f"{path} has no line of 2 steps (2, 5); curves and reports lack their numbers"]
+    path.unlink()
+    (said,) = lost_metrics(tmp_path, 12)
+    assert "no line of 12 steps (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)" in said and lost_metrics(tmp_path, 0) == []
