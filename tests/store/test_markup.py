@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hang import must_end
 from hypothesis import given, settings
@@ -59,6 +61,15 @@ def test_hostile_markup_takes_no_huge_time(piece: str, end: str) -> None:
 def test_much_hidden_text_takes_no_huge_time(html: str) -> None:
     with must_end(10):
         assert "y" not in html_to_text(html, [])
+
+
+def test_nested_blocks_take_about_the_time_of_nested_inline_tags() -> None:
+    def seconds(tag: str) -> float:
+        begun = time.process_time()
+        assert html_to_text(f"<{tag}>" * 8000 + "deep" + f"</{tag}>" * 8000, []) == "deep"
+        return time.process_time() - begun
+
+    assert min(seconds("div") for _ in range(2)) < 8 * max(seconds("b") for _ in range(2))
 
 
 def test_one_long_flowed_paragraph_takes_no_huge_time() -> None:

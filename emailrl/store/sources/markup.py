@@ -91,7 +91,11 @@ def _visible_text(html: str) -> str:
     from bs4 import BeautifulSoup
     from bs4.element import CData, NavigableString, Tag
 
-    soup = BeautifulSoup(html, "html.parser")
+    class Soup(BeautifulSoup):
+        def _linkage_fixer(self, el: Tag) -> None:
+            """Do nothing: it serves parsers that move nodes, and climbs to the root at each text in nested blocks."""
+
+    soup = Soup(html, "html.parser")
     shown: list[str] = []
     nodes: list[PageElement] = [soup]
     while nodes:
