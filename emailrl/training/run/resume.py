@@ -148,7 +148,12 @@ def reading_state(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
     path = checkpoint.path / STATE_FILE
     try:
         yield torch.load(path, map_location="cpu", weights_only=True)
-    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError:  # not torch's text, which advises to load it unprotected
+        raise EmailRLError(
+            f"{path} contains objects other than tensors and plain values, or is damaged.",
+            "Do not use this run unless you trust its source; start a new one without --resume.",
+        ) from None
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
         raise EmailRLError(
             f"{path} cannot be read ({first_line(error)}).",
             "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume.",
