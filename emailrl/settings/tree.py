@@ -66,7 +66,7 @@ class ModelSettings(Section):
 class LoraSettings(Section):
     lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
     """LoRA rank. Above the smaller dimension of a layer, it adds parameters without effect."""
-    lora_alpha: Positive = 32
+    lora_alpha: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     """LoRA alpha: the adapter's output is scaled by alpha / rank."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """LoRA dropout."""

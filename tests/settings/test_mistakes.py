@@ -37,6 +37,7 @@ Load = Callable[..., Settings]
         ({"REWARD_CLIP_LOW": "-1e300"}, "should be at most 1e30 in magnitude."),
         ({"NUM_GENERATIONS": "1000000000"}, "should be less than or equal to 10000."),
         ({"EVAL_SAMPLES": "1000000000"}, "should be less than or equal to 10000."),
+        ({"LORA_ALPHA": "1000001"}, "LORA_ALPHA='1000001' (environment): should be less than or equal to 1000000."),
         ({"LORA_RANK": "1000000"}, "LORA_RANK='1000000' (environment): should be less than or equal to 4096."),
         ({"VERBOSE": "perhaps"}, "VERBOSE='perhaps' (environment): should be a valid boolean"),
         ({"VAL_SET_SIZE": "x"}, "VAL_SET_SIZE='x' (environment)"),
