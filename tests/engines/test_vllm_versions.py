@@ -326,7 +326,7 @@ def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The limit is 1,024 by default, four servers with 256 requests each; without a handle all would look dead."""
-    stub = serve(delay=1)
+    stub = serve(delay=3)  # longer than a busy machine takes to open 48 connections
     with closing(connect(stub, max_batch_trajectories=48)) as engine:
         assert not any(completion.error for completion in ask(engine, 48, max_tokens=1))
     assert stub.http.busiest > 20 and "excluded" not in capsys.readouterr().err
