@@ -134,5 +134,6 @@ def test_the_command_prints_its_result_and_exits_130_when_interrupted(command: l
     assert finished.returncode == 0, finished.stderr
     (line,) = finished.stdout.splitlines()
     run = str((tmp_path / "grpo_masked").absolute())
-    assert json.loads(line) == {"run_dir": run, "best_accuracy": 0.0, "best_step": 0, "steps": done + 1}
+    result = {"best_accuracy": 0.0, "best_step": 0, "steps": done + 1, "steps_without_update": 0}
+    assert json.loads(line) == {"run_dir": run} | result
     assert f"Resuming at step {done} of {done + 1}" in finished.stderr
