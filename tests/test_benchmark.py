@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: p
     [comparison] = report.comparisons
     assert (comparison.first, comparison.second, comparison.num_questions) == ("model-0", "model-1", 10)
     assert (comparison.better_first, comparison.better_second) == (1, 6)
-    assert comparison.p_value == pytest.approx(0.125)  # 2 · (1 + 7)/128
+    assert (comparison.p_value, comparison.unit) == (pytest.approx(0.125), "question")  # 2 · (1 + 7)/128
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [record["accuracy"] for record in written["results"]] == [0.1, 0.6]
     assert written["comparisons"][0]["p_value"] == pytest.approx(0.125)
@@ -131,6 +132,16 @@ def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: p
     assert [row["verdict"] for row in rows[9:12]] == ["wrong", "wrong", "correct"]
     summary = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
     assert [row["accuracy"] for row in summary] == ["0.1", "0.6"]
+
+
+def test_questions_about_the_same_inbox_are_compared_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [replace(each, inbox_address=f"{n % 6}@x") for n, each in enumerate(make_questions(12))]
+    subjects = scripted(monkeypatch, Scripted({each.id for each in questions}), Scripted(set()))
+    report = run_benchmark(subjects, questions, settings_of(tmp_path), tmp_path / "out")
+    [comparison] = report.comparisons
+    assert (comparison.p_value, comparison.unit) == (2 / 2**6, "inbox")
+    [written] = json.loads((tmp_path / "out" / "results.json").read_text())["comparisons"]
+    assert written["unit"] == "inbox"
 
 
 def test_an_interrupt_keeps_the_finished_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Compares policies on the test split: intervals and significance of differences.
 
 Every policy plays the same questions with the same seeds, so that results are paired by question; accuracies are
-compared with an exact paired test: McNemar's for one sample per question, the sign-flip test for several.
+compared with an exact paired test: by inbox, or by question if there are few inboxes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from emailrl.benchmark.attack import attack_record, same_policy
 from emailrl.benchmark.subjects import Subject
 from emailrl.environment.rubric import Rubric
 from emailrl.evaluation import Evaluation, is_correct, is_judged, total_cost
-from emailrl.evaluation.statistics import paired_p_value
+from emailrl.evaluation.statistics import paired_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class Comparison:
     """Questions that the first answered correctly more often; with one sample, only the first."""
     better_second: int
     p_value: float
-    """Two-sided exact sign-flip test (McNemar's for one sample each); not adjusted for multiple comparisons."""
+    """Two-sided exact sign-flip test; not adjusted for multiple comparisons."""
+    unit: str
+    """What the test takes as independent: ``inbox``, or ``question``, which with one sample each is McNemar's test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +86,23 @@ class Report:
 
 def compare(first: Result, second: Result) -> Comparison:
     """Compare two results over the questions that both played equally often with a verdict for every sample."""
-    counts = [
-        {
-            name: (len(samples), sum(map(is_correct, samples)))
-            for name, samples in result.evaluation.by_question.items()
-            if all(map(is_judged, samples))
-        }
+    samples = [
+        {name: each for name, each in result.evaluation.by_question.items() if all(map(is_judged, each))}
         for result in (first, second)
     ]
-    pairs = [(count, counts[1][name]) for name, count in counts[0].items() if name in counts[1]]
-    differences = [one[1] - other[1] for one, other in pairs if one[0] == other[0]]
+    pairs = [(one, samples[1][name]) for name, one in samples[0].items() if name in samples[1]]
+    differences = [
+        (one[0].scenario.inbox_address, sum(map(is_correct, one)) - sum(map(is_correct, other)))
+        for one, other in pairs
+        if len(one) == len(other)
+    ]
+    p_value, unit = paired_test(differences)
     return Comparison(
         first.subject.label,
         second.subject.label,
         num_questions=len(differences),
-        better_first=sum(difference > 0 for difference in differences),
-        better_second=sum(difference < 0 for difference in differences),
-        p_value=paired_p_value(differences),
+        better_first=sum(difference > 0 for _, difference in differences),
+        better_second=sum(difference < 0 for _, difference in differences),
+        p_value=p_value,
+        unit=unit,
     )

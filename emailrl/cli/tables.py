@@ -45,7 +45,7 @@ def results_table(report: Report) -> RenderableType:
     lines = [
         f"{titles[each.first]} against {titles[each.second]}: the first is better on {each.better_first}, "
         f"the second on {each.better_second} of {each.num_questions} questions; "
-        f"p = {each.p_value:.3g} (exact paired test)"
+        f"p = {each.p_value:.3g} (exact paired test by {each.unit})"
         for each in report.comparisons
     ]
     lines.append(

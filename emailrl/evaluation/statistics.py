@@ -1,4 +1,4 @@
-"""Statistics of accuracies: intervals clustered by question, and a paired test of two policies."""
+"""Statistics of accuracies: intervals clustered by question, and a paired test of two policies clustered by inbox."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fractions import Fraction
 
 Z_95 = 1.959963984540054
 """The normal distribution's 97.5 % point."""
+MIN_INBOXES = 6
+"""Inboxes that a test by inbox needs: five have 32 sign patterns, so that its p could not fall below 2/32."""
 
 
 def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[float, float]:
@@ -47,13 +49,28 @@ def majority(answers: Sequence[str]) -> int:
     return max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
 
 
-def paired_p_value(differences: Sequence[int]) -> float:
-    """Two-sided p-value of the exact sign-flip test on one difference per question; 1 if all are 0.
+def paired_test(differences: Sequence[tuple[str, int]]) -> tuple[float, str]:
+    """The p-value of two policies' difference, and the unit of the test: ``inbox`` or ``question``.
 
-    A difference is between two policies' correct answers among equally many samples. If they were equally good, its
-    sign would be random: p is the share of all sign patterns whose sum is at least as far from 0 as the observed one.
-    If every difference is -1, 0 or 1, as with one sample per question, this is the exact McNemar test. Source: Fisher's
-    randomization test (1935).
+    ``differences`` has the inbox of each question, and how many more correct samples the first policy has. Questions
+    about one inbox share its emails, and a policy that these happen to suit is better at many of them at once: the unit
+    is the inbox, with the sum of its differences. With one question each, or fewer than ``MIN_INBOXES`` inboxes, it is
+    the question.
+    """
+    by_inbox: Counter[str] = Counter()
+    for inbox, difference in differences:
+        by_inbox[inbox] += difference
+    if MIN_INBOXES <= len(by_inbox) < len(differences):
+        return sign_flip_p_value(list(by_inbox.values())), "inbox"
+    return sign_flip_p_value([difference for _, difference in differences]), "question"
+
+
+def sign_flip_p_value(differences: Sequence[int]) -> float:
+    """Two-sided p-value of the exact sign-flip test on one difference per unit; 1 if all are 0.
+
+    If the two policies were equally good, the sign of a unit's difference would be random: p is the share of all sign
+    patterns whose sum is at least as far from 0 as the observed one. If every difference is -1, 0 or 1, this is the
+    exact McNemar test. Source: Fisher's randomization test (1935).
     """
     ways = {0: 1}
     for step, count in Counter(abs(difference) for difference in differences if difference).items():

@@ -8,7 +8,13 @@ from fractions import Fraction
 
 import pytest
 
-from emailrl.evaluation.statistics import clustered_interval, majority, paired_p_value, wilson_interval
+from emailrl.evaluation.statistics import (
+    clustered_interval,
+    majority,
+    paired_test,
+    sign_flip_p_value,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +92,11 @@ def test_the_majority_is_the_most_frequent_answer_and_of_equals_the_earliest() -
     ],
 )
 def test_mcnemar_by_hand(better_first: int, better_second: int, p_value: float) -> None:
-    assert paired_p_value([1] * better_first + [-1] * better_second + [0] * 3) == pytest.approx(p_value, abs=1e-12)
+    assert sign_flip_p_value([1] * better_first + [-1] * better_second + [0] * 3) == pytest.approx(p_value, abs=1e-12)
 
 
 def test_thousands_of_questions_stay_finite() -> None:
-    assert 0 < paired_p_value([1] * 4000 + [-1] * 4400) < 1e-4
+    assert 0 < sign_flip_p_value([1] * 4000 + [-1] * 4400) < 1e-4
 
 
 @pytest.mark.parametrize("differences", [[3, -1, 2], [4, 4, -1, -2, 3, 0], [1, 1, 1, 2, -2, 5, -3]])
@@ -100,4 +106,39 @@ def test_several_samples_are_compared_by_flipping_every_sign(differences: list[i
         for signs in itertools.product((1, -1), repeat=len(differences))
     ]
     extreme = sum(abs(total) >= abs(sum(differences)) for total in sums)
-    assert paired_p_value(differences) == pytest.approx(extreme / len(sums), abs=1e-12)
+    assert sign_flip_p_value(differences) == pytest.approx(extreme / len(sums), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("by_inbox", "p_value", "unit"),
+    [
+        ([[1, 1]] * 6, 2 / 2**6, "inbox"),  # by question 2/2¹²
+        ([[1, 1]] * 5 + [[-1, -1]], 2 * (1 + 6) / 2**6, "inbox"),
+        # Sums 3, 1, 1, 1, 1, -1: 6 or more with at most one of the ones negative.
+        ([[1, 1, 1, 0], [1], [1, 1, -1], [1], [0, 1], [-1]], 2 * (1 + 5) / 2**6, "inbox"),
+        ([[1, -1]] * 6, 1.0, "inbox"),
+        ([[1, 1]] * 5, 2 / 2**10, "question"),  # five inboxes cannot show anything
+        ([[1]] * 7, 2 / 2**7, "question"),  # McNemar's
+        ([], 1.0, "question"),
+    ],
+)
+def test_questions_about_one_inbox_count_together(by_inbox: list[list[int]], p_value: float, unit: str) -> None:
+    found = paired_test([(str(inbox), each) for inbox, differences in enumerate(by_inbox) for each in differences])
+    assert found == (pytest.approx(p_value, abs=1e-12), unit)
+
+
+def test_the_paired_test_is_rarely_wrong_where_inboxes_favor_one_policy() -> None:
+    """Two policies equally good over all inboxes, each of which one of them happens to suit better."""
+    rng = random.Random(7)
+    by_inbox = by_question = 0
+    for _ in range(400):
+        differences = []
+        for inbox in range(12):
+            first_wins = rng.choice([0.2, 0.8])
+            for _ in range(20):
+                differs = rng.random() < 0.3
+                differences.append((str(inbox), (1 if rng.random() < first_wins else -1) if differs else 0))
+        by_inbox += paired_test(differences)[0] < 0.05
+        by_question += sign_flip_p_value([difference for _, difference in differences]) < 0.05
+    assert by_question / 400 > 0.15
+    assert 0.02 <= by_inbox / 400 <= 0.07
