@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu.small_failures import failure, report
+from gpu.small_failures import agreement, failure, report
 
 from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
 
@@ -61,3 +61,18 @@ def test_the_report_counts_by_kind_and_shows_an_example() -> None:
     assert "3 answers, 33.3% right" in text
     assert "| first_after | 3 | 1 | 2 |" in text and "| all | 3 | 1 | 2 |" in text
     assert "**source read, another email cited**" in text and "a\\|b" in text
+
+
+def test_the_agreement_of_two_measurements() -> None:
+    def measured(right: str) -> list[Trajectory]:
+        made = [trajectory(**READ | {"answer_correct": verdict == "1"}) for verdict in right]
+        for number, each in enumerate(made):
+            each.scenario.id, each.turns[0].completion_ids = str(number), [int(right[number])]
+        return made
+
+    first, second = measured("1111100000"), measured("0001110000")
+    second[9].turns[0].completion_ids = [7]  # parts, with the same verdict
+    text = agreement(first, second[::-1])
+    assert "10 questions: 5 conversations part, 4 verdicts change (40.0%, 16.8% to 68.7%), 3 to the worse" in text
+    assert "accuracy -20.0%, p = 0.62 by question" in text  # 2 · (1 + 4)/16
+    assert "deviation of 20.00%" in text  # √4 / 10

@@ -1,11 +1,12 @@
 """Why a benchmark's answers are wrong: counts by class and kind of question, with one example of each class.
 
     python tests/gpu/small_failures.py bench/trajectories/01-best_model.jsonl --out failures.md
+    python tests/gpu/small_failures.py once/trajectories/00-smol.jsonl --against again/trajectories/00-smol.jsonl
 
-reads one policy's trajectories (CPU only) and writes Markdown. A failure belongs to the first class that applies:
-raised, not judged, malformed call, out of turns or tokens, "I don't know" or no answer; then by how far it came: the
-source email (all of them, if all are needed) was cited with another fact; was never among the hits; was not read; or
-was read, but another was cited.
+The first reads one policy's trajectories (CPU only) and writes Markdown. A failure belongs to the first class that
+applies: raised, not judged, malformed call, out of turns or tokens, "I don't know" or no answer; then by how far it
+came: the source email (all of them, if all are needed) was cited with another fact; was never among the hits; was not
+read; or was read, but another was cited. The second says how far two measurements of the same weights agree.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from emailrl.evaluation import Evaluation, is_correct, verdict
+from emailrl.evaluation import Evaluation, is_correct, is_judged, verdict
+from emailrl.evaluation.statistics import paired_test, wilson_interval
 from emailrl.recording import read_trajectories
 from emailrl.trajectory import StopReason, Trajectory
 
@@ -90,6 +92,28 @@ def report(trajectories: Sequence[Trajectory]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def agreement(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> str:
+    """How many conversations and verdicts differ between two measurements, and what they make of the accuracy."""
+    others = {each.scenario.id: each for each in second if is_judged(each)}
+    pairs = [(each, others[each.scenario.id]) for each in first if is_judged(each) and each.scenario.id in others]
+    n = len(pairs)
+    parted = sum(
+        [t.completion_ids for t in one.turns] != [t.completion_ids for t in other.turns] for one, other in pairs
+    )
+    changes = [(one.scenario.inbox_address, is_correct(other) - is_correct(one)) for one, other in pairs]
+    worse, better = (sum(change == sign for _, change in changes) for sign in (-1, 1))
+    flips = worse + better
+    low, high = wilson_interval(flips, n)
+    sd = flips**0.5 / n
+    p_value, unit = paired_test(changes)
+    noise = f"{sd:.2%}: up to {1.96 * sd:.1%} is noise"
+    return (
+        f"{n} questions: {parted} conversations part, {flips} verdicts change ({flips / n:.1%}, {low:.1%} to "
+        f"{high:.1%}), {worse} to the worse; accuracy {(better - worse) / n:+.1%}, p = {p_value:.2g} by {unit}.\n"
+        f"If flips are independent, the difference has a standard deviation of {noise}.\n"
+    )
+
+
 def example(trajectory: Trajectory) -> list[str]:
     """A trajectory in a few lines: question, calls, answer."""
     scenario = trajectory.scenario
@@ -110,9 +134,11 @@ def _short(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trajectories", type=Path, help="a benchmark's trajectories/NN-MODEL.jsonl")
+    parser.add_argument("--against", type=Path, help="a second measurement of the same weights, to compare with")
     parser.add_argument("--out", type=Path, help="default: stdout")
     given = parser.parse_args()
-    text = report(list(read_trajectories(given.trajectories)))
+    found = list(read_trajectories(given.trajectories))
+    text = agreement(found, list(read_trajectories(given.against))) if given.against else report(found)
     if given.out:
         given.out.write_text(text, encoding="utf-8")
     else:
