@@ -19,7 +19,7 @@ def cells(page: str, start: str, section: str = "") -> list[str]:
 def test_the_readme_gives_the_answer_check_the_figures_of_both_estimates() -> None:
     _, shown = cells("README.md", "offline answer check")
     half = cells("docs/rewards.md", "the other half of both sets")
-    hardest = cells("docs/rewards.md", "400 pairs on email by a fourth author")
+    hardest = cells("docs/rewards.md", "400 near misses on email")
     assert f"{half[1]} correct verdicts, {half[2]} of wrong answers accepted" in shown
     assert f"measured: {hardest[1]}, {hardest[2].partition(' (')[0]} (" in shown
 

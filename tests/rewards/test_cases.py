@@ -1,6 +1,6 @@
-"""The answer check on cases by people who knew none of its rules, or few (adversarial): better is fine, worse is not.
+"""The answer check on cases by language models that knew none of its rules, or few (adversarial): it may only improve.
 
-The held-out halves were read by nobody while the rules were written: keep it so, and judge rules by the others.
+The held-out halves were not read while the rules were written: keep it so, and judge rules by the others.
 """
 
 from __future__ import annotations

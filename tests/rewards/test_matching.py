@@ -1,4 +1,4 @@
-"""The offline matcher against pairs labelled by hand, and what it is told of a question's kind."""
+"""The offline matcher against pairs labeled by a language model, and what it is told of a question's kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from emailrl.scenarios.template import KINDS
 
 
 def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:
-    """(question, reference, answer, label); the matcher was made with an eye on development pairs only."""
+    """(question, reference, answer, label); the rules were written with the development pairs alone."""
     for line in (Path(__file__).parent / f"pairs_{name}.jsonl").read_text(encoding="utf-8").splitlines():
         group = json.loads(line)
         for label in ("right", "wrong"):
