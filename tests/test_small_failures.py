@@ -75,4 +75,4 @@ def test_the_agreement_of_two_measurements() -> None:
     text = agreement(first, second[::-1])
     assert "10 questions: 5 conversations part, 4 verdicts change (40.0%, 16.8% to 68.7%), 3 to the worse" in text
     assert "accuracy -20.0%, p = 0.62 by question" in text  # 2 · (1 + 4)/16
-    assert "deviation of 20.00%" in text  # √4 / 10
+    assert "deviation of 20.00% (at most 26.22%)" in text  # √4 / 10, √(0.687 / 10)

@@ -104,13 +104,12 @@ def agreement(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> str:
     worse, better = (sum(change == sign for _, change in changes) for sign in (-1, 1))
     flips = worse + better
     low, high = wilson_interval(flips, n)
-    sd = flips**0.5 / n
+    sd, most = ((share / n) ** 0.5 for share in (flips / n, high))
     p_value, unit = paired_test(changes)
-    noise = f"{sd:.2%}: up to {1.96 * sd:.1%} is noise"
     return (
         f"{n} questions: {parted} conversations part, {flips} verdicts change ({flips / n:.1%}, {low:.1%} to "
         f"{high:.1%}), {worse} to the worse; accuracy {(better - worse) / n:+.1%}, p = {p_value:.2g} by {unit}.\n"
-        f"If flips are independent, the difference has a standard deviation of {noise}.\n"
+        f"If flips are independent, the difference has a standard deviation of {sd:.2%} (at most {most:.2%}).\n"
     )
 
 
