@@ -188,7 +188,7 @@ def test_every_rank_seeds_the_global_generators(
 ) -> None:
     def note(updater: Updater) -> None:
         drawn = random.random(), float(np.random.rand()), torch.initial_seed()
-        (tmp_path / f"rank-{updater.ranks.rank}.json").write_text(json.dumps(drawn))
+        (tmp_path / f"rank-{updater.across.rank}.json").write_text(json.dumps(drawn))
 
     monkeypatch.setattr(Updater, "synchronize", note)
     settings = settings_at("two", max_steps=1, eval_steps=9, seed=7)

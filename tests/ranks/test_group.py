@@ -25,7 +25,7 @@ HUNG = "(did not answer within %g s|stopped responding)"
 
 def test_alone_every_method_gives_back_what_it_is_given() -> None:
     tensor = torch.ones(2)
-    ALONE.sum(tensor)
+    ALONE.all_reduce(tensor)
     ALONE.check_same("x", "y")
     with ALONE.at_work(), joined(Settings(), Place()) as ranks:
         assert ranks is ALONE and ranks.is_first and ranks.is_alone

@@ -147,7 +147,8 @@ def scored(make: Callable[..., Updater]) -> Tensor:
         (batch,) = micro_batches(trajectories(1), updater.forward.layout())
         updater.forward.score(batch)
         updater.synchronize()
-        logprobs = updater.forward.score(batch).logprobs
+        logprobs = updater.forward.score(batch).old_logprobs
+        assert logprobs is not None
         if isinstance(ranks, RankGroup) and not ranks.is_first:
             ranks.follow(lambda: None)
         return logprobs
