@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from emailrl.errors import EmailRLError, UsageError
@@ -51,3 +54,14 @@ def sampling_dtype(model: ModelSettings) -> torch.dtype:
 def computes_bf16() -> bool:
     """Whether this CPU multiplies bf16 matrices natively; without, they are converted and slower than fp32."""
     return torch.cpu._is_avx512_bf16_supported()
+
+
+@contextmanager
+def enough_memory(doing: str) -> Iterator[None]:
+    """Turn an out-of-memory error that smaller micro-batches cannot avoid into EmailRLError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EmailRLError(
+            f"Out of memory while {doing}.", "Lower MAX_TOKENS_PER_MICRO_BATCH or LORA_RANK, or set LOAD_IN_4BIT=true."
+        ) from error

@@ -63,10 +63,10 @@ def token_logprobs(
     hidden = _predicting_states(model, token_ids, trainable, shared)
     labels = token_ids[rows, columns]
     tau = temperature if temperature > 0 else 1.0
-    if fused_backbone(model) is not None and not entropy_grad and _has_plain_head(model):
-        flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
-    else:
+    if fused_backbone(model) is None or entropy_grad or not _has_plain_head(model):
         flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad, chunk_elements)
+    else:
+        flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
     blank = torch.zeros(token_ids.shape, dtype=flat.dtype, device=flat.device)
     return TokenLogprobs(
         logprobs=blank.index_put((rows, columns), flat),
@@ -115,14 +115,14 @@ def _spread(flat: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> T
 def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared: Tensor | None) -> Tensor:
     """Hidden states ``(P, hidden)`` of the positions before the trainable ones, row by row."""
     fused = fused_backbone(model)
-    if trainable.any() and (fused is not None or (len(token_ids) > 1 and takes_packed(model))):
-        packed = pack(token_ids, trainable, shared)
-        if fused is not None:
-            return fused(packed)
-        hidden: Tensor = causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
-        return hidden[packed.gather]
-    rows, columns = trainable.nonzero(as_tuple=True)
-    return hidden_states(model, token_ids)[rows, columns - 1]
+    if not trainable.any() or (fused is None and (len(token_ids) == 1 or not takes_packed(model))):
+        rows, columns = trainable.nonzero(as_tuple=True)
+        return hidden_states(model, token_ids)[rows, columns - 1]
+    packed = pack(token_ids, trainable, shared)
+    if fused is not None:
+        return fused(packed)
+    hidden: Tensor = causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
+    return hidden[packed.gather]
 
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Ranks:
     world = 1
     local_rank = 0
     seconds = 0.0
-    """Time spent in ``sum`` so far."""
+    """Time spent in ``all_reduce`` so far."""
     activity = Activity()
     """What rank 0 does while the others wait; several ranks end if it makes no progress for RANK_TIMEOUT seconds."""
     lost: EmailRLError | None = None
@@ -59,11 +59,17 @@ class Ranks:
         """The values of all ranks in rank order, on every rank. Values are pickled: keep tensors on the CPU."""
         return [value]
 
+    def exchange(self, value: T, failed: Exception | None = None) -> list[T]:
+        """Like ``gather``, but if an error is given on one rank, every rank raises EmailRLError."""
+        if failed is not None:
+            raise failed
+        return [value]
+
     def collect(self, value: T) -> list[T]:
         """The values of all ranks in rank order on rank 0; an empty list on the others."""
         return [value]
 
-    def sum(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         """Replace ``tensor`` with its sum over the ranks, bitwise equal on all of them."""
 
     def agree(self, work: Callable[[], T]) -> T:

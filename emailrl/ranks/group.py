@@ -167,8 +167,8 @@ class RankGroup(Ranks):
             dist.gather_object(value, values or None, dst=0, group=self._group)
         return values
 
-    def sum(self, tensor: Tensor) -> None:
-        """See ``Ranks.sum``."""
+    def all_reduce(self, tensor: Tensor) -> None:
+        """See ``Ranks.all_reduce``."""
         import torch
         import torch.distributed as dist
 
@@ -182,8 +182,18 @@ class RankGroup(Ranks):
                 torch.cuda.synchronize(tensor.device)
         self.seconds += time.perf_counter() - begun
 
+    def exchange(self, value: T, failed: Exception | None = None) -> list[T]:
+        """See ``Ranks.exchange``. The rank that failed keeps its own error."""
+        every = self.gather((value, None if failed is None else said(failed)))
+        for rank, (_, reason) in enumerate(every):
+            if reason is not None:
+                message, hint = reason
+                self._agreed = failed or EmailRLError(f"Rank {rank}: {message}", hint)
+                raise self._agreed
+        return [each for each, _ in every]
+
     def agree(self, work: Callable[[], T]) -> T:
-        """See ``Ranks.agree``. The rank that raised keeps its own error."""
+        """See ``Ranks.agree``."""
         failed: Exception | None = None
         try:
             result = work()
@@ -191,12 +201,7 @@ class RankGroup(Ranks):
             raise
         except Exception as error:
             failed = error
-        reasons = self.gather(None if failed is None else said(failed))
-        for rank, reason in enumerate(reasons):
-            if reason is not None:
-                message, hint = reason
-                self._agreed = failed or EmailRLError(f"Rank {rank}: {message}", hint)
-                raise self._agreed
+        self.exchange(None, failed)
         return result
 
     def apart(self, work: Callable[[Activity], T]) -> T:

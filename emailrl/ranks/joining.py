@@ -74,7 +74,8 @@ def _meet(settings: Settings, place: Place) -> RankGroup:
         )
         ranks = RankGroup(place, store, start_seconds=training.rank_start_timeout, seconds=training.rank_timeout)
         if on_gpu:
-            ranks.sum(torch.zeros(1, device="cuda"))  # NCCL connects on first use: do it now, not after a rollout
+            # NCCL connects on first use: do it now, not after a rollout.
+            ranks.all_reduce(torch.zeros(1, device="cuda"))
     except (RuntimeError, ValueError) as error:
         raise EmailRLError(
             f"Rank {place.rank} of {place.world} failed to meet the others: {first_line(error)}",

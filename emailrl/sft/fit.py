@@ -19,14 +19,14 @@ from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import token_logprobs
 from emailrl.settings import Settings
 from emailrl.sft.examples import Example
-from emailrl.training.step.batches import MicroBatch
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.schedule import learning_rate
-from emailrl.training.step.scoring import LogprobScorer
-from emailrl.training.step.update import MAX_SKIPPED_IN_A_ROW
+from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches
+from emailrl.training.forward import Forward
+from emailrl.training.update import learning_rate
 
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.05
 WARMUP_RATIO = 0.05
+MAX_SKIPPED_IN_A_ROW = 3
+"""This many consecutive updates with a non-finite loss or gradient end the run."""
 SHOWN_WEIGHT = 0.1
 """Loss weight of a context token relative to an assistant token, for a model trained from scratch: tool results repeat
 earlier ones, so it learns to copy from them."""
@@ -58,7 +58,7 @@ class Fitter:
         self.masters = [_master(weight) for weight in self.weights]
         # Not the fused AdamW: it does not increment parameter versions, which the fused layers use to detect changes.
         self.optimizer = torch.optim.AdamW(self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY)
-        self.scorer = LogprobScorer(policy, settings)
+        self.forward = Forward(policy, settings.training, settings.agent.temperature)
         self.skipped_in_a_row = 0
 
     def step(self, examples: Sequence[Example], *, step: int) -> dict[str, float]:
@@ -136,7 +136,7 @@ class Fitter:
             batch: MicroBatch | None = None
             try:
                 result = 0.0
-                for batch in self.scorer.micro_batches(samples):
+                for batch in micro_batches(samples, self.forward.layout()):
                     result += work(batch, _spoken(batch, examples), total)
                 return result
             except torch.OutOfMemoryError:
@@ -183,7 +183,7 @@ class Fitter:
             torch.cuda.empty_cache()
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
-            self.scorer.ran_out(batch)
+            self.forward.ran_out(batch)
 
     def _drop_gradients(self) -> None:
         for parameter in (*self.weights, *self.masters):

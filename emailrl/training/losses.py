@@ -14,6 +14,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from emailrl.training.advantages import masked
+
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this before ``exp``: beyond it e^d overflows, and 0 * inf in the backward pass is NaN."""
 
@@ -210,13 +212,6 @@ def count_for(
     if constant_length is None or constant_length <= 0:
         raise ValueError("aggregation 'constant' needs a constant_length above 0")
     return num_sequences.double() * constant_length  # the length may be fractional
-
-
-def masked(tensor: Tensor, trainable: Tensor) -> Tensor:
-    """Return the tensor in float32 (float64 given float64), 0 outside the bool mask ``trainable``."""
-    # `where`, not multiplication: NaN * 0 is NaN, in the value and in the gradient.
-    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
-    return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 
 def _ratio_metrics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, trainable: Tensor) -> dict[str, float]:

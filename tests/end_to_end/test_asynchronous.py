@@ -31,7 +31,7 @@ from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import rollouts
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater
 
 STEPS, SERVED_PER_STEP = 5, 6
 """Of a step at least one completion for each of 2 questions x 3 rollouts."""

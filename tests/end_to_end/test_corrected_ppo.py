@@ -12,7 +12,7 @@ from emailrl.errors import UsageError
 from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import train
-from emailrl.training.step.objective import Objective
+from emailrl.training.objective import Objective
 
 MakeSettings = Callable[..., Settings]
 

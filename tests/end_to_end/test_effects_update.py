@@ -11,6 +11,7 @@ from end_to_end.effects import shows
 from training.updaters import PAID, make_updater, samples
 
 from emailrl.errors import EmailRLError
+from emailrl.training.batch import micro_batches
 
 PPO = {"algorithm": "ppo"}
 ROUGH = {"update_epochs": 3, "learning_rate": 5e-2}
@@ -93,7 +94,9 @@ def test_the_shape_of_the_adapter(tiny_model: Path) -> None:
 @shows("max_rows_per_micro_batch", "max_tokens_per_micro_batch")
 def test_how_much_a_micro_batch_holds(tiny_model: Path) -> None:
     def rows(**cap: int) -> list[int]:
-        return [len(batch.indices) for batch in make_updater(tiny_model, **cap).scorer.micro_batches(samples())]
+        return [
+            len(batch.indices) for batch in micro_batches(samples(), make_updater(tiny_model, **cap).forward.layout())
+        ]
 
     assert rows() == [4]
     assert rows(max_rows_per_micro_batch=3) == [2, 2]

@@ -21,7 +21,7 @@ from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import run as run_module
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]
 

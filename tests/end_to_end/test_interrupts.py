@@ -20,7 +20,7 @@ from emailrl.checkpoints import find_checkpoint
 from emailrl.settings import Settings, trust_folder
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import run as run_module
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]
 

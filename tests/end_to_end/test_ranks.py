@@ -28,7 +28,7 @@ from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import run as run_module
 from emailrl.training.run.follower import follow
 from emailrl.training.run.run import Run
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater
 
 Options = Callable[..., dict[str, Any]]
 
@@ -146,10 +146,10 @@ def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
     honest = Updater.take
     once = iter([signal.SIGTERM])
 
-    def asked(updater: Updater, share: Any) -> None:
-        for number in once:
+    def asked(updater: Updater, share: Any) -> Any:
+        for number in once if updater.across.rank else ():
             signal.raise_signal(number)
-        honest(updater, share)
+        return honest(updater, share)
 
     monkeypatch.setattr(Updater, "take", asked)
     settings = settings_at("two", max_steps=500, save_steps=500, rank_timeout=20)
@@ -188,7 +188,7 @@ def test_every_rank_seeds_the_global_generators(
 ) -> None:
     def note(updater: Updater) -> None:
         drawn = random.random(), float(np.random.rand()), torch.initial_seed()
-        (tmp_path / f"rank-{updater.ranks.rank}.json").write_text(json.dumps(drawn))
+        (tmp_path / f"rank-{updater.across.rank}.json").write_text(json.dumps(drawn))
 
     monkeypatch.setattr(Updater, "synchronize", note)
     settings = settings_at("two", max_steps=1, eval_steps=9, seed=7)

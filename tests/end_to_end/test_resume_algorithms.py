@@ -14,8 +14,7 @@ from emailrl.recording import read_records
 from emailrl.settings import Settings
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.step.meter import UpdateResult
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater, UpdateResult
 
 MakeSettings = Callable[..., Settings]
 REFILL = {"filter_on": "reward", "filter_low": 0.4, "filter_high": 0.7, "overlong_buffer": 0, "max_refill_rounds": 2}

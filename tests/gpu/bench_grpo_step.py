@@ -138,7 +138,7 @@ def run_steps(bench: Bench, folder: Path) -> None:
         bench.timeline.cut()  # the first step begins here
         loop(run)
         saved = bench.timeline.whole["Run.save"]
-        bench.prepared.sort(key=lambda item: item.batch.num_tokens)
+        bench.prepared.sort(key=lambda item: item.num_tokens)
         micro_batch = profile_micro_batch(run.updater, bench.prepared[len(bench.prepared) // 2])
         bench.tell({"kind": "micro_batch", "of": len(bench.prepared), "checkpoint": saved} | micro_batch)
     faulthandler.cancel_dump_traceback_later()

@@ -109,9 +109,12 @@ def measure(given: argparse.Namespace) -> None:
         def verify() -> None:
             ranks.check_same("The trained adapter", checksum(updater.parameters))
 
+        def follow() -> None:
+            updater.take(ranks.scatter(None))
+
         if not ranks.is_first:
             assert isinstance(ranks, RankGroup)
-            calls = iter([updater.follow] * (1 + 2 * given.repeats) + [verify])
+            calls = iter([follow] * (1 + 2 * given.repeats) + [verify])
             ranks.follow(lambda: next(calls)())
             return
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -144,8 +147,7 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     from emailrl.policy.fresh import with_fresh_adapter
     from emailrl.policy.load import Policy
     from emailrl.policy.prepare import prepare_training
-    from emailrl.training.mix import resolve
-    from emailrl.training.step.update import Updater
+    from emailrl.training.run.follower import build_updater
 
     device = choose_device(settings.model.device)
     dtype = choose_dtype(settings.model.dtype, device)
@@ -161,14 +163,14 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     tokenizer: Any = SimpleNamespace(pad_token_id=257)
     lora = {"rank": settings.lora.lora_rank}
     policy = Policy(model, tokenizer, "random", "random", device, dtype, trainable=True, lora=lora)
-    return Updater(policy, resolve(settings), settings, ranks=ranks)
+    return build_updater(policy, settings, ranks=ranks)
 
 
 def steps(updater: Any, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Warm up, then time the weak and the strong case (the same on one rank)."""
     from train_step_sides import make_samples
 
-    world = updater.ranks.world
+    world = updater.across.world
     strong = make_samples(given.shape, questions=given.questions)
     weak = make_samples(given.shape, questions=given.questions * world)
     timed(updater, make_samples(given.shape, questions=max(2, world), seed=1)[: MEMBERS * 2 * world])

@@ -20,8 +20,7 @@ from emailrl.quickstart import SETTINGS
 from emailrl.recording import Record, read_records, read_trajectories
 from emailrl.scenarios.demo import write_demo
 from emailrl.settings import load_settings
-from emailrl.training.step.batches import micro_batches
-from emailrl.training.step.samples import TrainingSample
+from emailrl.training.batch import Layout, TrainingSample, micro_batches
 
 SECONDS = 150
 COMMAND = f"""
@@ -102,7 +101,7 @@ class RunLeft:
 def policy_logprobs(policy: Policy, samples: list[TrainingSample]) -> dict[str, list[float]]:
     """The same of a policy in this process."""
     found: dict[str, list[float]] = {}
-    for batch in micro_batches(samples, 8192, device=policy.device, packing=policy.packs):
+    for batch in micro_batches(samples, Layout(8192, device=policy.device, packing=policy.packs)):
         with torch.no_grad():
             scored = token_logprobs(policy.model, batch.token_ids, batch.loss_mask).logprobs
         for row, index in enumerate(batch.indices):

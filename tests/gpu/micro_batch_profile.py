@@ -72,14 +72,14 @@ def profile_micro_batch(updater: Any, item: Any) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from emailrl.policy import logprobs
-    from emailrl.training.step.meter import Meter
+    from emailrl.training.objective import Meter
 
     whole, cuda = updater.objective.count([item]), torch.cuda.is_available()
 
     def once() -> float:
         updater.optimizer.zero_grad(set_to_none=True)
         begun = time.perf_counter()
-        scored = updater.scorer.forward(item.batch)
+        scored = updater.forward.train(item)
         loss, _, _ = updater.objective.loss(item, scored, whole, Meter(), first_pass=True)
         updater.loss_scale.scale(loss).backward()
         if cuda:
@@ -113,8 +113,8 @@ def profile_micro_batch(updater: Any, item: Any) -> dict[str, Any]:
         classes, most = summed(iter(rows))
     classes["idle"] = max(seconds - sum(classes.values()), 0.0)
     return {
-        "tokens": item.batch.num_tokens,
-        "trained_tokens": item.batch.num_trainable,
+        "tokens": item.num_tokens,
+        "trained_tokens": item.num_trainable,
         "samples": len(item.samples),
         "seconds": seconds,
         "classes": classes,

@@ -127,8 +127,8 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
         (engine, "resume", "wake"), (engine, "release", "sleep"), (run.policy, "save_adapter", "adapter/save"),
         (engine, "load_adapter", "adapter/proof"),
         (collector, "collect", "sampling/bookkeeping"), (collector.scorer, "score", "reward"),
-        (updater, "_prepare", "scoring"), (updater.gradients, "_backward", "backward"),
-        (updater.scorer, "forward", "forward"), (updater, "_update", "optimizer"),
+        (updater, "_prepare", "scoring"), (updater, "_backward", "backward"),
+        (updater.forward, "train", "forward"), (updater, "_update", "optimizer"),
     ):  # fmt: skip
         timeline.wrap(owner, method, name, drawn=True, settled=True)
 

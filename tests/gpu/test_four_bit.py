@@ -37,7 +37,7 @@ for bits in (16, 4):
     logprobs = torch.tensor([now for one, row in rows for now, on in zip(row.logprobs, one.loss_mask) if on])
     lengths = [len(one.token_ids) for one in samples]
     share = sum(one.num_trainable for one in samples) / sum(lengths)
-    largest = max(batch.num_tokens for batch in updater.scorer.micro_batches(samples))
+    largest = max(batch.num_tokens for batch in micro_batches(samples, updater.forward.layout()))
     found[bits] = {
         "kind": kind, "norms": norms, "peak": torch.cuda.max_memory_allocated(), "mean": float(logprobs.mean()),
         "std": float(logprobs.std()), "lengths": lengths, "share": share,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import torch
 from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 
 from emailrl.errors import EmailRLError
-from emailrl.training.step.batches import MicroBatch
-from emailrl.training.step.update import Updater
+from emailrl.training.batch import MicroBatch
+from emailrl.training.update import Updater
 
 pytestmark = pytest.mark.gpu
 Report = Callable[[str], None]
@@ -45,7 +44,7 @@ def peak_of(action: Callable[[], Any]) -> float:
 def watched(updater: Updater) -> list[str]:
     """Where memory runs out from now on: in the forward pass of a micro-batch, or behind it."""
     places, inside = [], ["behind"]
-    forward, ran_out = updater.scorer.forward, updater.scorer.ran_out
+    forward, ran_out = updater.forward.train, updater.forward.ran_out
 
     def watched_forward(batch: MicroBatch, **options: Any) -> Any:
         inside[0] = "forward"
@@ -57,7 +56,7 @@ def watched(updater: Updater) -> list[str]:
         places.append(inside[0])
         ran_out(batch)
 
-    updater.scorer.forward, updater.scorer.ran_out = watched_forward, noted  # type: ignore[method-assign]
+    updater.forward.train, updater.forward.ran_out = watched_forward, noted  # type: ignore[method-assign]
     return places
 
 
@@ -108,10 +107,9 @@ def test_one_sample_too_large(model: Path) -> None:
     assert distance(weights(updater), before) > 0
 
 
-def test_losses_that_are_not_finite(model: Path, tmp_path: Path) -> None:
-    """bf16: the weights stay, the batch is kept, the third in a row ends the run; one good step forgives two."""
+def test_losses_that_are_not_finite(model: Path) -> None:
+    """bf16: the weights stay, the skips in a row are counted; one good step forgives two."""
     updater = make_updater(model, dtype="bf16")
-    updater.skipped_dir = tmp_path
     good = make_samples(8, 200, 400)
     bad = paid(good) | {"t3": float("nan")}
     start = weights(updater)
@@ -126,13 +124,8 @@ def test_losses_that_are_not_finite(model: Path, tmp_path: Path) -> None:
         updater.parameters[1].view(-1)[0] = float("inf")
     for step in (4, 5):
         assert updater.train(good, paid(good), step=step).metrics["updates_skipped"] == 1
-    with pytest.raises(EmailRLError, match="at step 6, in the third update in a row"):
-        updater.train(good, paid(good), step=6)
+    updater.train(good, paid(good), step=6)
+    assert updater.skipped_in_a_row == 3
     with torch.no_grad():
         updater.parameters[1].view(-1)[0] = poisoned
     assert distance(weights(updater), after) == 0
-    kept = sorted(path.name for path in tmp_path.glob("*.json"))
-    assert kept == [f"step-{step:06d}-1.json" for step in (1, 2, 4, 5, 6)]
-    found = json.loads((tmp_path / kept[0]).read_text())
-    assert "loss" in found["not_finite"]
-    assert {row["trajectory_id"] for row in found["rows"]} == set(bad)

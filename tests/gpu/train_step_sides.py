@@ -24,9 +24,8 @@ from emailrl.policy.load import load_policy
 from emailrl.policy.logprobs import token_logprobs
 from emailrl.policy.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
+from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches
 from emailrl.training.losses import policy_loss
-from emailrl.training.step.batches import MicroBatch, micro_batches
-from emailrl.training.step.samples import TrainingSample
 
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},

@@ -78,8 +78,7 @@ def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, A
     from emailrl.policy.fused.model import fused_backbone
     from emailrl.policy.load import load_policy
     from emailrl.policy.packing import shares_prefixes
-    from emailrl.training.mix import resolve
-    from emailrl.training.step.update import Updater
+    from emailrl.training.run.follower import build_updater
 
     settings = settings_with(tmp_path, model_name="nano", emailrl_device="cpu", **values)
     policy = load_policy(settings, trainable=True)
@@ -88,7 +87,7 @@ def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, A
     assert (memory.keep == Keep.INPUT) is policy.model.get_base_model().is_gradient_checkpointing
     assert memory.layout.shares is shares_prefixes(policy.model)
     assert memory.layout.itemsize == policy.dtype.itemsize
-    assert memory.micro_batch_tokens == Updater(policy, resolve(settings), settings).scorer.max_tokens
+    assert memory.micro_batch_tokens == build_updater(policy, settings).forward.max_tokens
 
 
 PEAK_ON_A_CPU = """

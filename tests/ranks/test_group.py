@@ -25,7 +25,7 @@ HUNG = "(did not answer within %g s|stopped responding)"
 
 def test_alone_every_method_gives_back_what_it_is_given() -> None:
     tensor = torch.ones(2)
-    ALONE.sum(tensor)
+    ALONE.all_reduce(tensor)
     ALONE.check_same("x", "y")
     with ALONE.at_work(), joined(Settings(), Place()) as ranks:
         assert ranks is ALONE and ranks.is_first and ranks.is_alone
@@ -38,7 +38,7 @@ def test_alone_every_method_gives_back_what_it_is_given() -> None:
 def test_objects_and_sums_reach_every_rank(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> Any:
         tensor = torch.full((3,), float(ranks.rank + 1))
-        ranks.sum(tensor)
+        ranks.all_reduce(tensor)
         ranks.check_same("The text", "same")
         first = ranks.is_first
         said = ranks.broadcast({"from": 0} if first else None)
@@ -74,9 +74,9 @@ def test_sums_use_one_communicator_from_the_start(tmp_path: Path, monkeypatch: p
 
     def sum_twice(ranks: Ranks) -> None:
         monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-        ranks.sum(torch.ones(1))
+        ranks.all_reduce(torch.ones(1))
         ranks.started()
-        ranks.sum(torch.ones(1))
+        ranks.all_reduce(torch.ones(1))
         monkeypatch.undo()
 
     assert in_ranks(2, work, tmp_path) == [(2, 1), (2, 1)]

@@ -21,7 +21,7 @@ from emailrl.rollout.runner import run
 from emailrl.store import open_mailbox
 from emailrl.store.build import build_database
 from emailrl.store.sources import RawEmail
-from emailrl.training.step.samples import make_samples
+from emailrl.training.batch import make_samples
 from emailrl.trajectory import Scenario, StopReason, TrajectoryGroup
 
 

@@ -19,6 +19,7 @@ from emailrl.settings import (
     TrackingSettings,
     TrainingSettings,
 )
+from emailrl.training.batch import TrainingSample
 from emailrl.training.loop import loop
 from emailrl.training.mix import resolve
 from emailrl.training.run.checkpointing import CheckpointWriter
@@ -30,8 +31,7 @@ from emailrl.training.run.resume import take_snapshot
 from emailrl.training.run.run import Run
 from emailrl.training.run.state import RunState
 from emailrl.training.run.tracking import Tracker
-from emailrl.training.step.meter import TokenNumbers, UpdateResult
-from emailrl.training.step.samples import TrainingSample
+from emailrl.training.update import TokenNumbers, UpdateResult
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]

@@ -12,6 +12,7 @@ from torch import tensor
 
 from emailrl.errors import EmailRLError
 from emailrl.training import advantages as adv
+from emailrl.training.batch import Layout, MicroBatch, TrainingSample, make_samples, micro_batches
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import (
     aggregate,
@@ -22,8 +23,6 @@ from emailrl.training.losses import (
     value_loss,
 )
 from emailrl.training.run.filtering import Filter
-from emailrl.training.step.batches import MicroBatch, micro_batches
-from emailrl.training.step.samples import TrainingSample, make_samples
 from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 NAN, INF = math.nan, math.inf
@@ -174,7 +173,10 @@ def sample(length: int) -> TrainingSample:
 
 
 def batched(lengths: list[int], cap: int, **options: Any) -> list[list[int]]:
-    return [[lengths[i] for i in batch.indices] for batch in micro_batches(list(map(sample, lengths)), cap, **options)]
+    return [
+        [lengths[i] for i in batch.indices]
+        for batch in micro_batches(list(map(sample, lengths)), Layout(cap, **options))
+    ]
 
 
 def test_a_cap_on_rows() -> None:
@@ -191,13 +193,13 @@ def test_a_dealt_batch_may_be_full_to_the_last_token() -> None:
 
 
 def test_padding_is_token_0_unless_it_is_named() -> None:
-    (batch,) = micro_batches([sample(3), sample(2)], 6)
+    (batch,) = micro_batches([sample(3), sample(2)], Layout(6))
     assert batch.token_ids.tolist() == [[7, 7, 7], [7, 7, 0]]
 
 
 @pytest.mark.parametrize("kind", [TrainingSample, MicroBatch])
 def test_nobody_changes_what_was_made(kind: type) -> None:
-    (batch,) = micro_batches([sample(3)], 6)
+    (batch,) = micro_batches([sample(3)], Layout(6))
     made = {TrainingSample: sample(3), MicroBatch: batch}[kind]
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(made)[0].name, None)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from emailrl.policy.load import Policy, load_policy
 from emailrl.ranks import ALONE, Ranks
-from emailrl.settings import load_settings
-from emailrl.training.mix import resolve
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater
+from emailrl.settings import Settings, load_settings
+from emailrl.training.batch import TrainingSample
+from emailrl.training.run.follower import build_updater
+from emailrl.training.update import Updater
 
 LENGTHS = [9, 14, 6, 11]
 PAID = {"t0": 1.0, "t1": -0.5, "t2": 0.25, "t3": -1.5}
@@ -33,15 +33,29 @@ def samples(*, sampler: float = -5.5) -> list[TrainingSample]:
     return made
 
 
-def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
-    """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
+def follow(updater: Updater, ranks: Ranks) -> None:
+    """On ranks other than 0: train the next share, or join a forward pass."""
+    share = ranks.scatter(None)
+    if share is None:
+        updater.forward.pass_along()
+    else:
+        updater.take(share)
+
+
+def loaded(model: Path, **changes: Any) -> Settings:
+    """The settings of ``make_updater``."""
     given = {
         "model_name": str(model), "lora_rank": 4, "temperature": TEMPERATURE, "learning_rate": 1e-2, "warmup_steps": 0,
         "max_grad_norm": 0, "beta": 0.0,
     }  # fmt: skip
-    settings = load_settings(given | changes, environ={}, cwd=model)
+    return load_settings(given | changes, environ={}, cwd=model)
+
+
+def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
+    """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
+    settings = loaded(model, **changes)
     policy = load_policy(settings, trainable=True, mesh=ranks.host_mesh())
-    updater = Updater(policy, resolve(settings), settings, ranks=ranks)
+    updater = build_updater(policy, settings, ranks=ranks)
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters + updater.critic:
         parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)

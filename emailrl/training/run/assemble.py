@@ -30,7 +30,7 @@ from emailrl.training.run.directory import check_replaceable, clear_run, give_ba
 from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.ending import check_unfinished
 from emailrl.training.run.filtering import make_filter
-from emailrl.training.run.follower import Task, check_shard, mesh_of
+from emailrl.training.run.follower import Task, build_updater, check_shard, mesh_of
 from emailrl.training.run.in_flight import reusable
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
@@ -52,7 +52,7 @@ from emailrl.training.run.start import find_start, with_lora
 from emailrl.training.run.state import RunState, count_steps, questions_per_step
 from emailrl.training.run.team import Team, TeamPlayer, leave_and_close, plays_on_all, team_notes
 from emailrl.training.run.tracking import Say, Tracker, check_services
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater
 
 
 @contextmanager
@@ -83,8 +83,8 @@ def open_run(
             ended = (state := read_state(checkpoint)).stop_reason(settings.evaluation, total, _epochs(settings, mode))
             check_unfinished(before.directory, state, ended, data)
         make = mode.make_environment
-        with _loaded(settings, start.adapter, checkpoint, total, ranks, say) as (opened, updater, state):
-            policy, engine, settings = opened.policy, opened.engine, updater.settings
+        with _loaded(settings, start.adapter, checkpoint, total, ranks, say) as (opened, updater, settings, state):
+            policy, engine = opened.policy, opened.engine
             data.notes += policy.notes + team_notes(settings, ranks)
             collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
             evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
@@ -177,26 +177,29 @@ def _directory(
 @contextmanager
 def _loaded(
     settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None, total: int, ranks: Ranks, say: Say
-) -> Iterator[tuple[OpenPolicy, Updater, RunState]]:
-    """The policy and its engine, the updater and the state, as in the checkpoint and equal on every rank."""
+) -> Iterator[tuple[OpenPolicy, Updater, Settings, RunState]]:
+    """The policy and its engine, the updater, the settings with the adapter's own, and the state.
 
-    def load() -> tuple[OpenPolicy, Updater, RunState]:
+    As in the checkpoint, and equal on every rank.
+    """
+
+    def load() -> tuple[OpenPolicy, Updater, Settings, RunState]:
         opened = open_policy(settings, adapter, trainable=True, mesh=mesh)
         stack.callback(leave_and_close, ranks, opened.engine)
         policy = opened.policy
         own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
-        updater = Updater(policy, resolve(own), own, total_steps=total, ranks=ranks)
-        return opened, updater, _restore(checkpoint, updater) if checkpoint else RunState()
+        updater = build_updater(policy, own, total_steps=total, ranks=ranks)
+        return opened, updater, own, _restore(checkpoint, updater) if checkpoint else RunState()
 
     say("Loading the model ...")
     with ExitStack() as stack:
         with ranks.at_work():
             ranks.broadcast(None if ranks.is_alone else Task.of(settings, total, adapter))
             mesh = mesh_of(settings, ranks)
-            opened, updater, state = ranks.agree(load)
+            opened, updater, own, state = ranks.agree(load)
             updater.synchronize()
             ranks.started()
-        yield opened, updater, state
+        yield opened, updater, own, state
 
 
 def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:

@@ -15,7 +15,7 @@ from emailrl.training.run.questions import RunData
 from emailrl.training.run.resume import STATE_FILE, Snapshot, save_state, take_snapshot
 from emailrl.training.run.sources import save_digests
 from emailrl.training.run.state import RunState
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater
 
 
 @dataclass

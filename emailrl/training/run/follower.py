@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -11,20 +12,30 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from emailrl.ctrl_c import handled_by
+from emailrl.engines import has_servers
 from emailrl.engines.opened import open_policy
 from emailrl.errors import UsageError
-from emailrl.policy.load import load_policy
+from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.shard import check_shardable
-from emailrl.ranks import RankGroup, Ranks, joined
+from emailrl.ranks import ALONE, RankGroup, Ranks, joined
 from emailrl.settings import Settings
+from emailrl.training.across import Across
+from emailrl.training.batch import Share
 from emailrl.training.mix import resolve
 from emailrl.training.run.resume import seed_generators
 from emailrl.training.run.team import ORDERS, Member, Order, plays_on_all, read_adapter, write_adapter
-from emailrl.training.step.spread import Share
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Updater
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+LARGEST_GAP = 1.0
+"""Mean absolute difference of servers' log-probabilities, in nats. Rounding stays below 0.1 in 16 bits; the policies of
+``MAX_STALENESS`` steps differ in single tokens, but not by a factor of e on average. The probe scores one completion
+per server and version; this compares every trained token, which costs nothing."""
+TIMES_TOLERANCE = 10
+"""The limit is at least this multiple of VLLM_PROBE_TOLERANCE, which allows for another base or precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class Follower:
         if isinstance(order, ORDERS):
             assert self.member is not None
             self.member.do(order)
+        elif order is None:
+            self.updater.forward.pass_along()
         else:
             self.updater.take(order)
 
@@ -100,7 +113,25 @@ class Follower:
                 self.member = Member(self.ranks, settings, opened)
             else:
                 policy = load_policy(settings, adapter=adapter, trainable=True, mesh=mesh)
-        return Updater(policy, resolve(settings), settings, total_steps=task.total_steps, ranks=self.ranks)
+        return build_updater(policy, settings, total_steps=task.total_steps, ranks=self.ranks)
+
+
+def build_updater(
+    policy: Policy, settings: Settings, *, total_steps: int | None = None, ranks: Ranks = ALONE
+) -> Updater:
+    """The updater of a run, the same on every rank."""
+    return Updater(
+        policy,
+        resolve(settings),
+        settings.training,
+        settings.algorithm,
+        settings.agent,
+        total_steps=total_steps,
+        across=Across(ranks, sharded=policy.sharded),
+        largest_gap=max(LARGEST_GAP, TIMES_TOLERANCE * (settings.vllm.vllm_probe_tolerance or 0.0))
+        if has_servers(settings)
+        else math.inf,
+    )
 
 
 def mesh_of(settings: Settings, ranks: Ranks) -> DeviceMesh | None:

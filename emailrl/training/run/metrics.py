@@ -12,10 +12,10 @@ from typing import Any
 
 from emailrl.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
 from emailrl.recording import Record
+from emailrl.training.batch import TrainingSample, is_truncated
 from emailrl.training.losses import LOG_RATIO_LIMIT
 from emailrl.training.run.filtering import Collected
-from emailrl.training.step.meter import TokenNumbers
-from emailrl.training.step.samples import TrainingSample, is_truncated
+from emailrl.training.update import TokenNumbers
 from emailrl.trajectory import StopReason, Trajectory
 
 UPDATE_METRICS = (

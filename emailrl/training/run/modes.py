@@ -23,7 +23,7 @@ from emailrl.environment.static_prompt import StaticPromptEnvironment
 from emailrl.rollout.player import MakeEnvironment
 from emailrl.rollout.runner import Environment
 from emailrl.settings import Settings
-from emailrl.training.step.samples import LossMask
+from emailrl.training.batch import LossMask
 from emailrl.trajectory import Scenario
 
 if TYPE_CHECKING:

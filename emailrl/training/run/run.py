@@ -17,6 +17,7 @@ from emailrl.recording import write_records
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
+from emailrl.training.batch import TrainingSample, save_batches
 from emailrl.training.run.ahead import Ahead
 from emailrl.training.run.checkpointing import CheckpointWriter
 from emailrl.training.run.collapse import Alarm, watch, way_back
@@ -31,10 +32,11 @@ from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.training.run.tracking import Tracker
 from emailrl.training.run.versions import Versions, version_of
-from emailrl.training.step.meter import TokenNumbers, UpdateResult
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater
+from emailrl.training.update import Skipped, TokenNumbers, Updater, UpdateResult
 from emailrl.trajectory import Scenario
+
+MAX_SKIPPED_IN_A_ROW = 3
+"""This many consecutive updates with a non-finite loss or gradient end the run."""
 
 
 @dataclass
@@ -77,7 +79,6 @@ class Run:
             self.settings, self.data.train, self.directory, self.filter, self.epochs, num_ranks=self.ranks.world
         )
         self.versions = Versions(self.directory)
-        self.updater.skipped_dir = self.directory / "skipped"
 
     @property
     def mask_truncated(self) -> bool:
@@ -205,12 +206,23 @@ class Run:
             self.tracker.say(f"Step {step}: no groups left to train on, no update ({so_far} so far).")
             return UpdateResult()
         result = self.updater.train(samples, paid, step=step)
-        if skipped := result.metrics.get("updates_skipped"):
-            self.tracker.say(
-                f"Step {step}: {counted(round(skipped), 'update')} skipped (non-finite loss or gradient); batches in"
-                f" {self.updater.skipped_dir}."
-            )
+        if result.skipped:
+            self._keep_skipped(step, result.skipped)
         return result
+
+    def _keep_skipped(self, step: int, skipped: Sequence[Skipped]) -> None:
+        """Record the batches of skipped updates; raise EmailRLError after too many in a row."""
+        folder = self.directory / "skipped"
+        for number, each in enumerate(skipped, 1):
+            save_batches(folder, f"step-{step:06d}-{number}", each.batches, step, each.broken)
+        updates = counted(len(skipped), "update")
+        self.tracker.say(f"Step {step}: {updates} skipped (non-finite loss or gradient); batches in {folder}.")
+        if self.updater.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            name, value = next(iter(skipped[-1].broken.items()))
+            raise EmailRLError(
+                f"The {name} is {value} at step {step}, in the third update in a row; the weights are as before them.",
+                f"Lower LEARNING_RATE, or resume from an earlier checkpoint. Their batches are in {folder}.",
+            )
 
     def record_training(
         self, collected: Collected, samples: Sequence[TrainingSample], tokens: Sequence[TokenNumbers]

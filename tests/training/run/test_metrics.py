@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from emailrl.training.batch import TrainingSample
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.metrics import rollout_metrics, sample_record, training_records
-from emailrl.training.step.meter import TokenNumbers
-from emailrl.training.step.samples import TrainingSample
+from emailrl.training.update import TokenNumbers
 from emailrl.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 
 MASK = [0, 1, 0, 1]

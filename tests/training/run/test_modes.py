@@ -9,8 +9,8 @@ import pytest
 
 from emailrl.environment.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
 from emailrl.settings import Settings
+from emailrl.training.batch import make_samples
 from emailrl.training.run.modes import MODES
-from emailrl.training.step.samples import make_samples
 from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, TrajectoryGroup, Turn
 
 SCENARIO = Scenario("q1", "Which room is the budget meeting in?", "B12", ["<src@x>"], "ann@x.com", "2001-05-02")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emailrl.training.step.batches import micro_batches, mini_batches
-from emailrl.training.step.samples import TrainingSample
+from emailrl.training.batch import Layout, TrainingSample, micro_batches, mini_batches
 
 
 def sample(length: int, name: str = "t") -> TrainingSample:
@@ -16,7 +15,7 @@ def sample(length: int, name: str = "t") -> TrainingSample:
 
 
 def test_padding() -> None:
-    (batch,) = micro_batches([sample(2), sample(4)], 8, pad_id=99)
+    (batch,) = micro_batches([sample(2), sample(4)], Layout(8, pad_id=99))
     assert batch.indices == (1, 0)
     assert batch.token_ids.tolist() == [[1, 2, 3, 4], [1, 2, 99, 99]]
     assert batch.loss_mask.tolist() == [[False, True, True, True], [False, True, False, False]]
@@ -25,20 +24,20 @@ def test_padding() -> None:
 
 
 def test_a_trajectory_in_two_samples_weighs_once_by_its_tokens() -> None:
-    batches = micro_batches([sample(2), sample(4), sample(3, "u")], 4)
+    batches = micro_batches([sample(2), sample(4), sample(3, "u")], Layout(4))
     # Of the four trainable tokens of t, one stands in its first sample and three in its second.
     assert {batch.indices: batch.share.tolist() for batch in batches} == {(1,): [0.75], (2,): [1.0], (0,): [0.25]}
 
 
 def test_a_shared_beginning_counts_once() -> None:
-    (batch,) = micro_batches([sample(4), sample(6)], 16, packing=True, share_prefixes=True)
+    (batch,) = micro_batches([sample(4), sample(6)], Layout(16, packing=True, share_prefixes=True))
     # The four tokens of the first begin the second, too: of its six only two are computed.
     assert (batch.shared.tolist(), batch.num_tokens) == ([0, 4], 6)
 
 
 def test_cap_counts_padding_and_the_longest_come_first() -> None:
     lengths = [3, 9, 5, 5, 4, 20]
-    batches = micro_batches([sample(length) for length in lengths], 12)
+    batches = micro_batches([sample(length) for length in lengths], Layout(12))
     # 20 is over the cap and stands alone; two rows of 9 would be 18; 5 x 2 = 10 fits, 5 x 3 does not; 4 x 2 fits.
     assert [batch.indices for batch in batches] == [(5,), (1,), (2, 3), (4, 0)]
     assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (1, 9), (2, 5), (2, 4)]
@@ -46,34 +45,34 @@ def test_cap_counts_padding_and_the_longest_come_first() -> None:
 
 def test_packed_cap_counts_tokens_alone_and_batches_are_even() -> None:
     lengths = [3, 9, 5, 5, 4, 20]
-    batches = micro_batches([sample(length) for length in lengths], 14, packing=True)
+    batches = micro_batches([sample(length) for length in lengths], Layout(14, packing=True))
     # 20 is over the cap; of the 26 others first-fit makes 9 + 5 and 5 + 4 + 3; dealt evenly: 9 + 4 and 5 + 5 + 3.
     assert [batch.indices for batch in batches] == [(5,), (1, 4), (2, 3, 0)]
     assert [batch.num_tokens for batch in batches] == [20, 13, 13]
     assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (2, 9), (3, 5)]
     # Dealt out, 7 + 4 + 2 would not fit beside 6 + 5: first-fit's 7 + 5 and 6 + 4 + 2 stays.
-    tight = micro_batches([sample(length) for length in (7, 6, 5, 4, 2)], 12, packing=True)
+    tight = micro_batches([sample(length) for length in (7, 6, 5, 4, 2)], Layout(12, packing=True))
     assert [batch.indices for batch in tight] == [(0, 2), (1, 3, 4)]
 
 
 @settings(max_examples=50, deadline=None)
 @given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
 def test_packed_batches_hold_every_sample_once_in_few_batches(lengths: list[int], cap: int) -> None:
-    batches = micro_batches([sample(length) for length in lengths], cap, packing=True)
+    batches = micro_batches([sample(length) for length in lengths], Layout(cap, packing=True))
     assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
     assert all(batch.num_tokens <= cap or len(batch.indices) == 1 for batch in batches)
     over = sum(length > cap for length in lengths)
     within = sum(length for length in lengths if length <= cap)
     # First-fit leaves at most one batch half empty.
     assert len(batches) - over <= 2 * within / cap + 1
-    padded = micro_batches([sample(length) for length in lengths], cap)
+    padded = micro_batches([sample(length) for length in lengths], Layout(cap))
     assert len(batches) <= len(padded)
 
 
 @settings(max_examples=50, deadline=None)
 @given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
 def test_every_sample_stands_once_under_the_cap(lengths: list[int], cap: int) -> None:
-    batches = micro_batches([sample(length) for length in lengths], cap)
+    batches = micro_batches([sample(length) for length in lengths], Layout(cap))
     assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
     for batch in batches:
         assert batch.token_ids.numel() <= cap or len(batch.indices) == 1
@@ -82,8 +81,8 @@ def test_every_sample_stands_once_under_the_cap(lengths: list[int], cap: int) ->
 
 def test_batches_of_chosen_samples_keep_the_places_of_all() -> None:
     made = [sample(length) for length in (2, 4, 3, 6, 5)]
-    assert [batch.indices for batch in micro_batches(made, 8, chosen=[0, 2, 4])] == [(4,), (2, 0)]
-    (packed,) = micro_batches(made, 99, chosen=[1, 3], packing=True, share_prefixes=True)
+    assert [batch.indices for batch in micro_batches(made, Layout(8), chosen=[0, 2, 4])] == [(4,), (2, 0)]
+    (packed,) = micro_batches(made, Layout(99, packing=True, share_prefixes=True), chosen=[1, 3])
     assert packed.indices == (1, 3) and packed.token_ids[0].tolist() == [1, 2, 3, 4, 0, 0]
 
 

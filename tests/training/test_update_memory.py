@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from torch import Tensor
 from training.updaters import LENGTHS, PAID, gradients, make_updater, samples
 
 from emailrl.errors import EmailRLError
-from emailrl.training.step import scoring
-from emailrl.training.step.prepared import Prepared
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater
+from emailrl.training import forward
+from emailrl.training.batch import TrainingSample, micro_batches
+from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]
 
@@ -32,7 +32,7 @@ class Memory:
 
     def __init__(self, most: int, *, only_training: bool = False) -> None:
         self.most, self.only_training, self.refused = most, only_training, 0
-        self.honest = scoring.token_logprobs
+        self.honest = forward.token_logprobs
 
     def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
         if token_ids.numel() > self.most and (torch.is_grad_enabled() or not self.only_training):
@@ -50,7 +50,7 @@ def test_memory_that_runs_out_halves_micro_batches_with_the_same_result(
     rich, poor = make(**options), make(**options)
     expected = rich.train(samples(), PAID, step=1).metrics
     memory = Memory(20, only_training=only_training)
-    monkeypatch.setattr(scoring, "token_logprobs", memory)
+    monkeypatch.setattr(forward, "token_logprobs", memory)
     metrics = poor.train(samples(), PAID, step=1).metrics
     assert metrics.pop("micro_batches_halved") == memory.refused > 0 and expected.pop("micro_batches_halved") == 0
     assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
@@ -84,7 +84,7 @@ def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updater = make()
-    monkeypatch.setattr(scoring, "token_logprobs", Memory(LENGTHS[3]))
+    monkeypatch.setattr(forward, "token_logprobs", Memory(LENGTHS[3]))
     with pytest.raises(EmailRLError, match="Out of memory on a single sample of 14 tokens") as caught:
         updater.train(samples(), PAID, step=1)
     assert "GRADIENT_CHECKPOINTING" in caught.value.hint
@@ -92,22 +92,21 @@ def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
 
 def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make) -> None:
     made = samples()
-    scorer = make(max_tokens_per_micro_batch=30, packing=False).scorer
+    scorer = make(max_tokens_per_micro_batch=30, packing=False).forward
     large, small = (
-        Prepared(batch, [made[i] for i in batch.indices], advantages=batch.token_ids.float())
-        for batch in scorer.micro_batches(made)
+        replace(batch, advantages=batch.token_ids.float()) for batch in micro_batches(made, scorer.layout())
     )
-    assert [len(item.samples) for item in (large, small)] == [2, 2]
-    assert large.batch.token_ids.numel() > small.batch.token_ids.numel()
-    assert small.halves_like(large.batch, scorer.size) == [small]
-    assert [len(half.samples) for half in large.halves_like(small.batch, scorer.size)] == [1, 1]
-    halves = small.halves_like(small.batch, scorer.size)
-    for half, one in zip(halves, small.samples, strict=True):
-        length = len(one.token_ids)
-        assert half.samples == [one] and half.batch.indices == (made.index(one),)
-        assert half.batch.token_ids.tolist() == [one.token_ids] and half.batch.num_tokens == length
+    assert [len(item.indices) for item in (large, small)] == [2, 2]
+    assert large.token_ids.numel() > small.token_ids.numel()
+    assert scorer.smaller([small], large) == [small]
+    assert [len(half.indices) for half in scorer.smaller([large], small)] == [1, 1]
+    halves = scorer.smaller([small], small)
+    for half, index in zip(halves, small.indices, strict=True):
+        one = made[index]
+        assert half.indices == (index,) and half.trajectory_ids == (one.trajectory_id,)
+        assert half.token_ids.tolist() == [one.token_ids] and half.num_tokens == len(one.token_ids)
         assert half.advantages is not None and half.advantages.tolist() == [one.token_ids]  # cut along
-    assert halves[0].halves_like(halves[0].batch, scorer.size) == [halves[0]]  # one row is not halved
+    assert scorer.smaller(halves[:1], halves[0]) == halves[:1]  # one row is not halved
 
 
 def test_the_cap_falls_to_the_halves_that_are_tried_next(make: Make) -> None:
@@ -119,22 +118,22 @@ def test_the_cap_falls_to_the_halves_that_are_tried_next(make: Make) -> None:
             for n, row in enumerate(rows)
         ]
 
-    scorer = make(max_tokens_per_micro_batch=100).scorer
-    (batch,) = scorer.micro_batches(alike([20, 21, 22, 23]))
+    scorer = make(max_tokens_per_micro_batch=100).forward
+    (batch,) = micro_batches(alike([20, 21, 22, 23]), scorer.layout())
     assert scorer.size(batch) == 26
     scorer.ran_out(batch)
     assert scorer.max_tokens == 18  # twice ten and eight, where half of 26 would share nothing
-    assert [scorer.size(one) for one in scorer.micro_batches(alike([20, 21, 22, 23]))] == [18, 18]
-    scorer = make(max_tokens_per_micro_batch=100).scorer
-    (same,) = scorer.micro_batches(alike([20, 20]))
+    assert [scorer.size(one) for one in micro_batches(alike([20, 21, 22, 23]), scorer.layout())] == [18, 18]
+    scorer = make(max_tokens_per_micro_batch=100).forward
+    (same,) = micro_batches(alike([20, 20]), scorer.layout())
     assert scorer.size(same) == 14
     scorer.ran_out(same)
     assert scorer.max_tokens == 13  # its halves are as large, and come alone
 
 
 def test_a_batch_counts_as_it_is_computed(make: Make) -> None:
-    packed = make(max_tokens_per_micro_batch=1000, prefix_sharing=False).scorer
-    padded = make(max_tokens_per_micro_batch=1000, packing=False).scorer
+    packed = make(max_tokens_per_micro_batch=1000, prefix_sharing=False).forward
+    padded = make(max_tokens_per_micro_batch=1000, packing=False).forward
     made = samples()
-    (row,), (rectangle,) = packed.micro_batches(made), padded.micro_batches(made)
+    (row,), (rectangle,) = micro_batches(made, packed.layout()), micro_batches(made, padded.layout())
     assert packed.size(row) == sum(LENGTHS) and padded.size(rectangle) == len(LENGTHS) * max(LENGTHS)

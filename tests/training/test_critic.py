@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from training.updaters import PAID, make_updater, plain_logprobs, plain_values, samples
+from training.updaters import PAID, loaded, make_updater, plain_logprobs, plain_values, samples
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
 from emailrl.policy.value_head import VALUE_HEAD_FILE, make_value_head
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater
+from emailrl.training.batch import TrainingSample
+from emailrl.training.run.follower import build_updater
+from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]
 
@@ -149,13 +150,14 @@ def test_saved_beside_the_adapter_and_loaded_with_it(make: Make, tiny_model: Pat
     assert {name: value.tolist() for name, value in load_file(tmp_path / VALUE_HEAD_FILE).items()} == {
         "weight": updater.critic[0].tolist(), "bias": updater.critic[1].item(),
     }  # fmt: skip
-    again = load_policy(updater.settings, adapter=tmp_path, trainable=True)
+    settings = loaded(tiny_model, algorithm="ppo")
+    again = load_policy(settings, adapter=tmp_path, trainable=True)
     assert again.value_head is not None
     assert all(map(torch.equal, again.value_head.parameters(), updater.critic))
-    assert load_policy(updater.settings, adapter=tmp_path).value_head is None  # nothing learns: no critic
+    assert load_policy(settings, adapter=tmp_path).value_head is None  # nothing learns: no critic
     save_file({"weight": torch.zeros(3), "bias": torch.zeros(())}, tmp_path / VALUE_HEAD_FILE)
     with pytest.raises(EmailRLError, match="does not fit this policy's critic") as caught:
-        load_policy(updater.settings, adapter=tmp_path, trainable=True)
+        load_policy(settings, adapter=tmp_path, trainable=True)
     assert "--algorithm ppo" in caught.value.hint
 
 
@@ -165,7 +167,9 @@ def test_without_a_critic_no_file_is_written(tiny_model: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: float, tmp_path: Path) -> None:
+def test_a_resumed_updater_equals_the_uninterrupted_one(
+    make: Make, dropout: float, tiny_model: Path, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {
         "beta": 0.1, "kl_target": 1e-3, "kl_horizon": 10, "num_mini_batches": 2, "update_epochs": 2,
         "lora_dropout": dropout, "critic_warmup_steps": 1, "critic_learning_rate": 0.01,
@@ -177,8 +181,8 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: flo
     torch.save(first.state_dict(), stream)
     first.policy.save_adapter(tmp_path)
     uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
-    policy = load_policy(first.settings, adapter=tmp_path, trainable=True)
-    second = Updater(policy, first.algorithm, first.settings)
+    settings = loaded(tiny_model, algorithm="ppo", **options)
+    second = build_updater(load_policy(settings, adapter=tmp_path, trainable=True), settings)
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
     assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted

@@ -15,13 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training.updaters import PAID, gradients, make_updater, samples
 
+from emailrl.training import forward
 from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.step import scoring
-from emailrl.training.step.batches import micro_batches
-from emailrl.training.step.prefixes import shared_with_last, split_by_prefix
-from emailrl.training.step.prepared import halves_of
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater
+from emailrl.training.batch import Layout, TrainingSample, micro_batches, shared_with_last, split_by_prefix
+from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]
 
@@ -93,13 +90,13 @@ FAMILY_PAID = PAID | {"t4": PAID["t3"]}
 
 def test_batches_count_a_shared_prefix_once() -> None:
     made = family()
-    (batch,) = micro_batches(made, 99, packing=True, share_prefixes=True)
+    (batch,) = micro_batches(made, Layout(99, packing=True, share_prefixes=True))
     rows = [made[i].token_ids for i in batch.indices]
     assert rows == sorted(one.token_ids for one in made)
     assert batch.num_tokens == distinct_prefixes(rows) == sum(len(row) for row in rows) - int(batch.shared.sum())
     assert sorted(batch.shared.tolist()) == [0, 0, 4, 5, 6]  # the third sample is 6 tokens long
     assert batch.token_ids.shape == (5, 14)
-    apart = micro_batches(made, 99, packing=True)[0]
+    apart = micro_batches(made, Layout(99, packing=True))[0]
     assert apart.num_tokens == sum(len(one.token_ids) for one in made) and not apart.shared.any()
 
 
@@ -107,8 +104,8 @@ def test_the_model_computes_a_shared_prefix_once(make: Make) -> None:
     updater, seen = make(), []
     layer = updater.policy.model.get_base_model().model.layers[0]
     layer.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[1]))
-    (batch,) = updater.scorer.micro_batches(family())
-    updater.scorer.forward(batch)
+    (batch,) = micro_batches(family(), updater.forward.layout())
+    updater.forward.train(batch)
     # Of every row its last token is not needed, but where another goes on from there.
     ends = {tuple(family()[i].token_ids[:-1]) for i in batch.indices}
     assert seen == [distinct_prefixes([list(row) for row in ends])]
@@ -117,9 +114,9 @@ def test_the_model_computes_a_shared_prefix_once(make: Make) -> None:
 
 def test_halves_share_within_themselves_alone() -> None:
     made = family()
-    (batch,) = micro_batches(made, 99, packing=True, share_prefixes=True)
+    (batch,) = micro_batches(made, Layout(99, packing=True, share_prefixes=True))
     before = batch.shared.tolist()
-    for half in halves_of(batch):
+    for half in batch.halves():
         rows = [made[i].token_ids for i in half.indices]
         assert half.shared.tolist() == shared_with_last(rows)
         assert half.num_tokens == distinct_prefixes(rows)
@@ -147,7 +144,7 @@ def test_every_algorithm_is_the_same_with_prefixes_shared(make: Make, name: str)
 
 def test_half_the_memory_is_found_with_prefixes_shared(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = make(beta=0.1).train(family(), FAMILY_PAID, step=1).metrics
-    honest, refused = scoring.token_logprobs, []
+    honest, refused = forward.token_logprobs, []
 
     def limited(model: Any, token_ids: torch.Tensor, *given: Any, **options: Any) -> Any:
         if len(token_ids) > 2:
@@ -155,7 +152,7 @@ def test_half_the_memory_is_found_with_prefixes_shared(make: Make, monkeypatch: 
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return honest(model, token_ids, *given, **options)
 
-    monkeypatch.setattr(scoring, "token_logprobs", limited)
+    monkeypatch.setattr(forward, "token_logprobs", limited)
     metrics = make(beta=0.1).train(family(), FAMILY_PAID, step=1).metrics
     assert metrics.pop("micro_batches_halved") == len(refused) > 0 and expected.pop("micro_batches_halved") == 0
     assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
@@ -163,7 +160,7 @@ def test_half_the_memory_is_found_with_prefixes_shared(make: Make, monkeypatch: 
 
 def test_what_shares_and_what_does_not(make: Make) -> None:
     def shares(**changes: Any) -> bool:
-        (batch,) = make(**changes).scorer.micro_batches(family())
+        (batch,) = micro_batches(family(), make(**changes).forward.layout())
         return bool(batch.shared.any())
 
     assert shares()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from ranks.processes import in_ranks
-from training.step.test_ranks import assert_equal, earned, train, trajectories
-from training.updaters import make_updater
+from training.test_ranks import assert_equal, earned, train, trajectories
+from training.updaters import follow, make_updater
 
 from emailrl.engines.probe import Probe
 from emailrl.errors import EmailRLError
@@ -50,7 +50,7 @@ def probed(model: Path, adapter: Path) -> Any:
         if isinstance(ranks, RankGroup):
             ranks.started()
         if isinstance(ranks, RankGroup) and not ranks.is_first:
-            ranks.follow(updater.follow)
+            ranks.follow(lambda: follow(updater, ranks))
             return []
         probe, found = Probe(updater.policy, temperature=0.7), []
         if ranks.is_first and not adapter.exists():
@@ -76,7 +76,7 @@ def test_out_of_memory_ends_a_sharded_run(tiny_model: Path, tmp_path: Path, monk
     def full(*given: Any, **named: Any) -> Any:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("emailrl.training.step.scoring.token_logprobs", full)
+    monkeypatch.setattr("emailrl.training.forward.token_logprobs", full)
     work = partial(train, partial(make_updater, tiny_model), 4, 1, earned(4), GIVEN | SHARDED)
     for error in in_ranks(2, work, tmp_path):
         assert isinstance(error, EmailRLError)

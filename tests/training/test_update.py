@@ -19,9 +19,9 @@ from training.updaters import LENGTHS, PAID, make_updater, plain_logprobs, sampl
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.settings import Settings
-from emailrl.training.mix import resolve
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater
+from emailrl.training.batch import TrainingSample, save_batches
+from emailrl.training.run.follower import build_updater
+from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]
 
@@ -76,7 +76,7 @@ def test_fp16_gradients_do_not_vanish_under_many_tokens(make: Make, first_scale:
     """Divided by four million, gradients are below fp16's smallest number; a scale that overflows is halved."""
     options: dict[str, Any] = {"algorithm": "dr_grpo", "constant_length": 1_000_000, "lora_alpha": 4}
     wide, narrow = make(**options), make(**options, dtype="fp16")
-    narrow.loss_scale = narrow.gradients.loss_scale = torch.amp.GradScaler("cpu", init_scale=first_scale)
+    narrow.loss_scale = torch.amp.GradScaler("cpu", init_scale=first_scale)
     assert narrow.policy.model.get_input_embeddings().weight.dtype == torch.float16
     metrics = [updater.train(samples(), PAID, step=1).metrics for updater in (wide, narrow)]
     assert metrics[1]["updates_skipped"] == 0
@@ -200,30 +200,30 @@ def test_a_loaded_state_is_a_copy(make: Make) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_updates_that_are_not_finite_are_skipped_kept_and_end_the_run_at_the_third(
+def test_updates_that_are_not_finite_are_skipped_counted_and_can_be_kept(
     make: Make, bad: float, tmp_path: Path
 ) -> None:
     updater = make(max_grad_norm=1.0, beta=0.1, kl_target=1e-3)
-    updater.skipped_dir = tmp_path / "skipped"
     before = [parameter.clone() for parameter in updater.parameters]
     broken, paid = samples(), PAID | {"t1": bad, "t2": 1.0}
     for step in (3, 4):
-        metrics = updater.train(broken, paid, step=step).metrics
-        assert metrics["updates_skipped"] == 1 and "loss" not in metrics and updater.kl.coef == 0.1
+        result = updater.train(broken, paid, step=step)
+        assert result.metrics["updates_skipped"] == 1 and "loss" not in result.metrics and updater.kl.coef == 0.1
         assert all(map(torch.equal, before, updater.parameters))
     resumed = make(max_grad_norm=1.0, beta=0.1, kl_target=1e-3)
     resumed.load_state_dict(updater.state_dict())
-    with pytest.raises(EmailRLError, match=r"The (policy_)?loss is (nan|-?inf) at step 5, .* third") as caught:
-        resumed.train(broken, paid, step=5)
-    assert "LEARNING_RATE" in caught.value.hint
+    resumed.train(broken, paid, step=5)
+    assert resumed.skipped_in_a_row == 3
     assert updater.train(samples(), PAID, step=5).metrics["updates_skipped"] == 0 and updater.skipped_in_a_row == 0
     assert not all(map(torch.equal, before, updater.parameters))
-    names = sorted(path.name for path in updater.skipped_dir.iterdir())
-    assert names == [f"step-00000{step}-1.{end}" for step in (3, 4) for end in ("json", "safetensors")]
-    said = json.loads((updater.skipped_dir / "step-000003-1.json").read_text())
-    assert said["step"] == 3 and said["not_finite"]["loss"] in ("nan", "inf", "-inf")
+    (skipped,) = result.skipped
+    save_batches(tmp_path, "step-000004-1", skipped.batches, 4, skipped.broken)
+    files = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
+    assert files == [f"step-000004-1.{end}" for end in ("json", "safetensors")]
+    said = json.loads((tmp_path / "step-000004-1.json").read_text())
+    assert said["step"] == 4 and said["not_finite"]["loss"] in ("nan", "inf", "-inf")
     assert sorted(row["trajectory_id"] for row in said["rows"]) == list(PAID)
-    kept = load_file(updater.skipped_dir / "step-000003-1.safetensors")
+    kept = load_file(tmp_path / "step-000004-1.safetensors")
     (row,) = [row for row in said["rows"] if row["trajectory_id"] == "t2"]
     n, length = row["micro_batch"], LENGTHS[2]
     assert kept[f"{n}.token_ids"][row["row"], :length].tolist() == broken[2].token_ids
@@ -248,7 +248,7 @@ def test_nothing_to_train(make: Make, tiny_model: Path) -> None:
         make().train([], {}, step=1)
     settings = Settings.model_validate({"model": {"name": str(tiny_model)}})
     with pytest.raises(EmailRLError, match="no trainable parameters"):
-        Updater(load_policy(settings), resolve(settings), settings)
+        build_updater(load_policy(settings), settings)
 
 
 def test_a_bandit_learns(make: Make) -> None:

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.spread import deal, make_shares
+from emailrl.training.batch import TrainingSample, deal, make_shares
 
 
 def sample(trajectory: str, group: str, ids: list[int]) -> TrainingSample:

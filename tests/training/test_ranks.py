@@ -13,15 +13,15 @@ import pytest
 import torch
 from ranks.processes import in_ranks
 from torch import Tensor
-from training.updaters import make_updater
+from training.updaters import follow, make_updater
 
 from emailrl.errors import EmailRLError
 from emailrl.policy.fused.model import enable_fused
 from emailrl.ranks import Place, RankGroup, joined
 from emailrl.settings import Settings, TrainingSettings
-from emailrl.training.step import scoring
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.update import Updater
+from emailrl.training import forward
+from emailrl.training.batch import TrainingSample, micro_batches
+from emailrl.training.update import Updater
 
 OF_RANKS = ("rank_tokens_mean", "rank_tokens_max", "all_reduce_seconds")
 
@@ -74,7 +74,7 @@ def train(
             gradients.append([p.grad.clone() for p in (*updater.parameters, *updater.critic) if p.grad is not None])
 
         if isinstance(ranks, RankGroup) and not ranks.is_first:
-            ranks.follow(lambda: note(updater.follow()))
+            ranks.follow(lambda: note(follow(updater, ranks)))
         else:
             for step in range(1, steps + 1):
                 result = updater.train(trajectories(count), paid, step=step)
@@ -144,10 +144,11 @@ def scored(make: Callable[..., Updater]) -> Tensor:
     with joined(Settings(training=TrainingSettings(rank_timeout=60))) as ranks:
         updater = make(ranks=ranks, moved=ranks.is_first)
         assert enable_fused(updater.policy.model, "off") is None
-        (batch,) = updater.scorer.micro_batches(trajectories(1))
-        updater.scorer.score(batch)
+        (batch,) = micro_batches(trajectories(1), updater.forward.layout())
+        updater.forward.score(batch)
         updater.synchronize()
-        logprobs = updater.scorer.score(batch).logprobs
+        logprobs = updater.forward.score(batch).old_logprobs
+        assert logprobs is not None
         if isinstance(ranks, RankGroup) and not ranks.is_first:
             ranks.follow(lambda: None)
         return logprobs
@@ -169,7 +170,7 @@ class SmallRank:
     """Stands in for ``token_logprobs`` where rank 1 has room for so many tokens at once."""
 
     def __init__(self, most: int, *, when_training: bool) -> None:
-        self.most, self.when_training, self.honest = most, when_training, scoring.token_logprobs
+        self.most, self.when_training, self.honest = most, when_training, forward.token_logprobs
 
     def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
         small = Place.here().rank == 1 and torch.is_grad_enabled() == self.when_training
@@ -182,7 +183,7 @@ class SmallRank:
 def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches_with_the_same_result(
     when_training: bool, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "token_logprobs", SmallRank(25, when_training=when_training))
+    monkeypatch.setattr(forward, "token_logprobs", SmallRank(25, when_training=when_training))
     one, ranks = compare(2, 6, steps=2, max_tokens_per_micro_batch=60, packing=False)
     halved = [[step.pop("micro_batches_halved") for step in trained.metrics] for trained in (one, ranks[0])]
     assert halved[0] == [0, 0] and halved[1][0] > 0 == halved[1][1]  # both ranks have learned what fits
@@ -192,7 +193,7 @@ def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches_with_the_same
 def test_a_sample_too_long_for_one_rank_ends_all_with_one_error(
     compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "token_logprobs", SmallRank(5, when_training=True))
+    monkeypatch.setattr(forward, "token_logprobs", SmallRank(5, when_training=True))
     _, (zero, one) = compare(2, 4)
     assert isinstance(zero, EmailRLError) and zero.message.startswith("Rank 1: Out of memory on a single sample of")
     assert isinstance(one, Trained)  # it left the error to rank 0

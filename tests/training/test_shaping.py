@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,10 @@ from torch import Tensor, tensor
 from emailrl.errors import EmailRLError
 from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import AlgorithmSettings
+from emailrl.training.across import Across
+from emailrl.training.advantages import shape_advantages, terminal_rewards
 from emailrl.training.algorithms import ALGORITHMS, Algorithm
-from emailrl.training.step.batches import micro_batches
-from emailrl.training.step.prepared import Prepared
-from emailrl.training.step.samples import TrainingSample
-from emailrl.training.step.shaping import shape_advantages, terminal_rewards
+from emailrl.training.batch import Layout, TrainingSample, micro_batches
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 NAN = math.nan
@@ -49,29 +49,28 @@ def shape(
     def rows(table: dict[int, list[float]], indices: tuple[int, ...], width: int) -> Tensor:
         return tensor([table[i] + [NAN] * (width - len(table[i])) for i in indices])
 
-    items = []
-    for batch in micro_batches(SAMPLES, cap)[::order]:
-        width = batch.token_ids.shape[1]
-        items.append(
-            Prepared(
-                batch,
-                [SAMPLES[i] for i in batch.indices],
-                old_logprobs=rows(GAPS, batch.indices, width),
-                ref_logprobs=torch.zeros(batch.token_ids.shape) if kl_coef else None,
-                old_values=rows(VALUES, batch.indices, width),
-            )
+    batches = [
+        replace(
+            batch,
+            old_logprobs=rows(GAPS, batch.indices, batch.token_ids.shape[1]),
+            ref_logprobs=torch.zeros(batch.token_ids.shape) if kl_coef else None,
+            old_values=rows(VALUES, batch.indices, batch.token_ids.shape[1]),
         )
-    metrics = shape_advantages(items, PAID, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef, ranks=ranks)
+        for batch in micro_batches(SAMPLES, Layout(cap))[::order]
+    ]
+    shaped, metrics = shape_advantages(
+        batches, PAID, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef, across=Across(ranks)
+    )
     found: dict[int, list[float]] = {}
     returns: dict[int, list[float]] = {}
-    for item in items:
-        assert item.advantages is not None
-        assert (item.advantages[~item.batch.loss_mask] == 0).all()
-        for row, i in enumerate(item.batch.indices):
-            trained = item.batch.loss_mask[row]
-            found[i] = item.advantages[row, trained].tolist()
-            if item.returns is not None:
-                returns[i] = item.returns[row, trained].tolist()
+    for batch in shaped:
+        assert batch.advantages is not None
+        assert (batch.advantages[~batch.loss_mask] == 0).all()
+        for row, i in enumerate(batch.indices):
+            trained = batch.loss_mask[row]
+            found[i] = batch.advantages[row, trained].tolist()
+            if batch.returns is not None:
+                returns[i] = batch.returns[row, trained].tolist()
     return [found[i] for i in range(3)], [returns[i] for i in range(3)] if returns else None, metrics
 
 
@@ -130,7 +129,7 @@ def test_whitening_is_over_the_tokens_of_all_ranks() -> None:
 
 def test_a_rank_without_a_sample_takes_part() -> None:
     for algorithm in (GAE, ALGORITHMS["grpo"]):
-        metrics = shape_advantages([], {}, algorithm, AlgorithmSettings(), kl_coef=0.0, ranks=Two())
+        _, metrics = shape_advantages([], {}, algorithm, AlgorithmSettings(), kl_coef=0.0, across=Across(Two()))
         assert metrics.get("value_mean", 2.0) == 2.0  # the other's -2 and 6
 
 

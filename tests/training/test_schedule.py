@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emailrl.settings import Settings
-from emailrl.training.step.schedule import learning_rate
+from emailrl.training.update import learning_rate
 
 
 @pytest.mark.parametrize(

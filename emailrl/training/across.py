@@ -1,0 +1,108 @@
+"""What the ranks that train one policy exchange during a step."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from emailrl.policy.device import enough_memory
+from emailrl.policy.tensors import checksum
+from emailrl.ranks import ALONE, LostRank, Ranks
+from emailrl.training.batch import Share
+
+T = TypeVar("T")
+N = TypeVar("N")
+
+
+class Across:
+    """The exchanges of a step; every rank makes the same ones in the same order. A single process gets its own back."""
+
+    def __init__(self, ranks: Ranks = ALONE, *, sharded: bool = False) -> None:
+        """``sharded``: every forward pass involves all ranks, so those that wait for a rank's part end when it does."""
+        self.rank, self.world = ranks.rank, ranks.world
+        self._ranks, self._sharded = ranks, sharded
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in ``gradients`` so far."""
+        return self._ranks.seconds
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """On rank 0: call the waiting ranks to work on what the block shares."""
+        return self._ranks.at_work()
+
+    def share(self, shares: Sequence[Share]) -> Share:
+        """On rank 0: hand every rank its share; returns rank 0's own."""
+        return self._ranks.scatter(shares)
+
+    def totals(self, work: Callable[[], tuple[T, N]]) -> tuple[T, list[N]]:
+        """Do ``work`` on every rank; return the first of its results here, and the second from each rank.
+
+        An error on one rank is raised on all, but with a sharded base, where the others wait in the middle of theirs.
+        """
+        failed: Exception | None = None
+        own: list[tuple[T, N]] = []
+        try:
+            own.append(work())
+        except Exception as error:
+            if self._sharded or isinstance(error, LostRank):
+                raise
+            failed = error
+        every: list[Any] = self._ranks.exchange(own[0][1] if own else None, failed)
+        return own[0][0], every
+
+    def statistics(self, values: Tensor) -> Tensor:
+        """The values ``(P,)`` of all ranks."""
+        return torch.cat(self._ranks.gather(values))
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Sum the parameters' gradients over the ranks, as one flat float32 tensor."""
+        if self.world == 1 or not parameters:
+            return
+        flat, _ = self.totals(lambda: (_flat(parameters), None))
+        self._ranks.all_reduce(flat)
+        parts = flat.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+    @contextmanager
+    def accompanied(self) -> Iterator[None]:
+        """Run the block's one forward pass; with a sharded base the other ranks run it too."""
+        if not self._sharded:
+            yield
+            return
+        with self._ranks.at_work():
+            self._ranks.scatter([None] * self.world)
+            yield
+
+    def synchronize(
+        self, parameters: Sequence[nn.Parameter], state: Callable[[], Any], load: Callable[[Any], None]
+    ) -> None:
+        """Copy rank 0's parameters and its ``state`` to all ranks; EmailRLError if a parameter differs afterwards."""
+        if self.world == 1:
+            return
+        mine = io.BytesIO()
+        if self.rank == 0:
+            torch.save({"weights": [parameter.detach() for parameter in parameters], "state": state()}, mine)
+        saved = io.BytesIO(self._ranks.broadcast(mine.getvalue()))
+
+        def take() -> None:
+            theirs = torch.load(saved, map_location="cpu", weights_only=True)
+            load(theirs["state"])
+            with torch.no_grad():  # not through ``data``: fused layers notice changes by a tensor's version
+                for parameter, value in zip(parameters, theirs["weights"], strict=True):
+                    parameter.copy_(value)
+
+        self._ranks.agree(take)
+        self._ranks.check_same("The adapter", checksum(parameters))
+
+
+def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """All gradients as one float32 tensor; zeros for a parameter without one."""
+    with enough_memory("summing gradients"):
+        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in parameters])

@@ -1,0 +1,498 @@
+"""From kept trajectories to tensors: samples, mini-batches, shares of the ranks, micro-batches under a token cap.
+
+Samples are dealt so that each rank computes about as many tokens; a prefix that several of a rank's trajectories share
+counts once. At each update all ranks wait for the slowest, so every mini-batch is balanced separately.
+
+Samples are padded here and packed only in the forward pass. Sorted by tokens, samples are in the order of a walk
+through their prefix tree (a trie): whatever a sample shares with any earlier one, it shares with the previous one. A
+batch of neighbors therefore costs each sample's tokens minus those shared with its predecessor. Members of a group
+share their prompt, and more while they act the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emailrl.disk import replace_bytes
+from emailrl.errors import EmailRLError
+from emailrl.policy.tensors import write_tensors
+from emailrl.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+LossMask = Literal["sampled", "after_prompt", "completion"]
+"""Tokens that a mode trains: the sampled ones (masked), all after the prompt including tool results (rollout), or
+those of the completion (simple: the sampled ones of a single-completion trajectory)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """One sequence to train on. The three lists have equal lengths and end at the last trained token."""
+
+    trajectory_id: str
+    group_id: str
+    token_ids: list[int]
+    loss_mask: list[int]
+    sampler_logprobs: list[float | None]
+    """None for unsampled tokens, such as tool results."""
+
+    @property
+    def num_trainable(self) -> int:
+        """Tokens in the loss."""
+        return sum(self.loss_mask)
+
+
+def make_samples(
+    groups: Sequence[TrajectoryGroup], loss_mask: LossMask, *, mask_truncated: bool = False
+) -> tuple[list[TrainingSample], dict[str, int]]:
+    """Turn kept groups into samples; a trajectory whose chat template rewrote earlier turns gives several.
+
+    Each sample ends at its last trained token: under causal attention later tokens change nothing. With
+    ``mask_truncated``, a trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counts in its
+    group's statistics, but in no denominator. Returns the samples and the numbers left out:
+    ``trajectories_truncated`` and ``samples_nothing_trainable``.
+    Raises EmailRLError for a trajectory without sampled ids or log-probabilities: it cannot be trained.
+    """
+    samples: list[TrainingSample] = []
+    counts = Counter(trajectories_truncated=0, samples_nothing_trainable=0)
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        _check_tokens(trajectory)
+        if mask_truncated and is_truncated(trajectory):
+            counts["trajectories_truncated"] += 1
+            continue
+        for tokens in trajectory.samples:
+            sample = _training_sample(trajectory, tokens, loss_mask)
+            if sample is None:
+                counts["samples_nothing_trainable"] += 1
+            else:
+                samples.append(sample)
+    return samples, dict(counts)
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    """Whether the token limit, not the policy, ended it; the policy knows its turn limit, so that does not count."""
+    return trajectory.stop_reason is StopReason.TRUNCATED
+
+
+def _training_sample(trajectory: Trajectory, tokens: TokenSample, loss_mask: LossMask) -> TrainingSample | None:
+    sampled = tokens.loss_mask
+    if not any(sampled):
+        return None
+    if loss_mask == "after_prompt":
+        start = sampled.index(1)
+        trained = [0] * start + [1] * (len(sampled) - start)
+    else:
+        trained = list(sampled)
+    end = len(trained) - trained[::-1].index(1)
+    return TrainingSample(
+        trajectory_id=trajectory.id,
+        group_id=trajectory.group_id,
+        token_ids=tokens.token_ids[:end],
+        loss_mask=trained[:end],
+        sampler_logprobs=tokens.sampler_logprobs[:end],
+    )
+
+
+def _check_tokens(trajectory: Trajectory) -> None:
+    """Reject trajectories that cannot give a correct gradient."""
+
+    def refuse(problem: str) -> None:
+        hint = "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm)."
+        raise EmailRLError(f"Trajectory {trajectory.id} cannot be trained: {problem}.", hint)
+
+    if not trajectory.samples or (trajectory.turns and not any(any(tokens.loss_mask) for tokens in trajectory.samples)):
+        refuse("it has no sampled token ids")
+    for tokens in trajectory.samples:
+        if not len(tokens.token_ids) == len(tokens.loss_mask) == len(tokens.sampler_logprobs):
+            refuse("its token ids, loss mask and log-probabilities differ in length")
+        if tokens.loss_mask and tokens.loss_mask[0]:
+            refuse("its first token is marked as sampled, with no prompt before it")
+        for is_sampled, logprob in zip(tokens.loss_mask, tokens.sampler_logprobs, strict=True):
+            if is_sampled and (logprob is None or not math.isfinite(logprob)):
+                refuse(f"a sampled token has log-probability {logprob}")
+
+
+def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[int]]:
+    """Split the samples of one step into ``num`` lists of nearly equal size, by trajectory, shuffled with ``seed``.
+
+    Yields their indices. A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never
+    an empty one.
+    """
+    ids = sorted({sample.trajectory_id for sample in samples})
+    random.Random(seed).shuffle(ids)
+    num = min(num, len(ids))
+    place = {trajectory_id: i % num for i, trajectory_id in enumerate(ids)}
+    for which in range(num):
+        yield [i for i, sample in enumerate(samples) if place[sample.trajectory_id] == which]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of a step."""
+
+    step: int
+    samples: list[TrainingSample]
+    paid: dict[str, float]
+    """The reward of each of its trajectories, by id."""
+    places: list[int]
+    """Index of each of its samples in the step's list."""
+    mini_batches: list[list[int]]
+    """Indices of its samples by mini-batch; a list may be empty."""
+    num_trajectories: int
+    """Of all ranks."""
+
+
+def make_shares(
+    samples: Sequence[TrainingSample],
+    paid: Mapping[str, float],
+    mini_batches: Sequence[Sequence[int]],
+    num_ranks: int,
+    *,
+    step: int,
+    share_prefixes: bool,
+) -> list[Share]:
+    """Distribute whole trajectories over the ranks, one share each; a single rank gets the samples unchanged."""
+    num_trajectories = len({sample.trajectory_id for sample in samples})
+    if num_ranks == 1:
+        minis = [list(mini) for mini in mini_batches]
+        return [Share(step, list(samples), dict(paid), list(range(len(samples))), minis, num_trajectories)]
+    shares = [Share(step, [], {}, [], [], num_trajectories) for _ in range(num_ranks)]
+    for mini in mini_batches:
+        for share, indices in zip(shares, deal(samples, mini, num_ranks, share_prefixes=share_prefixes), strict=True):
+            begin = len(share.samples)
+            share.samples.extend(samples[i] for i in indices)
+            share.places.extend(indices)
+            share.mini_batches.append(list(range(begin, len(share.samples))))
+            share.paid.update({samples[i].trajectory_id: paid[samples[i].trajectory_id] for i in indices})
+    return shares
+
+
+def deal(
+    samples: Sequence[TrainingSample], chosen: Sequence[int], num_ranks: int, *, share_prefixes: bool
+) -> list[list[int]]:
+    """Split the samples at ``chosen`` into one index list per rank; trajectories stay whole, groups if it pays off.
+
+    Longest first, each piece goes to the rank with the fewest tokens including it (Graham's LPT rule), once by
+    trajectory and once by group. The split with the smaller maximum wins; ties go to the smaller total.
+    """
+    cost = _Cost([samples[i].token_ids for i in chosen], num_ranks, share_prefixes=share_prefixes)
+    ways = []
+    for key in ("trajectory_id", "group_id"):
+        pieces: dict[str, list[int]] = {}
+        for row, i in enumerate(chosen):
+            pieces.setdefault(getattr(samples[i], key), []).append(row)
+        loads, parts = _longest_first(list(pieces.values()), cost, num_ranks)
+        ways.append((max(loads), sum(loads), [[chosen[row] for row in sorted(rows)] for rows in parts]))
+    return min(ways, key=lambda way: way[:2])[2]
+
+
+class _Cost:
+    """Tokens that rows add to those of each rank.
+
+    Rows are kept in token order. Those with more in common than all rows have are neighbors there, so that only they
+    are compared: a step may have thousands.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]], num_ranks: int, *, share_prefixes: bool) -> None:
+        self.num_ranks, self.nobody, self.piece = num_ranks, num_ranks, num_ranks + 1
+        """Owners of a row: a rank, nobody, or the piece that is being added."""
+        self._lengths = [len(row) for row in rows]
+        order = list(range(len(rows)))
+        shared = [0] * (len(rows) + 1)
+        if share_prefixes:
+            order.sort(key=lambda row: (rows[row], row))
+            shared[:-1] = shared_with_last([rows[row] for row in order])
+        self.place = {row: place for place, row in enumerate(order)}
+        self._shared = np.array(shared)
+        self._least = int(min(shared[1:-1], default=0))
+        self._begins = np.flatnonzero(self._shared <= self._least)
+
+    def owners(self) -> IntArray:
+        """The owner of each place, so far nobody."""
+        return np.full(len(self._lengths), self.nobody)
+
+    def added(self, piece: Sequence[int], owners: IntArray, loads: IntArray) -> IntArray:
+        """Tokens that the rows of ``piece`` add to each rank ``(ranks,)``, with its current owners and loads."""
+        owners = owners if len(piece) == 1 else owners.copy()
+        tokens = np.zeros(self.num_ranks, dtype=np.int64)
+        common = np.zeros(self.num_ranks + 2, dtype=np.int64)
+        for number, row in enumerate(piece):
+            common[: self.num_ranks] = np.where(loads > 0, self._least, 0)
+            common[self.piece] = self._least if number else 0
+            near, prefixes = self._neighbors(self.place[row])
+            np.maximum.at(common, owners[near], prefixes)
+            tokens += self._lengths[row] - np.maximum(common[: self.num_ranks], common[self.piece])
+            if len(piece) > 1:
+                owners[self.place[row]] = self.piece
+        return tokens
+
+    def _neighbors(self, place: int) -> tuple[slice, IntArray]:
+        """Places with more in common with this one than all have, and the length of each common prefix."""
+        after = int(np.searchsorted(self._begins, place, side="right"))
+        begin, end = int(self._begins[after - 1]), int(self._begins[after])
+        left = np.minimum.accumulate(self._shared[begin + 1 : place + 1][::-1])[::-1]
+        right = np.minimum.accumulate(self._shared[place + 1 : end])
+        return slice(begin, end), np.concatenate([left, [0], right])
+
+
+def _longest_first(pieces: list[list[int]], cost: _Cost, num_ranks: int) -> tuple[list[int], list[list[int]]]:
+    """Tokens and rows of each rank."""
+    loads, owners = np.zeros(num_ranks, dtype=np.int64), cost.owners()
+    parts: list[list[int]] = [[] for _ in range(num_ranks)]
+    alone = {id(piece): int(cost.added(piece, owners, loads)[0]) for piece in pieces}
+    for piece in sorted(pieces, key=lambda piece: -alone[id(piece)]):
+        grown = loads + cost.added(piece, owners, loads)
+        fewest = int(grown.argmin())
+        loads[fewest] = grown[fewest]
+        parts[fewest] += piece
+        owners[[cost.place[row] for row in piece]] = fewest
+    return loads.tolist(), parts
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples padded on the right to one length, and what is fixed before a step's first update.
+
+    Tensors are ``(B, T)``, but ``share`` and ``shared`` ``(B,)``.
+    """
+
+    token_ids: Tensor
+    loss_mask: Tensor
+    """bool"""
+    sampler_logprobs: Tensor
+    """NaN for unsampled tokens."""
+    share: Tensor
+    """Share of its trajectory's trainable tokens in a row: 1 unless the trajectory has several samples."""
+    shared: Tensor
+    """Number of leading tokens a row shares with the previous row; 0 if prefixes are not shared."""
+    indices: tuple[int, ...]
+    """Each row's index in the step's list of samples."""
+    trajectory_ids: tuple[str, ...]
+    """Each row's trajectory."""
+    num_tokens: int
+    """Tokens to compute: without padding, shared ones once."""
+    old_logprobs: Tensor | None = None
+    """None with one update per step, whose own pass provides them."""
+    ref_logprobs: Tensor | None = None
+    """None without a KL penalty."""
+    old_values: Tensor | None = None
+    """None without a critic."""
+    advantages: Tensor | None = None
+    """None until the whole step is scored (``shaping``)."""
+    returns: Tensor | None = None
+    """The critic's targets; None without a critic."""
+
+    @property
+    def num_trainable(self) -> int:
+        """Tokens in the loss."""
+        return int(self.loss_mask.sum())
+
+    def halves(self) -> list[MicroBatch]:
+        """Two micro-batches of half the rows, each as wide as its longest row."""
+        middle = (len(self.indices) + 1) // 2
+        return [self._rows(slice(0, middle)), self._rows(slice(middle, None))]
+
+    def _rows(self, rows: slice) -> MicroBatch:
+        # A row ends at its last trained token, so the mask gives its length.
+        steps = torch.arange(1, self.loss_mask.shape[1] + 1, device=self.loss_mask.device)
+        lengths = (self.loss_mask[rows] * steps).amax(dim=1)
+        width = int(lengths.max())
+        cut = {name: value[rows, :width] if value.ndim == 2 else value[rows] for name, value in self.tensors().items()}
+        cut["shared"] = cut["shared"].clone()
+        cut["shared"][:1] = 0  # the row before the first is not in this batch
+        num_tokens = int(lengths.sum() - cut["shared"].sum())
+        ids, names = self.indices[rows], self.trajectory_ids[rows]
+        return replace(self, **cut, indices=ids, trajectory_ids=names, num_tokens=num_tokens)
+
+    def tensors(self) -> dict[str, Any]:
+        """Those of its fields that are tensors, by name."""
+        return {field.name: value for field in fields(self) if isinstance(value := getattr(self, field.name), Tensor)}
+
+    def on_cpu(self) -> MicroBatch:
+        """A copy in host memory."""
+        return replace(self, **{name: value.cpu() for name, value in self.tensors().items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How samples are laid out in micro-batches."""
+
+    max_tokens: int
+    """Of a micro-batch; a longer sample gets its own. Padded, a batch counts as rows x longest."""
+    max_rows: int | None = None
+    pad_id: int = 0
+    device: torch.device | str = "cpu"
+    packing: bool = False
+    """Padding is free: first-fit decreasing finds the number of batches, then their tokens are balanced. Without,
+    sorting by length leaves little padding."""
+    share_prefixes: bool = False
+    """Also packed, common prefixes within a batch count once, and rows that share them are grouped."""
+
+
+def micro_batches(
+    samples: Sequence[TrainingSample], layout: Layout, chosen: Sequence[int] | None = None
+) -> list[MicroBatch]:
+    """Split ``samples``, or those at the indices ``chosen``, into micro-batches; always the same ones.
+
+    ``samples`` must include all samples of each trajectory.
+    """
+    chosen = range(len(samples)) if chosen is None else chosen
+    max_rows = layout.max_rows or len(chosen)
+    if layout.share_prefixes:
+        parts = split_by_prefix([samples[i].token_ids for i in chosen], layout.max_tokens, max_rows)
+        rows = [[chosen[place] for place in part] for part in parts]
+    else:
+        by_length = sorted(chosen, key=lambda i: -len(samples[i].token_ids))
+        lengths = {i: len(samples[i].token_ids) for i in by_length}
+        rows = (_packed if layout.packing else _padded)(lengths, layout.max_tokens, max_rows)
+    trainable = Counter[str]()
+    for sample in samples:
+        trainable[sample.trajectory_id] += sample.num_trainable
+    return [_pad([samples[i] for i in indices], tuple(indices), trainable, layout) for indices in rows]
+
+
+def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
+    """Split the samples, longest first, wherever one more row would not fit."""
+    rows: list[list[int]] = []
+    for i in lengths:
+        if rows and len(rows[-1]) < max_rows and lengths[rows[-1][0]] * (len(rows[-1]) + 1) <= max_tokens:
+            rows[-1].append(i)
+        else:
+            rows.append([i])
+    return rows
+
+
+def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
+    """Assign the samples, longest first, each to the emptiest of as few batches as first-fit needs."""
+    fitted: list[list[int]] = []
+    room: list[int] = []
+    for i, length in lengths.items():
+        fits = (n for n, left in enumerate(room) if length <= left and len(fitted[n]) < max_rows)
+        place = next(fits, len(room))
+        if place == len(room):
+            fitted.append([])
+            room.append(max_tokens)
+        fitted[place].append(i)
+        room[place] -= length
+    # A sample over the cap stays alone; the rest is reassigned for balance.
+    alone = [[i] for i, length in lengths.items() if length > max_tokens]
+    num = len(fitted) - len(alone)
+    even: list[list[int]] = [[] for _ in range(num)]
+    filled = [0] * num
+    for i, length in lengths.items():
+        if length <= max_tokens:
+            place = min((n for n in range(num) if len(even[n]) < max_rows), key=filled.__getitem__)
+            even[place].append(i)
+            filled[place] += length
+    if any(tokens > max_tokens for tokens in filled):  # first-fit packs tighter than balancing
+        return fitted
+    return alone + even
+
+
+def _pad(
+    samples: list[TrainingSample],
+    indices: tuple[int, ...],
+    trainable: Mapping[str, int],
+    layout: Layout,
+) -> MicroBatch:
+    width = max(len(sample.token_ids) for sample in samples)
+    shared = shared_with_last([sample.token_ids for sample in samples]) if layout.share_prefixes else [0] * len(samples)
+    shape = (len(samples), width)
+    token_ids = torch.full(shape, layout.pad_id, dtype=torch.long)
+    loss_mask = torch.zeros(shape, dtype=torch.bool)
+    sampler_logprobs = torch.full(shape, torch.nan)
+    for row, sample in enumerate(samples):
+        length = len(sample.token_ids)
+        token_ids[row, :length] = torch.tensor(sample.token_ids)
+        loss_mask[row, :length] = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        known = [torch.nan if logprob is None else logprob for logprob in sample.sampler_logprobs]
+        sampler_logprobs[row, :length] = torch.tensor(known)
+    share = [sample.num_trainable / trainable[sample.trajectory_id] for sample in samples]
+    return MicroBatch(
+        token_ids=token_ids.to(layout.device),
+        loss_mask=loss_mask.to(layout.device),
+        sampler_logprobs=sampler_logprobs.to(layout.device),
+        share=torch.tensor(share).to(layout.device),
+        shared=torch.tensor(shared).to(layout.device),
+        indices=indices,
+        trajectory_ids=tuple(sample.trajectory_id for sample in samples),
+        num_tokens=sum(len(sample.token_ids) for sample in samples) - sum(shared),
+    )
+
+
+Row = Sequence[int]
+"""Token ids."""
+Way = tuple[tuple[int, int, int], int]
+"""A way to split the first n rows: its batches, tokens and sum of squares, and where its last batch starts."""
+
+
+def shared_with_last(rows: Sequence[Row]) -> list[int]:
+    """Number of leading tokens each row shares with the previous one; 0 for the first."""
+    return [_common(last, row) for last, row in zip(([], *rows), rows, strict=False)]
+
+
+def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list[list[int]]:
+    """Split ``rows``, sorted by tokens, into batches of at most ``max_tokens``, shared tokens counted once.
+
+    Minimizes the number of batches, then the tokens, then the imbalance. A row longer than ``max_tokens`` gets its own
+    batch. Returns the rows' indices.
+    """
+    order = sorted(range(len(rows)), key=lambda i: (rows[i], i))
+    ordered = [rows[i] for i in order]
+    lengths = [len(row) for row in ordered]
+    own = [length - shared for length, shared in zip(lengths, shared_with_last(ordered), strict=True)]
+    before = list(accumulate(own, initial=0))
+    best: list[Way] = [((0, 0, 0), 0)]
+    for end in range(1, len(rows) + 1):
+        ways: list[Way] = []
+        for start in reversed(range(max(end - max_rows, 0), end)):
+            tokens = lengths[start] + before[end] - before[start + 1]
+            if tokens > max_tokens and ways:
+                break
+            batches, total, squares = best[start][0]
+            ways.append(((batches + 1, total + tokens, squares + tokens**2), start))
+        best.append(min(ways))
+    cuts = [len(rows)]
+    while cuts[-1]:
+        cuts.append(best[cuts[-1]][1])
+    return [order[start:end] for start, end in pairwise(cuts[::-1])]
+
+
+def _common(first: Row, second: Row) -> int:
+    """Length of the longest prefix of both."""
+    differ = (n for n, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return next(differ, min(len(first), len(second)))
+
+
+def save_batches(
+    folder: Path, name: str, batches: Sequence[MicroBatch], step: int, broken: Mapping[str, float]
+) -> None:
+    """Write a batch with a non-finite loss or gradient to ``NAME.safetensors``, then ``NAME.json``, in ``folder``.
+
+    Tensors are named ``<micro-batch>.<field>``, as in ``MicroBatch``. The JSON has the step, the non-finite values, and
+    each row's trajectory.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / f".{name}.safetensors"
+    parts = [(f"{n}.{name}", value) for n, batch in enumerate(batches) for name, value in batch.tensors().items()]
+    write_tensors(beside, {key: value.contiguous() for key, value in parts})
+    beside.rename(folder / f"{name}.safetensors")
+    rows = [
+        {"micro_batch": n, "row": row, "trajectory_id": trajectory_id}
+        for n, batch in enumerate(batches)
+        for row, trajectory_id in enumerate(batch.trajectory_ids)
+    ]
+    found = {key: str(value) for key, value in broken.items()}
+    text = json.dumps({"step": step, "not_finite": found, "rows": rows}, indent=2)
+    replace_bytes(folder / f"{name}.json", (text + "\n").encode())

@@ -1,0 +1,154 @@
+"""Forward passes over micro-batches: log-probabilities, entropy and values, by the policy and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from emailrl.errors import EmailRLError
+from emailrl.policy.layout import micro_batch_cap
+from emailrl.policy.load import Policy
+from emailrl.policy.logprobs import TokenLogprobs, hidden_states, token_logprobs
+from emailrl.policy.packing import shares_prefixes, takes_packed
+from emailrl.settings import TrainingSettings
+from emailrl.training.batch import Layout, MicroBatch
+
+
+class Forward:
+    """Scores micro-batches under a token cap, which is lowered when memory runs out."""
+
+    def __init__(self, policy: Policy, training: TrainingSettings, temperature: float) -> None:
+        self.policy, self.training, self.temperature = policy, training, temperature
+        hidden = policy.model.config.get_text_config().hidden_size
+        self.max_tokens = micro_batch_cap(training, on_gpu=policy.device.type == "cuda", hidden=hidden)
+
+    def layout(self) -> Layout:
+        """How micro-batches are laid out, under the current cap."""
+        policy = self.policy
+        return Layout(
+            self.max_tokens,
+            max_rows=self.training.max_rows_per_micro_batch,
+            pad_id=policy.tokenizer.pad_token_id or 0,
+            device=policy.device,
+            packing=takes_packed(policy.model),
+            share_prefixes=self.shares_prefixes,
+        )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether common prefixes in a micro-batch are computed once."""
+        return self.training.prefix_sharing and shares_prefixes(self.policy.model)
+
+    def train(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
+        """Score with the current policy for a backward pass, with entropy, and values if it has a critic.
+
+        ``critic_only`` stops the values' gradient at the hidden states: only the critic's head gets one.
+        """
+        return self._score(batch, entropy=True, entropy_grad=entropy_grad, critic_only=critic_only)
+
+    def score_all(
+        self, batches: Sequence[MicroBatch], *, blanks: int, old: bool, reference: bool
+    ) -> tuple[list[MicroBatch], int]:
+        """Score a mini-batch's micro-batches with the policy (``old``) and its ``reference``, as requested.
+
+        Returns them and the number of times one was halved to fit into memory. ``blanks``: see ``blank``.
+        """
+        scored: list[MicroBatch] = []
+        waiting, halved = [*batches], 0
+        while waiting:
+            try:
+                scored.append(self.score(waiting[0], old=old, reference=reference))
+                del waiting[0]
+                continue
+            except torch.OutOfMemoryError:
+                pass  # handled below, where the traceback holds no tensors any more
+            self.ran_out(waiting[0])
+            halved += 1
+            waiting = self.smaller(waiting, waiting[0])
+        for _ in range(blanks):
+            self.score(self.blank(), old=old, reference=reference)
+        return scored, halved
+
+    def blank(self) -> MicroBatch:
+        """A micro-batch that adds nothing, for a rank with fewer of its own than another.
+
+        Only a sharded base needs them: every rank takes part in every pass.
+        """
+        device = self.policy.device
+        ids, one = torch.zeros((1, 2), dtype=torch.long, device=device), torch.ones(1, device=device)
+        mask = torch.tensor([[False, True]], device=device)
+        return MicroBatch(ids, mask, torch.full((1, 2), torch.nan, device=device), one, one.long() * 0, (0,), ("",), 2)
+
+    @torch.no_grad()
+    def pass_along(self) -> None:
+        """Take part in a forward pass that only another rank needs."""
+        hidden_states(self.policy.model, torch.zeros((1, 1), dtype=torch.long, device=self.policy.device))
+
+    def size(self, batch: MicroBatch) -> int:
+        """Tokens of a micro-batch that take memory: including padding unless it is packed."""
+        return batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
+
+    def ran_out(self, batch: MicroBatch) -> None:
+        """Record that a micro-batch did not fit: later ones are no larger than its halves.
+
+        Raises EmailRLError for a single sample.
+        """
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.policy.sharded:
+            raise EmailRLError(
+                f"Out of memory on a micro-batch of {batch.num_tokens} tokens, which ranks with a sharded base model "
+                "cannot split.",
+                "Set GRADIENT_CHECKPOINTING=on, or lower MAX_TOKENS_PER_MICRO_BATCH.",
+            )
+        if len(batch.indices) == 1:
+            raise EmailRLError(
+                f"Out of memory on a single sample of {batch.num_tokens} tokens.",
+                "Set GRADIENT_CHECKPOINTING=on, lower MAX_TURNS or MAX_TOKENS, or choose a smaller model.",
+            )
+        # With shared prefixes a half is more than half: a lower cap would split batches that fit.
+        halves = max(map(self.size, batch.halves()))
+        self.max_tokens = min(self.max_tokens, halves, self.size(batch) - 1)
+
+    def smaller(self, batches: Sequence[MicroBatch], failed: MicroBatch) -> list[MicroBatch]:
+        """The micro-batches, halved where they are as large as the one that did not fit."""
+        limit = self.size(failed)
+        return [
+            part
+            for batch in batches
+            for part in ([batch] if self.size(batch) < limit or len(batch.indices) == 1 else batch.halves())
+        ]
+
+    @torch.no_grad()
+    def score(self, batch: MicroBatch, *, old: bool = True, reference: bool = False) -> MicroBatch:
+        """The micro-batch scored by the current policy (``old``) and its ``reference``, as requested."""
+        if old:
+            scored = self._score(batch)
+            batch = replace(batch, old_logprobs=scored.logprobs, old_values=scored.values)
+        if reference:
+            with self.policy.reference():
+                batch = replace(batch, ref_logprobs=self._score(batch, critic=False).logprobs)
+        return batch
+
+    def _score(
+        self,
+        batch: MicroBatch,
+        *,
+        entropy: bool = False,
+        entropy_grad: bool = False,
+        critic: bool = True,
+        critic_only: bool = False,
+    ) -> TokenLogprobs:
+        head = self.policy.value_head if critic else None
+        return token_logprobs(
+            self.policy.model,
+            batch.token_ids,
+            batch.loss_mask,
+            temperature=self.temperature,
+            entropy=entropy,
+            entropy_grad=entropy_grad,
+            value_head=(lambda hidden: head(hidden.detach())) if head is not None and critic_only else head,
+            shared=batch.shared,
+        )
