@@ -166,8 +166,8 @@ class AlgorithmSettings(Section):
     importance_correction: Literal["off", "tis", "icepop", "sequence_mask"] | None = None
     """Weight tokens by trainer over sampler probability: clamped (tis), zeroed outside the bounds (icepop), or zeroed
     by whole sequences (sequence_mask). The default is tis when vLLM samples, else off."""
-    correction_low: Annotated[float, Field(ge=0)] = 0.5
-    """Lower bound of importance weights."""
+    correction_low: Annotated[float, Field(ge=0)] | None = None
+    """Lower bound of importance weights; default: 0 for tis, which then raises no weight, else 0.5."""
     correction_high: Annotated[float, Field(gt=0)] = 5.0
     """Upper bound of importance weights."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
