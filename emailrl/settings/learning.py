@@ -126,8 +126,9 @@ class AlgorithmSettings(Section):
 
     beta: Annotated[float, Field(ge=0), Env("BETA")] = 0.01
     """KL coefficient; 0 skips the reference policy."""
-    reference: Annotated[Literal["base", "start"], Env("REFERENCE")] = "base"
-    """Reference policy of the KL: the base model, or the policy at the start of the run (useful with `--adapter`)."""
+    reference: Annotated[Literal["auto", "base", "start"], Env("REFERENCE")] = "auto"
+    """Reference policy of the KL: the base model, or the policy at the start of the run; auto is start with
+    `--adapter`, else base."""
     min_group_std: Annotated[float, Field(ge=0)] = 0.05
     """Groups whose rewards have a lower standard deviation are dropped and counted, if the estimator compares rewards
     within a group."""
