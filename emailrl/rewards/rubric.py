@@ -6,9 +6,9 @@ The formula, with p = found + read + no_invalid_id + cited; the first case that 
     unknown tool     -1.9 + p    "I don't know", out of turns  0 + p
     bad arguments    -1.8 + p      right answer   1 + 0.3*cited + 0.1 / num_sources + 0.1*(1 - num_turns / max_turns)
 
-If the mailbox holds no answer, "I don't know" is right and earns 1 whatever it cites and however many turns it took, but
-only after a search: said at once, it earns 0 + p as on any other question. If all source emails are needed, ``cited``
-takes every one, and the third term is 0.1 * needed / num_sources, at most 0.1.
+If the mailbox holds no answer, "I don't know" is right and earns 1 whatever it cites and however many turns it took,
+but only after a search: said at once, it earns 0 + p as on any other question. If all source emails are needed,
+``cited`` takes every one, and the third term is 0.1 * needed / num_sources, at most 0.1.
 
 Departures from ART-E: ``num_sources`` is set (there it stayed 0, and with it the bonus); a completion truncated at the
 token limit is a separate case, with ART-E's reward for the bad tool call it leaves behind.

@@ -212,6 +212,7 @@ class EvaluationSettings(Section):
     """Stop training when an evaluation reaches this accuracy."""
     patience: Annotated[Positive, Env("PATIENCE")] = 5
     """Evaluations without a better accuracy before training stops. It stops only if the last N evaluations are,
-    question by question, no better than the N before (upper end of a 95 % interval at most 0)."""
+    question by question, worse than the N before by three standard errors, or no verdict has changed; a run with fewer
+    than 2 N evaluations never does."""
     on_collapse: Literal["warn", "stop"] = "warn"
     """On signs of collapse (docs/rewards.md), warn, or stop, save the state and name the last good checkpoint."""

@@ -41,7 +41,10 @@ def test_the_header_says_what_the_seeds_header_says() -> None:
     remote = Settings(agent=AgentSettings(engine="vllm"), vllm=servers)
     text = header(remote, run_dir=Path("o"), num_train=1, num_eval=1, start=0, total=2)
     assert "| algorithm: grpo | rollouts on 2 vLLM servers, up to 2 steps ahead of training\n" in text
-    for algorithm, named in (({"reference": "start"}, "the adapter as it was at the start"), ({"beta": 0}, "none (BETA=0)")):
+    for algorithm, named in (
+        ({"reference": "start"}, "the adapter as it was at the start"),
+        ({"beta": 0}, "none (BETA=0)"),
+    ):
         given = Settings.model_validate({"algorithm": algorithm})
         text = header(given, run_dir=Path("o"), num_train=1, num_eval=1, start=0, total=2)
         assert f"KL reference: {named}\n" in text
