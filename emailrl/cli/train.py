@@ -2,8 +2,8 @@
 
 The default is masked mode: real rollouts, training only the tokens the policy sampled. A run is written to
 <output-dir>_<mode>, or the next free number after it, and contains best_model/, final/, checkpoint-N/,
-metrics.jsonl, evaluations.jsonl, training.log and trajectories/. --adapter starts from previously trained weights
-(REFERENCE=start measures the KL to them instead of the base model). Ctrl-C saves the last step. --resume uses the
+metrics.jsonl, evaluations.jsonl, training.log and trajectories/. --adapter starts from previously trained weights and
+measures the KL to them (REFERENCE=base: to the base model). Ctrl-C saves the last step. --resume uses the
 run's original options unless they are given again; code and servers must be given again. --nproc N trains on N GPUs,
 each with PER_DEVICE_TRAIN_BATCH_SIZE questions per step; torchrun -m emailrl train does the same.
 

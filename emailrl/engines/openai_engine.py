@@ -21,7 +21,7 @@ from emailrl.engines.pacing import converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.remote.destination import tell
-from emailrl.remote.text import sendable
+from emailrl.remote.text import harmless, sendable
 from emailrl.settings import Settings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.trajectory import Message, ToolCall
 
@@ -37,34 +37,6 @@ TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 
 _WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
 """Server error messages for a prompt and token limit that exceed the context window."""
-
-_TAGS = (
-    r"s|cls|sep|mask|unk|pad|[be]o[a-z]|sop|think|tools?|toolcall|escape|unused\d{1,4}|image|audio|video|seed:[a-z]{1,32}|"
-    r"img|ref|box|quad|filename|reponame|2mass|"
-    r"(?:function|parameter|invoke)(?:[= ][^<>\n]{0,64})?"
-)
-_BRACKETED = (
-    "INST|IMG|AUDIO|PREFIX|SUFFIX|MIDDLE|THINK|ARGS|REF|BBOX|STEP|CLS|SEP|MASK|PAD|UNK|BOS|EOS|EOT|[gs]MASK|TRANSCRIBE|"
-    "multimodal|@BOS@"
-)
-_PART = (
-    "(?:available|system|prompt|model|settings|arg|key|value|tool|call|result|response|function|content|token|special|"
-    "bos|eos|pad|unk|sep|cls|mask|start|end|begin|of|turn|header|id|img|image|im|patch|newline|break|context|audio|video|"
-    "vision|text|ref|smiles|amino|dna|think|thought|reasoning|fim|prefix|middle|suffix|extra|repo|gh|stars|issue|comment|"
-    "closed|jupyter|code|script|output|empty|commit|before|after)s?"
-)
-_COMPOUND = (
-    rf"(?:{_PART}(?:_{_PART}){{1,5}}|(?:special|control|reserved|extra_id|(?:unused|special|reserved)_token)_\d{{1,4}}|"
-    "(?:repo_name|file_sep|commit_msg))"
-)
-"""Words that tokenizers use in control tokens; other words with an underscore are ids and placeholders in emails."""
-_CONTROL = re.compile(
-    r"[<\[](?=[|｜])|<(?=[^\s<>|｜][^<>|｜\n]{0,64}[|｜]>"  # <|im_end|>, <｜User｜>, [|user|], <|turn>, <turn|>
-    rf"|(?i:/?(?:[a-z]{{1,32}}:)?{_COMPOUND}>"  # <start_of_turn>, </tool_call>, <minimax:tool_call>
-    rf"|/?(?:{_TAGS})>)|</?SYS>>)"
-    rf"|\[(?=/?(?:{_BRACKETED}|(?i:{_COMPOUND}))\])|\](?=~!?b[\[\]])|\[(?=e~\[)"  # [INST], [TOOL_CALLS], ]~b]
-)
-"""The start of any string that is a control token, or has a meaning in chat templates, in any model family."""
 
 
 class PromptTooLong(Exception):
@@ -226,11 +198,6 @@ def _read_arguments(stated: Any) -> dict[str, Any]:
     Raises ValueError for anything else.
     """
     return checked_arguments(json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated)
-
-
-def harmless(text: str) -> str:
-    """Insert a space after the first character of each string that looks like a control token."""
-    return _CONTROL.sub(r"\g<0> ", text)  # one pass suffices: an inserted space cannot create a new match
 
 
 def checked_key(settings: Settings) -> tuple[str, str]:

@@ -149,8 +149,9 @@ class ChatRenderer:
 def parse_tool_calls(text: str) -> list[ToolCall]:
     """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``.
 
-    A complete last call may omit its ``</tool_call>`` at the end of the text: base models end so, and vLLM's parser
-    accepts it. Raises ValueError if the markup holds anything else, or is closed without being opened.
+    ``parameters``, as Llama 3 spells it, is read as ``arguments``. A complete last call may omit its ``</tool_call>``
+    at the end of the text: base models end so, and vLLM's parser accepts it. Raises ValueError if the markup holds
+    anything else, or is closed without being opened.
     """
     _, closed, answer = text.rpartition("</think>")
     if not closed and "<think>" in text:
@@ -171,13 +172,16 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
 def _read_call(body: str, *, is_closed: bool) -> ToolCall:
     try:
         call = json.loads(body)
-        if isinstance(call, dict) and isinstance(call.get("arguments"), str):
-            call["arguments"] = json.loads(call["arguments"])  # some models write the arguments as a JSON string
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise ValueError("tool call has no name")
+        given = [call[key] for key in ("arguments", "parameters") if key in call]
+        # Some models write the arguments as a JSON string.
+        given = [json.loads(value) if isinstance(value, str) else value for value in given]
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"tool call is not JSON: {error}") from error
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise ValueError("tool call has no name")
-    return ToolCall(call["name"], checked_arguments(call.get("arguments", {} if is_closed else None)))
+    if len(given) == 2 and given[0] != given[1]:
+        raise ValueError("tool call has both arguments and parameters, and they differ: give arguments only")
+    return ToolCall(call["name"], checked_arguments(given[0] if given else {} if is_closed else None))
 
 
 def checked_arguments(value: Any) -> dict[str, Any]:

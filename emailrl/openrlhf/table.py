@@ -145,7 +145,7 @@ ALGORITHM: Final[list[Row]] = [
     ("reward_clip_range L H", "reward.clip_range", "reward_clip_low reward_clip_high", "-10 10", ""),
     ("enable_vllm_is_correction", "algo.advantage.is_correction_enable", "importance_correction", "off", "`tis`"),
     ("vllm_is_truncated_threshold L H", "algo.advantage.is_correction_threshold", "correction_low correction_high",
-     "0.5 5.0", ""),
+     "0.5 5.0", "the lower bound of `tis` is 0 by default here"),
     ("use_icepop", "", "importance_correction", "off", "`icepop`"),
     ("is_correction_type X", "algo.advantage.is_correction_type", "importance_correction", "`tis`",
      "seq-mask-tis: `sequence_mask`"),

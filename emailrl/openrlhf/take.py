@@ -259,6 +259,9 @@ def _take_objective(given: Given, taken: Conversion) -> None:
         kind = "icepop" if "use_icepop" in given else given.get("is_correction_type", ["tis"])[0]
         kind = {"seq-mask-tis": "sequence_mask"}.get(kind, kind)
         taken.set("importance_correction", kind, "--enable_vllm_is_correction")
+        if "vllm_is_truncated_threshold" not in given:
+            taken.set("correction_low", 0.5, theirs)
+            taken.set("correction_high", 5.0, theirs)
     _drop_idle(estimator, given, taken)
 
 

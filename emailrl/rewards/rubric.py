@@ -6,8 +6,9 @@ The formula, with p = found + read + no_invalid_id + cited; the first case that 
     unknown tool     -1.9 + p    "I don't know", out of turns  0 + p
     bad arguments    -1.8 + p      right answer   1 + 0.3*cited + 0.1 / num_sources + 0.1*(1 - num_turns / max_turns)
 
-"I don't know" is the right answer if the mailbox holds none; its citations are then ignored. If all source emails are
-needed, ``cited`` takes every one, and the third term is 0.1 * needed / num_sources, at most 0.1.
+If the mailbox holds no answer, "I don't know" is right and earns 1 whatever it cites and however many turns it took,
+but only after a search: said at once, it earns 0 + p as on any other question. If all source emails are needed,
+``cited`` takes every one, and the third term is 0.1 * needed / num_sources, at most 0.1.
 
 Departures from ART-E: ``num_sources`` is set (there it stayed 0, and with it the bonus); a completion truncated at the
 token limit is a separate case, with ART-E's reward for the bad tool call it leaves behind.
@@ -47,8 +48,8 @@ def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:
 
 
 def simple_reward(trajectory: Trajectory) -> dict[str, float]:
-    """1 for a right answer, else 0 (ART-E's ablation)."""
-    return {"outcome": float(trajectory.rubric["answer_correct"])}
+    """1 for a right answer, else 0 (ART-E's ablation); "I don't know" without a search is not one."""
+    return {"outcome": float(trajectory.rubric["answer_correct"] and _has_looked(trajectory))}
 
 
 def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | None:
@@ -62,7 +63,7 @@ def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | N
         return weights.reward_bad_args
     if trajectory.stop_reason is StopReason.TRUNCATED:
         return weights.reward_truncated
-    if rubric["answer_correct"]:
+    if rubric["answer_correct"] and _has_looked(trajectory):
         return None
     if rubric["attempted_answer"]:
         return weights.reward_wrong
@@ -74,10 +75,17 @@ def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | N
     )
 
 
+def _has_looked(trajectory: Trajectory) -> bool:
+    """Whether the question has an answer, or a tool other than ``read_email`` was used before the last turn."""
+    searched = any(turn.tool_name not in (None, "read_email") for turn in trajectory.turns[:-1])
+    return trajectory.scenario.answerable or searched
+
+
 def _right(trajectory: Trajectory, weights: RewardWeightSettings, max_turns: int) -> dict[str, float]:
     rubric, scenario = trajectory.rubric, trajectory.scenario
     num_sources = rubric["num_sources"] if scenario.answerable else 0
     needed = min(len(scenario.message_ids), num_sources) if scenario.needs_all else 1
+    turns_left = 1 - rubric["num_turns"] / max_turns if scenario.answerable else 0.0
     return {
         "outcome": weights.reward_correct,
         "found": 0.0,
@@ -85,5 +93,5 @@ def _right(trajectory: Trajectory, weights: RewardWeightSettings, max_turns: int
         "no_invalid_id": 0.0,
         "cited": weights.bonus_cited if rubric["sources_correct"] else 0.0,
         "few_sources": weights.bonus_few_sources * needed / num_sources if num_sources else 0.0,
-        "few_turns": weights.bonus_few_turns * (1 - rubric["num_turns"] / max_turns),
+        "few_turns": weights.bonus_few_turns * turns_left,
     }

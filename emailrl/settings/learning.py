@@ -126,8 +126,9 @@ class AlgorithmSettings(Section):
 
     beta: Annotated[float, Field(ge=0), Env("BETA")] = 0.01
     """KL coefficient; 0 skips the reference policy."""
-    reference: Annotated[Literal["base", "start"], Env("REFERENCE")] = "base"
-    """Reference policy of the KL: the base model, or the policy at the start of the run (useful with `--adapter`)."""
+    reference: Annotated[Literal["auto", "base", "start"], Env("REFERENCE")] = "auto"
+    """Reference policy of the KL: the base model, or the policy at the start of the run; auto is start with
+    `--adapter`, else base."""
     min_group_std: Annotated[float, Field(ge=0)] = 0.05
     """Groups whose rewards have a lower standard deviation are dropped and counted, if the estimator compares rewards
     within a group."""
@@ -166,8 +167,8 @@ class AlgorithmSettings(Section):
     importance_correction: Literal["off", "tis", "icepop", "sequence_mask"] | None = None
     """Weight tokens by trainer over sampler probability: clamped (tis), zeroed outside the bounds (icepop), or zeroed
     by whole sequences (sequence_mask). The default is tis when vLLM samples, else off."""
-    correction_low: Annotated[float, Field(ge=0)] = 0.5
-    """Lower bound of importance weights."""
+    correction_low: Annotated[float, Field(ge=0)] | None = None
+    """Lower bound of importance weights; default: 0 for tis, which then raises no weight, else 0.5."""
     correction_high: Annotated[float, Field(gt=0)] = 5.0
     """Upper bound of importance weights."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -211,6 +212,7 @@ class EvaluationSettings(Section):
     """Stop training when an evaluation reaches this accuracy."""
     patience: Annotated[Positive, Env("PATIENCE")] = 5
     """Evaluations without a better accuracy before training stops. It stops only if the last N evaluations are,
-    question by question, no better than the N before (upper end of a 95 % interval at most 0)."""
+    question by question, worse than the N before by three standard errors, or no verdict has changed; a run with fewer
+    than 2 N evaluations never does."""
     on_collapse: Literal["warn", "stop"] = "warn"
     """On signs of collapse (docs/rewards.md), warn, or stop, save the state and name the last good checkpoint."""

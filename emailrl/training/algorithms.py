@@ -75,3 +75,8 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("ppo", advantage="gae", whiten=True, kl_estimator="k1", kl_in="reward", value_clip=0.5),
     )
 }
+
+
+def default_low(correction: str) -> float:
+    """Lower bound of importance weights: 0 for ``tis``, as raising small weights biases the gradient, else 0.5."""
+    return 0.0 if correction == "tis" else 0.5

@@ -50,7 +50,7 @@ def _of_the_update(algorithm: Algorithm, settings: Settings) -> Iterator[Row]:
     if updates_per_step(settings) == 1:
         for name in ("clip_low", "clip_high", "dual_clip", "value_clip", "ratio_level"):
             yield "algorithm", name, ONE_UPDATE
-    if not settings.algorithm.beta:
+    if not settings.algorithm.beta and settings.algorithm.reference == "start":
         yield "algorithm", "reference", "with BETA=0: the reference is not computed"
     if settings.algorithm.kl_target is None:
         yield "algorithm", "kl_horizon", "without KL_TARGET"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from emailrl.training.advantages import masked
+from emailrl.training.algorithms import default_low
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this before ``exp``: beyond it e^d overflows, and 0 * inf in the backward pass is NaN."""
@@ -77,15 +78,17 @@ def importance_weights(
     loss_mask: Tensor,
     *,
     kind: Correction = "tis",
-    low: float = 0.5,
+    low: float | None = None,
     high: float = 5.0,
 ) -> Tensor:
     """Weight tokens ``(B, T)`` by w = exp(old - sampler), for a sampler that differs from the policy; detached.
 
     ``tis`` clamps w to [low, high]; ``icepop`` zeroes w outside it; ``sequence_mask`` keeps a row's w unclamped iff the
-    row's geometric mean exp(mean log w) lies inside, else zeroes the row. OpenRLHF's three corrections. A token that
-    was not sampled (NaN, as for tool results) has weight 1 and is excluded from means, but is zeroed with its row.
+    row's geometric mean exp(mean log w) lies inside, else zeroes the row. ``low`` None is ``default_low(kind)``. These
+    are OpenRLHF's corrections, save that its ``tis`` raises weights to 0.5. A token that was not sampled (NaN, as for
+    tool results) has weight 1 and is excluded from means, but is zeroed with its row.
     """
+    low = default_low(kind) if low is None else low
     trainable = _trainable(loss_mask, old_logprobs, sampler_logprobs)
     sampled = trainable & ~sampler_logprobs.isnan()
     log_weight = log_weights(old_logprobs, sampler_logprobs, loss_mask)
@@ -115,7 +118,7 @@ def correction_weights(
     loss_mask: Tensor,
     *,
     kind: Correction,
-    low: float,
+    low: float | None = None,
     high: float,
     ratio_level: RatioLevel = "token",
 ) -> tuple[Tensor, dict[str, float]]:

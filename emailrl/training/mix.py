@@ -13,7 +13,7 @@ from emailrl.engines import has_servers
 from emailrl.errors import UsageError
 from emailrl.settings import AlgorithmSettings, Settings
 from emailrl.settings.names import nearest
-from emailrl.training.algorithms import ALGORITHMS, Algorithm
+from emailrl.training.algorithms import ALGORITHMS, Algorithm, default_low
 from emailrl.training.idle import updates_per_step
 
 Problem = tuple[str, str]
@@ -171,9 +171,10 @@ def _ratio(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
 
 def _bounds(algorithm: Algorithm, settings: Settings) -> Iterator[Problem]:
     wanted, steps = settings.algorithm, settings.training.max_steps
-    if algorithm.importance_correction != "off" and wanted.correction_low >= wanted.correction_high:
+    least = default_low(algorithm.importance_correction) if wanted.correction_low is None else wanted.correction_low
+    if algorithm.importance_correction != "off" and least >= wanted.correction_high:
         yield (
-            f"No weight is between {_given(wanted, 'correction_low')} and {_given(wanted, 'correction_high')}.",
+            f"No weight is between CORRECTION_LOW={least:g} and {_given(wanted, 'correction_high')}.",
             "Set the lower bound below the upper one, with 1 between them.",
         )
     low, high = wanted.reward_clip_low, wanted.reward_clip_high

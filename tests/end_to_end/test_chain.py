@@ -65,7 +65,7 @@ def test_three_commands_make_one_chain(options: Options, taught: SftResult, tmp_
     assert policy.lora["rank"] == 2
 
 
-@pytest.mark.parametrize("reference", ["base", "start"])
+@pytest.mark.parametrize("reference", ["base", "start", "auto"])
 def test_a_resumed_run_keeps_its_parent_and_equals_the_uninterrupted_one(
     options: Options, taught: SftResult, tmp_path: Path, reference: str
 ) -> None:
@@ -88,7 +88,9 @@ def test_the_start_as_reference_is_at_no_distance_at_first(options: Options, tau
         run = train(run_settings(options, folder, taught.out, **changes)).run_dir
         return float(lines(run / "metrics.jsonl")[0]["kl"])
 
-    assert kl("start") == pytest.approx(0.0, abs=1e-3) and kl("base") > 1e-3
+    assert kl("start") == kl("auto") == pytest.approx(0.0, abs=1e-3) and kl("base") > 1e-3
+    recorded = find_checkpoint(tmp_path / "auto" / "grpo_masked" / "final", tmp_path).metadata.settings
+    assert recorded["algorithm"]["reference"] == "start"
 
 
 def test_what_does_not_go_together_is_told(options: Options, taught: SftResult, tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_what_does_not_go_together_is_told(options: Options, taught: SftResult, 
                 options(tmp_path, adapter=taught.out, lora_rank=8, lora_dropout=0.0), environ={}, cwd=tmp_path
             )
         )
-    base = run_settings(options, tmp_path, taught.out, save_steps=1)
+    base = run_settings(options, tmp_path, taught.out, save_steps=1, reference="base")
     train(base)
     other = run_settings(options, tmp_path, tmp_path / "grpo_masked" / "final", save_steps=1, max_steps=3)
     with pytest.raises(UsageError, match="was not started from"):

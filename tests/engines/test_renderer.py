@@ -188,6 +188,9 @@ def test_the_stop_token_is_no_part_of_the_message(renderer: ChatRenderer) -> Non
         ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', [ToolCall("f", {})]),
         ('<tool_call>{"name": "f"}</tool_call>', [ToolCall("f", {})]),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCall("f", {"a": 1})]),
+        ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', [ToolCall("f", {"a": 1})]),
+        ('<tool_call>{"name": "f", "parameters": "{\\"a\\": 1}"}', [ToolCall("f", {"a": 1})]),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 1}}', [ToolCall("f", {"a": 1})]),
         (
             'a<tool_call>{"name": "f"}</tool_call>b<tool_call>{"name": "g"}</tool_call>',
             [ToolCall("f", {}), ToolCall("g", {})],
@@ -223,6 +226,8 @@ def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
         ('<tool_call>{"name": 3}</tool_call>', "no name"),
         ('<tool_call>{"name": "f", "arguments": []}</tool_call>', "not an object"),
         ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "not JSON"),
+        ('<tool_call>{"name": "f", "parameters": null}</tool_call>', "not an object"),
+        ('<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}</tool_call>', "give arguments only"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),
     ],
 )

@@ -179,7 +179,10 @@ def test_batches(text: str, expected: tuple[int, int | None]) -> None:
         ("--remote_rm_url my/r.py --dynamic_filtering", {"reward": "my/r.py:reward_func", "filter_on": "reward"}),
         ("--dynamic_filtering", {"dynamic_filtering": True, "filter_on": "accuracy"}),
         ("--agent_func_path a.py", {"environment": "a.py:Environment"}),
-        ("--enable_vllm_is_correction", {"importance_correction": "tis"}),
+        (
+            "--enable_vllm_is_correction",
+            {"importance_correction": "tis", "correction_low": 0.5, "correction_high": 5.0},
+        ),
         ("--enable_vllm_is_correction --use_icepop", {"importance_correction": "icepop"}),
         (
             "--enable_vllm_is_correction --is_correction_type seq-mask-tis --vllm_is_truncated_threshold 0.9 2",

@@ -12,7 +12,7 @@ from emailrl.environment import Rubric
 from emailrl.errors import EmailRLError
 from emailrl.rewards.rubric import art_e_reward, simple_reward
 from emailrl.settings import RewardWeightSettings
-from emailrl.trajectory import Scenario, StopReason, Trajectory
+from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
 
 SCENARIO = Scenario("1", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 
@@ -77,9 +77,17 @@ def test_mails_that_are_all_needed_are_not_too_many(num_sources: int, few: float
 
 def test_not_knowing_what_nobody_can_know() -> None:
     reward = art_e_reward(RewardWeightSettings(), max_turns=10)
-    trajectory = played(returned_i_dont_know=True, answer_correct=True, num_sources=1)
-    trajectory.scenario = replace(SCENARIO, answer="I don't know", message_ids=[], answerable=False)
-    assert sum(reward(trajectory).values()) == pytest.approx(1 + 0.06)  # no source counts, 4 of 10 turns were taken
+
+    def rewards(*tools: str, **fields: object) -> tuple[float, float]:
+        trajectory = played(returned_i_dont_know=True, answer_correct=True, num_sources=1, **fields)
+        trajectory.scenario = replace(SCENARIO, answer="I don't know", message_ids=[], answerable=False)
+        trajectory.turns = [Turn([], [], "stop", tool_name=tool) for tool in (*tools, "return_final_answer")]
+        trajectory.rubric["num_turns"] = len(trajectory.turns)
+        return sum(reward(trajectory).values()), simple_reward(trajectory)["outcome"]
+
+    assert rewards("search_emails") == rewards("search_emails", "read_email", "search_emails") == (1.0, 1.0)
+    assert rewards() == rewards("read_email") == (0.1, 0.0)  # said at once: as on a question that has an answer
+    assert rewards("read_email", **INVALID) == (0.0, 0.0)
 
 
 def test_the_terms_of_a_wrong_answer_are_named() -> None:

@@ -16,7 +16,7 @@ from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import simple_reward
 from emailrl.rewards.scorer import Terms
 from emailrl.settings import AgentSettings, RewardSettings, Settings
-from emailrl.trajectory import Scenario, StopReason, Trajectory
+from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 
@@ -74,6 +74,7 @@ def test_where_the_mailbox_holds_no_answer_only_not_knowing_is_right() -> None:
     out_of_turns = Trajectory("late", "g", absent, rubric=asdict(Rubric(ran_out_of_turns=True, num_turns=7)))
     for trajectory in (idk, guess):
         trajectory.scenario = absent
+    idk.turns = [Turn([], [], "stop", tool_name=tool) for tool in ("search_emails", "return_final_answer")]
     Scorer(judge, simple_reward).score([idk, guess, out_of_turns])
     assert [t.reward for t in (idk, guess, out_of_turns)] == [1.0, 0.0, 0.0]
     assert judge.asked == [] and guess.rubric["answer_words"] == 6

@@ -23,7 +23,7 @@ def test_importance_weights() -> None:
     old = torch.log(tensor([[2.0, 0.25, 8.0], [8.0, 1.0, 8.0]])).requires_grad_()
     sampler, mask = tensor([[0.0, 0.0, 0.0], [0.0, NAN, 0.0]]), tensor([[1, 1, 1], [1, 0, 1]])
     expected = {
-        "tis": [[2, 0.5, 5], [5, 0, 5]],
+        "tis": [[2, 0.25, 5], [5, 0, 5]],
         "icepop": [[2, 0, 0], [0, 0, 0]],
         "sequence_mask": [[2, 0.25, 8], [0, 0, 0]],
     }
@@ -31,6 +31,8 @@ def test_importance_weights() -> None:
         actual = importance_weights(old, sampler, mask, kind=kind)  # type: ignore[arg-type]
         torch.testing.assert_close(actual, tensor(weights, dtype=torch.float32), atol=1e-5, rtol=0)
         assert not actual.requires_grad
+    raised = importance_weights(old, sampler, mask, low=0.5)
+    torch.testing.assert_close(raised, tensor([[2.0, 0.5, 5.0], [5.0, 0.0, 5.0]]), atol=1e-5, rtol=0)
     narrow = importance_weights(old, sampler, mask, low=1.0, high=3.0)
     torch.testing.assert_close(narrow, tensor([[2.0, 1.0, 3.0], [3.0, 0.0, 3.0]]), atol=1e-5, rtol=0)
 
@@ -104,6 +106,23 @@ def test_correction_of_nothing_sampled() -> None:
     nothing = torch.full((1, 2), NAN)
     weights, said = correction_weights(torch.zeros(1, 2), nothing, torch.ones(1, 2), kind="tis", low=0.5, high=5.0)
     assert weights.tolist() == [[1.0, 1.0]] and said == {}
+
+
+def test_only_the_lower_bound_zero_leaves_the_gradient_of_stale_samples_unbiased() -> None:
+    """Four actions whose probabilities have moved far: most samples are of those that the policy now avoids."""
+    generator = torch.Generator().manual_seed(1)
+    stale, now = tensor([0.3, 0.4, 0.2, 0.1]), tensor([0.02, 0.04, 0.5, 0.44])  # w = 1/15, 1/10, 2.5, 4.4
+    worth = tensor([-1.0, -1.0, 0.5, 1.0])
+    score = torch.eye(4) - now  # the gradient of log now[a] with respect to the logits, by row a
+    exact = (now * worth) @ score
+    drawn = torch.multinomial(stale, 200_000, replacement=True, generator=generator)[None]
+
+    def bias(**bounds: float) -> float:
+        weights = importance_weights(now.log()[drawn], stale.log()[drawn], torch.ones_like(drawn), **bounds)  # type: ignore[arg-type]
+        estimate = (weights[0] * worth[drawn[0]]) @ score[drawn[0]] / drawn.numel()
+        return float((estimate - exact).norm() / exact.norm())
+
+    assert bias() < 0.03 and bias(low=0.5) > 0.5
 
 
 def test_a_correction_under_top_p_moves_samples_to_the_trainers_policy_on_the_kept_set() -> None:

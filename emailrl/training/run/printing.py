@@ -44,11 +44,19 @@ def header(
             f"Train questions: {num_train} | eval questions: {num_eval}",
             f"Rollouts per question: {training.num_generations} | questions per step: {per_step}{on_ranks}"
             f" | {total} step{'s are' if total != 1 else ' is'} {epochs:.2g} epochs",
+            f"KL reference: {_reference(settings)}",
             f"Target accuracy: {settings.evaluation.target_accuracy:.1%}",
             f"Output: {run_dir}",
             RULE,
         )
     )
+
+
+def _reference(settings: Settings) -> str:
+    wanted = settings.algorithm
+    if not wanted.beta:
+        return "none (BETA=0)"
+    return "the adapter as it was at the start" if wanted.reference == "start" else "the base model"
 
 
 def _sampling(settings: Settings) -> str:

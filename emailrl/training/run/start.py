@@ -32,8 +32,10 @@ class Start:
 def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Start:
     """Start from ``checkpoint``, else from ``settings.training.adapter``, after checking its recorded hashes.
 
-    Raises UsageError if it is not an adapter, EmailRLError if it is damaged.
+    The settings returned name the reference policy: a checkpoint's own if it is ``auto``. Raises UsageError if it is
+    not an adapter, EmailRLError if it is damaged.
     """
+    settings = _with_reference(settings, checkpoint)
     if checkpoint is not None:
         metadata = checkpoint.metadata
         settings, notes = _with_base(settings, metadata.base_model, "as in the checkpoint")
@@ -45,6 +47,16 @@ def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Star
     parent = _recorded(found.path) or f"{found.path.resolve()} sha256:{sha256_of(found.path / WEIGHTS)}"
     settings, notes = _with_base(settings, found.base_model, "the adapter's base")
     return Start(settings, found.path, parent, [f"starting from the weights of {parent}", *notes])
+
+
+def _with_reference(settings: Settings, checkpoint: Checkpoint | None) -> Settings:
+    """The settings with ``reference`` resolved, if it is ``auto``; without a KL nothing is kept to measure it to."""
+    wanted = settings.algorithm
+    if wanted.reference != "auto":
+        return settings
+    own = "start" if settings.training.adapter is not None and wanted.beta else "base"
+    named = own if checkpoint is None else checkpoint.metadata.settings.get("algorithm", {}).get("reference", own)
+    return settings.model_copy(update={"algorithm": wanted.model_copy(update={"reference": named})})
 
 
 def _with_base(settings: Settings, name: str, why: str) -> tuple[Settings, list[str]]:

@@ -32,6 +32,7 @@ def test_the_header_says_what_the_seeds_header_says() -> None:
         "Model: OpenPipe/Qwen3-14B-Instruct | algorithm: grpo",
         "Train questions: 4000 | eval questions: 100",
         "Rollouts per question: 6 | questions per step: 8 | 200 steps are 0.4 epochs",
+        "KL reference: the base model",
         "Target accuracy: 95.0%",
         "Output: outputs/grpo_masked",
         rule,
@@ -40,6 +41,13 @@ def test_the_header_says_what_the_seeds_header_says() -> None:
     remote = Settings(agent=AgentSettings(engine="vllm"), vllm=servers)
     text = header(remote, run_dir=Path("o"), num_train=1, num_eval=1, start=0, total=2)
     assert "| algorithm: grpo | rollouts on 2 vLLM servers, up to 2 steps ahead of training\n" in text
+    for algorithm, named in (
+        ({"reference": "start"}, "the adapter as it was at the start"),
+        ({"beta": 0}, "none (BETA=0)"),
+    ):
+        given = Settings.model_validate({"algorithm": algorithm})
+        text = header(given, run_dir=Path("o"), num_train=1, num_eval=1, start=0, total=2)
+        assert f"KL reference: {named}\n" in text
     again = header(settings, run_dir=Path("o"), num_train=1, num_eval=1, start=10, total=200)
     assert "Resuming at step 10 of 200" in again
 

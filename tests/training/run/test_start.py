@@ -104,6 +104,14 @@ def test_settings_that_agree_are_taken_and_the_adapters_own_recorded(adapter: Pa
     assert lora.target_modules == "down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj"
 
 
+def test_the_reference_is_the_adapter_one_starts_from(adapter: Path) -> None:
+    def reference(**given: Any) -> str:
+        return find_start(settings(adapter, **given)).settings.algorithm.reference
+
+    assert reference(beta=0.01) == "start" and reference(reference="base", beta=0.01) == "base"
+    assert reference(beta=0.0) == find_start(Settings()).settings.algorithm.reference == "base"
+
+
 def test_the_reference_is_the_base_or_the_start_and_the_adapter_comes_back(adapter: Path) -> None:
     policy = load_policy(find_start(settings(adapter)).settings, adapter=adapter, trainable=True)
     ids = torch.tensor([[5, 6, 7, 8]])
