@@ -54,6 +54,7 @@ def serve(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.disk import check_own
     from emailrl.remote.destination import is_this_machine
     from emailrl.serving.supervise import running, supervise, wait_until_well
     from emailrl.settings import load_settings
@@ -61,6 +62,8 @@ def serve(
     settings = load_settings(overrides, trust=trust)
     folder = log_dir or settings.output.output_dir.parent / "servers"
     servers = _servers(settings, replicas, gpus, host, port, folder, vllm_flags or ())
+    for server in servers:
+        check_own(server.log, "--log-dir")
     folder.mkdir(parents=True, exist_ok=True)
     if not is_this_machine(host) and settings.vllm.vllm_api_key is None:
         say(f"Note: anyone who can reach {host} can load adapters into these servers; set VLLM_API_KEY.")

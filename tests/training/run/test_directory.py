@@ -221,7 +221,7 @@ def test_a_lock_that_leads_elsewhere_is_not_written_through(tmp_path: Path, over
     precious.write_text("mine")
     write(base / "checkpoint-1")
     (base / ".lock").symlink_to(precious)
-    with pytest.raises(UsageError, match=r"grpo_masked cannot be written: .*links\. .*--output-dir"):
+    with pytest.raises(UsageError, match=r"\.lock is a link to "):
         if overwritten:
             (base / ".replaced").mkdir()
             give_back_replaced(settings(tmp_path / "grpo"))
