@@ -41,7 +41,7 @@ def check_place(path: Path, option: str) -> None:
 def check_own(path: Path, option: str) -> None:
     """``check_place``, and raise UsageError for anything at the path or below it but files and folders of its own.
 
-    That is links, hard links, pipes and devices. W&B's links within its own folder are allowed.
+    That is links, hard links, pipes and devices. W&B's own links, in folders named ``wandb``, are allowed.
     """
     check_place(path, option)
     waiting = [path]
@@ -61,10 +61,11 @@ def _foreign(entry: Path, status: os.stat_result, root: Path) -> str | None:
         return "a hard link, a file with another name elsewhere" if status.st_nlink > 1 else None
     if not stat.S_ISLNK(status.st_mode):
         return "a device or pipe"
-    real = Path(os.path.realpath(entry))
-    folders = (folder for folder in entry.parents if folder.name == "wandb" and root in folder.parents)
-    is_wandbs = any(Path(os.path.realpath(folder)) in real.parents for folder in folders)
-    return None if is_wandbs else f"a link to {os.readlink(entry)}"
+    wandb = [folder for folder in entry.parents if folder.name == "wandb" and root in folder.parents]
+    inside = {Path(os.path.realpath(folder)) for folder in wandb} & {*Path(os.path.realpath(entry)).parents}
+    if inside or (wandb and entry.name == "debug-core.log"):  # this leads to its cache and is only ever created
+        return None
+    return f"a link to {os.readlink(entry)}"
 
 
 def is_locked(path: Path) -> bool:
