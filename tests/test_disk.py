@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from full_disk import on_a_full_disk
 
+from emailrl import disk
 from emailrl.disk import is_locked, locked, not_a_file, replace_bytes
 from emailrl.recording import JsonlWriter, read_records
 
@@ -39,6 +40,16 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> No
     with pytest.raises(OSError) as caught:
         replace_bytes(path, b"new")
     assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
+
+
+def test_a_temporary_file_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk.secrets, "randbelow", lambda limit: 7)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".results.json.7").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        replace_bytes(tmp_path / "results.json", b"new")
+    assert victim.read_text() == "mine"
 
 
 def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: Path) -> None:
