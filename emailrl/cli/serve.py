@@ -54,7 +54,6 @@ def serve(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.disk import check_own
     from emailrl.remote.destination import is_this_machine
     from emailrl.serving.supervise import running, supervise, wait_until_well
     from emailrl.settings import load_settings
@@ -62,8 +61,6 @@ def serve(
     settings = load_settings(overrides, trust=trust)
     folder = log_dir or settings.output.output_dir.parent / "servers"
     servers = _servers(settings, replicas, gpus, host, port, folder, vllm_flags or ())
-    for server in servers:
-        check_own(server.log, "--log-dir")
     folder.mkdir(parents=True, exist_ok=True)
     if not is_this_machine(host) and settings.vllm.vllm_api_key is None:
         say(f"Note: anyone who can reach {host} can load adapters into these servers; set VLLM_API_KEY.")
@@ -88,15 +85,17 @@ def _servers(
     folder: Path,
     extra: list[str] | tuple[()],
 ) -> list[Server]:
+    from emailrl.disk import check_own
     from emailrl.serving.command import deal_gpus, find_gpus, log_file, server_command, server_environment
     from emailrl.serving.server import Server, check_port
 
     shares = deal_gpus(find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
     servers = []
     for number, share in enumerate(shares, start=port):
+        check_own(log := log_file(folder, number), "--log-dir")
         check_port(host, number)
         command = server_command(settings, host=host, port=number, on_gpu=bool(share), extra=extra)
         environment = server_environment(settings, share)
         name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
-        servers.append(Server(f"http://{name}:{number}", command, environment, log_file(folder, number)))
+        servers.append(Server(f"http://{name}:{number}", command, environment, log))
     return servers
