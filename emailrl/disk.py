@@ -20,6 +20,8 @@ from emailrl.errors import UsageError
 
 LOCK: Final = ".lock"
 """In a run's directory: the file that the process writing there has locked (flock)."""
+_NAMES_ANOTHER: Final = bytes.fromhex("d9d505f920a163d7")
+"""The end of an SQLite journal that names a super-journal."""
 
 
 def check_place(path: Path, option: str) -> None:
@@ -66,6 +68,18 @@ def _foreign(entry: Path, status: os.stat_result, root: Path) -> str | None:
     if inside or (wandb and entry.name == "debug-core.log"):  # this leads to its cache and is only ever created
         return None
     return f"a link to {os.readlink(entry)}"
+
+
+def check_cache(path: Path, option: str) -> None:
+    """``check_own`` for an SQLite file to write, and raise UsageError for a journal that names another file.
+
+    SQLite would delete that file, anywhere; only transactions over several databases write such journals.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    for file in (path, journal):
+        check_own(file, option)
+    if journal.is_file() and journal.read_bytes().endswith(_NAMES_ANOTHER):
+        raise UsageError(f"{journal} is not of this cache.", "Remove it.")
 
 
 def is_locked(path: Path) -> bool:
