@@ -49,7 +49,7 @@ def check_own(path: Path, option: str) -> None:
     waiting = [path]
     while waiting:
         entry = waiting.pop()
-        with suppress(FileNotFoundError):  # missing, or another process has just removed it
+        with suppress(FileNotFoundError, NotADirectoryError):  # missing, or another process has just removed it
             status = entry.lstat()
             if stat.S_ISDIR(status.st_mode):
                 waiting += entry.iterdir()
