@@ -1,16 +1,85 @@
-"""Crash-safe files: complete or absent, on disk before they are renamed, and readable by others."""
+"""Crash-safe files: complete or absent, on disk before they are renamed, readable by others, and inside their folder.
+
+A folder may come from a stranger, and a link in it would lead writes and removals elsewhere. ``check_place`` and
+``check_own`` refuse links before a command touches what it was told to write.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
+import shlex
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from emailrl.errors import UsageError
+
 LOCK: Final = ".lock"
 """In a run's directory: the file that the process writing there has locked (flock)."""
+_NAMES_ANOTHER: Final = bytes.fromhex("d9d505f920a163d7")
+"""The end of an SQLite journal that names a super-journal."""
+
+
+def check_place(path: Path, option: str) -> None:
+    """Raise UsageError if a file or folder to write is reached through a link; it may be missing.
+
+    Inside the working folder, which may be a stranger's, no part of the path may be a link. Elsewhere the user has
+    named the folders, so only the last part may not. ``option`` is the one with which to name the real place.
+    """
+    named, here = Path(os.path.abspath(path)), Path.cwd()
+    anchor = here if here in named.parents else named.parent
+    real = os.path.realpath(path)
+    if real != os.path.join(os.path.realpath(anchor), named.relative_to(anchor)):
+        raise UsageError(
+            f"A link leads from {path} to {real}; nothing is written through it.",
+            f"Name that place itself: {option} {shlex.quote(real)}",
+        )
+
+
+def check_own(path: Path, option: str) -> None:
+    """``check_place``, and raise UsageError for anything at the path or below it but files and folders of its own.
+
+    That is links, hard links, pipes and devices. W&B's own links, in folders named ``wandb``, are allowed.
+    """
+    check_place(path, option)
+    waiting = [path]
+    while waiting:
+        entry = waiting.pop()
+        with suppress(FileNotFoundError, NotADirectoryError):  # missing, or another process has just removed it
+            status = entry.lstat()
+            if stat.S_ISDIR(status.st_mode):
+                waiting += entry.iterdir()
+            elif what := _foreign(entry, status, path):
+                raise UsageError(f"{entry} is {what}.", "Remove it, or write elsewhere.")
+
+
+def _foreign(entry: Path, status: os.stat_result, root: Path) -> str | None:
+    """What an entry below ``root`` is if it is neither a file of the folder's own nor a link of W&B's."""
+    if stat.S_ISREG(status.st_mode):
+        return "a hard link, a file with another name elsewhere" if status.st_nlink > 1 else None
+    if not stat.S_ISLNK(status.st_mode):
+        return "a device or pipe"
+    wandb = [folder for folder in entry.parents if folder.name == "wandb" and root in folder.parents]
+    inside = {Path(os.path.realpath(folder)) for folder in wandb} & {*Path(os.path.realpath(entry)).parents}
+    if inside or (wandb and entry.name == "debug-core.log"):  # this leads to its cache and is only ever created
+        return None
+    return f"a link to {os.readlink(entry)}"
+
+
+def check_cache(path: Path, option: str) -> None:
+    """``check_own`` for an SQLite file to write, and raise UsageError for a journal that names another file.
+
+    SQLite would delete that file, anywhere; only transactions over several databases write such journals.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    for file in (path, journal):
+        check_own(file, option)
+    if journal.is_file() and journal.read_bytes().endswith(_NAMES_ANOTHER):
+        raise UsageError(f"{journal} is not of this cache.", "Remove it.")
 
 
 def is_locked(path: Path) -> bool:
@@ -47,15 +116,15 @@ def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     A device or a pipe is written to and never replaced. Raises OSError, with the path as its ``filename``, if the
     content cannot be written; no temporary file is then left.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{secrets.randbelow(10**9)}")  # not to be guessed: it may be planted
     with naming(path, beside):
         if path.exists() and not path.is_file():
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.touch(mode)
-            beside.write_bytes(content)
+            with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                file.write(content)
             sync(beside)
             beside.replace(path)
         finally:

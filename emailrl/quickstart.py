@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.benchmark import Progress, Report, Subject, run_benchmark
 from emailrl.checkpoints import find_checkpoint
-from emailrl.disk import replace_bytes
+from emailrl.disk import check_own, replace_bytes
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import is_correct
 from emailrl.policy.adapter import Adapter
@@ -176,6 +176,7 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
     """Create the folder and its ``emailrl.toml``, or read those of an interrupted quickstart."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file.", "Name a folder with --out.")
+    check_own(out, "--out")
     if out.exists() and not is_unfinished(out) and any(out.iterdir()):
         if not overwrite:
             raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")

@@ -88,24 +88,6 @@ def test_the_list_is_in_order_of_steps_and_leaves_out_what_is_not_whole(tmp_path
     }
 
 
-def test_links_to_checkpoints_are_replaced_and_pruned_and_what_they_point_to_stays(tmp_path: Path) -> None:
-    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    write(elsewhere, "hello", step=1)
-    run.mkdir()
-    for name in ("checkpoint-1", "final"):
-        (run / name).symlink_to("../elsewhere")
-    (run / "best_model").symlink_to("../nowhere")
-    for name in ("final", "best_model"):
-        write(run / name, "new", step=2, kind=name.removesuffix("_model"))
-        assert text_of(run / name) == "new" and not (run / name).is_symlink()
-    write(run / "checkpoint-2", step=2)
-    assert prune(run, keep=1) == [run / "checkpoint-1"]
-    (run / ".checkpoint-0.trash").symlink_to("../elsewhere")  # a killed process was removing it
-    recover(run)
-    assert sorted(path.name for path in run.iterdir()) == ["best_model", "checkpoint-2", "final"]
-    assert text_of(elsewhere) == "hello"
-
-
 def test_prune_keeps_the_last_numbered_ones_and_best_and_final_always(tmp_path: Path) -> None:
     for step in (2, 4, 10, 6):
         write(tmp_path / f"checkpoint-{step}", step=step)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
+import struct
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from full_disk import on_a_full_disk
 
-from emailrl.disk import is_locked, locked, not_a_file, replace_bytes
+from emailrl import disk
+from emailrl.disk import check_place, is_locked, locked, not_a_file, replace_bytes
+from emailrl.errors import UsageError
 from emailrl.recording import JsonlWriter, read_records
+from emailrl.rewards.judge import VerdictCache
+from emailrl.scenarios.llm.cache import ReplyCache
 
 REPLACE = """
 from pathlib import Path
@@ -39,6 +47,16 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> No
     with pytest.raises(OSError) as caught:
         replace_bytes(path, b"new")
     assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
+
+
+def test_a_temporary_file_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk.secrets, "randbelow", lambda limit: 7)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".results.json.7").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        replace_bytes(tmp_path / "results.json", b"new")
+    assert victim.read_text() == "mine"
 
 
 def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: Path) -> None:
@@ -74,3 +92,37 @@ def test_what_is_in_place_of_a_file_has_a_name(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     assert [not_a_file(path) for path in (file, link, tmp_path / "nothing")] == [None, None, None]
     assert [not_a_file(path) for path in (tmp_path, broken, pipe)] == ["a folder", "a broken link", "a device or pipe"]
+
+
+def test_inside_the_working_folder_no_part_of_a_path_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, disk_of_mine = tmp_path / "here", tmp_path / "disk"
+    for folder in (here / "real", disk_of_mine):
+        folder.mkdir(parents=True)
+    (here / "outputs").symlink_to(disk_of_mine)
+    monkeypatch.chdir(here)
+    for path in ("outputs/run", "outputs", "real/../outputs/run", "outputs/../run", here / "outputs" / "run"):
+        with pytest.raises(UsageError, match=f"--out {tmp_path}"):
+            check_place(Path(path), "--out")
+    for path in ("real/run", "new/run", "real/../run", "..", disk_of_mine / "run"):
+        check_place(Path(path), "--out")
+    monkeypatch.chdir(tmp_path / "here" / "real")
+    check_place(here / "outputs" / "run", "--out")  # the user has named the link
+    with pytest.raises(UsageError, match=f"--out {disk_of_mine}"):
+        check_place(here / "outputs", "--out")
+
+
+@pytest.mark.parametrize("open_cache", [VerdictCache, lambda path: ReplyCache(path).prepare()], ids=["judge", "llm"])
+def test_a_caches_journal_deletes_no_other_file(tmp_path: Path, open_cache: Any) -> None:
+    """SQLite deletes the super-journal that a planted journal names."""
+    victim, cache = tmp_path / "victim", tmp_path / "cache.sqlite"
+    victim.write_text("mine")
+    with closing(sqlite3.connect(cache)) as connection:
+        connection.execute("CREATE TABLE other (id)")
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+    magic, name = bytes.fromhex("d9d505f920a163d7"), os.fsencode(victim)
+    head = magic + struct.pack(">5I", 0, 0, cache.stat().st_size // page, 512, page)
+    tail = struct.pack(">I", 2**30 // page + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
+    (tmp_path / "cache.sqlite-journal").write_bytes(head.ljust(512, b"\0") + tail)
+    with pytest.raises(UsageError, match="Remove it"):
+        open_cache(cache)
+    assert victim.read_text() == "mine"

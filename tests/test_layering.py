@@ -30,7 +30,8 @@ LAYERS: list[set[str]] = [
     {"recording"},
     {"trajectory", "custom", "remote", "ranks"},
     {"settings", "drawing"},
-    {"errors", "disk", "plain", "ctrl_c"},
+    {"disk"},
+    {"errors", "plain", "ctrl_c"},
     {"ending"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}

@@ -18,6 +18,7 @@ from emailrl.benchmark.files import REPORT_FILES, write_report
 from emailrl.benchmark.picture import draw_accuracies
 from emailrl.benchmark.report import Comparison, Report, Result, compare
 from emailrl.benchmark.subjects import Subject, choose_subjects, players
+from emailrl.disk import check_own
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import Evaluation, check_samples, evaluate, reason
 from emailrl.rollout.journal import Conditions, Journal
@@ -67,6 +68,7 @@ def run_benchmark(
     subject raised.
     """
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
+    check_own(out, "--out")
     with Conditions(out / CONDITIONS, all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
         names = {subject.label: f"{n:02d}-{_slug(subject.label)}.jsonl" for n, subject in enumerate(subjects)}
         files = {label: out / "trajectories" / name for label, name in names.items()}

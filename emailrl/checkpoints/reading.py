@@ -143,6 +143,8 @@ def _check_values(metadata: Metadata) -> None:
     for name in ("accuracy", "reward", "evaluated_step"):
         if not isinstance(metadata.metrics.get(name), int | float | None):
             raise ValueError(f"metrics.{name} is not a number")
+    if not re.fullmatch(r"[\w-]+", metadata.run_id):  # it names a folder of TENSORBOARD_DIR
+        raise ValueError(f"run_id is {metadata.run_id:.40}")
     for name in metadata.files:
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise ValueError(f"the file {name} is outside the checkpoint")

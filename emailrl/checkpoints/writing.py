@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -41,7 +40,7 @@ def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None
     text = json.dumps(finite(asdict(metadata)), indent=2, allow_nan=False)
     replace_bytes(incoming / METADATA, text.encode() + b"\n")
     sync(incoming)
-    if os.path.lexists(path):
+    if path.exists():
         path.rename(outgoing)
     incoming.rename(path)
     sync(path.parent)
@@ -87,8 +86,5 @@ def remove_checkpoints(paths: Iterable[Path]) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Remove a folder, or a link to one but not the folder that it points to."""
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
+    if path.exists():
         shutil.rmtree(path)

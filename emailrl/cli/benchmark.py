@@ -240,6 +240,9 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
 
 def _fresh_folder(root: Path) -> Path:
     """A new folder for this benchmark."""
+    from emailrl.disk import check_place
+
+    check_place(root, "--out")
     name = time.strftime("%Y%m%d-%H%M%S")
     number, folder = 2, root / name
     root.mkdir(parents=True, exist_ok=True)

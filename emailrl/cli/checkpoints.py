@@ -143,11 +143,14 @@ def prune_command(
       emailrl checkpoints prune outputs/grpo_masked --yes
     """
     from emailrl.checkpoints import prunable, prune
+    from emailrl.disk import check_own
     from emailrl.settings import load_settings
 
     output = load_settings(overrides, trust=trust).output
     limit = output.save_total_limit if keep is None else keep
     runs = _runs(run, output.output_dir, overrides["mode"])
+    for each in runs:
+        check_own(each, "emailrl checkpoints prune")
     paths = [path for each in runs for path in prunable(each, limit)]
     for path in paths:
         progress_console().print(f"to remove: {path}", soft_wrap=True)

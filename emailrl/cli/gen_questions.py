@@ -29,7 +29,7 @@ import typer
 from emailrl.cli.completion import inboxes
 from emailrl.cli.next_step import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
-from emailrl.cli.output import out_file, print_json, progress_console, result_console
+from emailrl.cli.output import check_out, print_json, progress_console, result_console
 from emailrl.cli.tables import questions_table
 from emailrl.errors import UsageError
 from emailrl.plain import counted
@@ -85,7 +85,8 @@ def gen_questions(
         raise UsageError("The template generator uses no model.", "Add --generator llm, or drop those options.")
     settings = load_settings(overrides, trust=trust, builds_db=True)
     num_inboxes = _count_inboxes(settings.store.db, inbox or [])
-    target = out_file(out or questions_file(settings.store.db), may_exist=overwrite or dry_run)
+    target = out or questions_file(settings.store.db)
+    check_out(target, may_exist=overwrite or dry_run)
     if dry_run:
         _estimate_only(settings, inbox or [], limit, json=json)
         return

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from emailrl.disk import check_place
 from emailrl.ending import report
 from emailrl.errors import UsageError
 from emailrl.plain import cut, one_line
@@ -86,20 +87,18 @@ def program(folder: Path) -> str:
     return shlex.quote(min(str(script), os.path.relpath(script, folder), key=len))
 
 
-def out_file(out: Path, *, may_exist: bool) -> Path:
-    """The file that ``--out`` means, links followed; a device or a pipe may always exist.
+def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
+    """Raise UsageError if a file to write is a folder, exists but may not be replaced, or is reached through a link.
 
-    Raises UsageError for a folder, and for a file that exists but may not be replaced.
+    A device or a pipe may always exist.
     """
     if out.is_dir():
         raise UsageError(f"{out} is a folder.", "Pass a file name.")
-    if not out.exists() and out.is_symlink():
-        return Path(os.path.realpath(out))
-    if not out.is_file():
-        return out
-    if not may_exist:
+    if out.exists() and not out.is_file():
+        return
+    check_place(out, option)
+    if out.exists() and not may_exist:
         raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.")
-    return Path(os.path.realpath(out))
 
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:

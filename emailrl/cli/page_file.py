@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emailrl.cli.options import path_option
-from emailrl.cli.output import out_file, result_console, say
+from emailrl.cli.output import check_out, result_console, say
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -36,7 +36,7 @@ def write_page(
     from emailrl.disk import replace_bytes
     from emailrl.inspection.page import gather, page, place_of, redacted
 
-    target = out_file(target, may_exist=overwrite)
+    check_out(target, may_exist=overwrite, option="--html")
     place = place_of(path, index)
     if path in place.root.parents:
         say(f"Newest in {path}: {place.root}")

@@ -27,7 +27,7 @@ from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import out_file, print_json, print_next, progress_console, result_console, say_loading
+from emailrl.cli.output import check_out, print_json, print_next, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
@@ -120,7 +120,7 @@ def _begun(folder: Path, out: Path | None) -> Path:
     from emailrl.rollout.journal import is_complete, nothing_to_resume
 
     if out is not None:
-        noted = out_file(out, may_exist=True).with_suffix(CONDITIONS)
+        noted = out.with_suffix(CONDITIONS)
         if not noted.is_file():
             raise nothing_to_resume(noted)
         return out
@@ -173,12 +173,18 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
     """The file to write, in a writable place; nothing is created yet, or replaced unless requested."""
     import os
 
+    from emailrl.disk import check_own
+    from emailrl.recording.index import index_path
+
     if out is None:
         number = 1
         while any((folder / f"rollout-{number:03d}{ending}").exists() for ending in (".jsonl", CONDITIONS)):
             number += 1
         out = folder / f"rollout-{number:03d}.jsonl"
-    out = out_file(out, may_exist=may_exist)
+    check_out(out, may_exist=may_exist)
+    if out.is_file() or not out.exists():  # nothing lies beside a pipe
+        for file in (out, out.with_suffix(CONDITIONS), index_path(out)):
+            check_own(file, "--out")
     place = next(parent for parent in out.absolute().parents if parent.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise UsageError(f"{place} is not writable.", "Choose another --out.")

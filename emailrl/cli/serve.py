@@ -85,15 +85,17 @@ def _servers(
     folder: Path,
     extra: list[str] | tuple[()],
 ) -> list[Server]:
+    from emailrl.disk import check_own
     from emailrl.serving.command import deal_gpus, find_gpus, log_file, server_command, server_environment
     from emailrl.serving.server import Server, check_port
 
     shares = deal_gpus(find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
     servers = []
     for number, share in enumerate(shares, start=port):
+        check_own(log := log_file(folder, number), "--log-dir")
         check_port(host, number)
         command = server_command(settings, host=host, port=number, on_gpu=bool(share), extra=extra)
         environment = server_environment(settings, share)
         name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
-        servers.append(Server(f"http://{name}:{number}", command, environment, log_file(folder, number)))
+        servers.append(Server(f"http://{name}:{number}", command, environment, log))
     return servers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import emailrl
 from emailrl.checkpoints import METADATA, Checkpoint, confirmed_of, sha256_of, verify
-from emailrl.disk import share_files
+from emailrl.disk import check_place, share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export.card import model_card
 from emailrl.plain import first_line
@@ -72,6 +72,7 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
 
 def check_free(out: Path, overwrite: bool) -> None:
     """Raise UsageError unless an export may be written to ``out``."""
+    check_place(out, "--out")
     if not out.exists():
         return
     if not out.is_dir():

@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import overload
 
-from emailrl.disk import replace_bytes
-from emailrl.errors import EmailRLError
+from emailrl.disk import check_own, replace_bytes
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.recording.entry import FIELDS, NO_TRAJECTORY, Entry, checked_entry, entry_line
 from emailrl.recording.fields import trajectory_in_line
 from emailrl.recording.lines import JsonlWriter, Record, encode, parse_line
@@ -74,7 +74,8 @@ class TrajectoryIndex(Sequence[Entry]):
         self.refresh()
         is_stale = known == 0 < len(self) and index_path(path).exists()
         if is_stale or len(self) - known > _UNSAVED:
-            with suppress(OSError):  # a read-only folder: the next reader builds it again
+            with suppress(OSError, UsageError):  # a read-only folder, or a link: the next reader builds it again
+                check_own(index_path(path), "")
                 self.save()
 
     def refresh(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
 
+from emailrl.disk import check_cache
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.remote.destination import tell
 from emailrl.remote.reply import wait_for
@@ -152,6 +153,7 @@ class VerdictCache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        check_cache(path, "JUDGE_CACHE")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._open()) as connection, connection:

@@ -118,14 +118,17 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
     if leaf.code and not PLAIN_WORD.fullmatch(text):
         return "runs that code"
     if leaf.written and (builds_db or not leaf.written.read_mostly) and text not in _RUN_NAMES:
-        return "is outside the folder and would be written to" if _leads_outside(text, folder) else None
+        is_outside = _leads_outside(text, folder, follow=leaf.written.read_mostly)
+        return "is outside the folder and would be written to" if is_outside else None
     return None
 
 
-def _leads_outside(path: str, folder: Path) -> bool:
-    """Whether a path, with links followed, lies outside the folder."""
+def _leads_outside(path: str, folder: Path, *, follow: bool) -> bool:
+    """Whether a path lies outside the folder; ``follow`` links, which other outputs refuse (``disk.check_place``)."""
     real = _real(folder, path)
-    return real is None or Path(os.path.realpath(folder)) not in real.parents
+    if follow and real is not None:
+        return Path(os.path.realpath(folder)) not in real.parents
+    return real is None or Path(os.path.abspath(folder)) not in Path(os.path.abspath(folder / path)).parents
 
 
 def _real(folder: Path, path: str) -> Path | None:

@@ -77,7 +77,7 @@ def _open(settings: Settings, place: Place, workers: int | None, say: Say) -> It
     found = gather(settings)
     task = load_task(settings.agent.environment, settings.agent)
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
-    with held(place.directory):
+    with held(place.directory, "--out"):
         recover(place.directory)
         if place.checkpoint is None:
             clear_run(place.directory)  # remains of a run that died before its first checkpoint

@@ -45,6 +45,8 @@ _CHECK_STEPS = 100_000
 """Steps of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond."""
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
+_OWN_TABLES = {"emails", "recipients", "meta"}
+"""By these, an older or damaged database of emailrl is recognized; ART-E's has no ``meta``."""
 _TABLE_NAMES = select(sqlite_master.c.name).where(sqlite_master.c.type == "table")
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
@@ -89,10 +91,11 @@ def driver(connection: Connection) -> sqlite3.Connection:
 
 
 @lru_cache(maxsize=16)
-def _engine(path: Path, mode: str, pragmas: tuple[str, ...]) -> Engine:
+def _engine(path: Path, mode: str, pragmas: tuple[str, ...], *, immutable: bool = False) -> Engine:
     """The engine of a file; it caches compiled statements but no connection, since the file may be replaced."""
+    query = {"mode": mode, "uri": "true", "immutable": str(int(immutable))}
     engine = create_engine(
-        URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query={"mode": mode, "uri": "true"}),
+        URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query=query),
         poolclass=NullPool,
         connect_args={"isolation_level": None, "check_same_thread": False},
     )
@@ -132,7 +135,7 @@ def _check(connection: Connection, db: Path) -> None:
         if "emails" in missing:
             raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
         what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
-        raise UsageError(f"The database {db} has no {what}.", _REBUILD)
+        raise UsageError(f"The database {db} has no {what}.", _REBUILD if tables >= _OWN_TABLES else OTHER_FILE)
     if noted(connection, "schema_version") != str(SCHEMA_VERSION):
         raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
 
@@ -154,6 +157,24 @@ def check_header(db: Path) -> None:
             f"{db} cannot be read as a mail database: file is not a database.",
             "Name another file with --db, or move this one away.",
         )
+
+
+def check_replaceable(db: Path) -> None:
+    """Raise ``UsageError`` unless the file is empty, holds no table, or has the tables of an emailrl database.
+
+    Its content may be damaged. Neither locks nor journals are made: the file may belong to another program.
+    """
+    try:
+        with _engine(db.absolute(), "ro", (), immutable=True).connect() as connection:
+            tables = set(connection.scalars(_TABLE_NAMES))
+    except SQLITE_ERRORS as error:
+        raise _foreign(db, f"cannot be read: {reason(error)}") from error
+    if tables and not tables >= _OWN_TABLES:
+        raise _foreign(db, "was not written by emailrl")
+
+
+def _foreign(db: Path, why: str) -> UsageError:
+    return UsageError(f"The database {db} {why}; it is not replaced.", "Move it away, or name another file with --db.")
 
 
 @contextmanager

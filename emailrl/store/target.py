@@ -17,7 +17,7 @@ from pathlib import Path
 
 from emailrl.disk import sync
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.store.connection import OTHER_FILE, check_header, database_fingerprint
+from emailrl.store.connection import OTHER_FILE, check_header, check_replaceable, database_fingerprint
 
 _LEFT = r"\.(?:building|staging)-\d+(?:-journal)?"
 """Suffixes of a build's own files after the target's name: process id, and SQLite's journal."""
@@ -94,7 +94,9 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     _check_journals(db)
     if append:
         database_fingerprint(db)  # raises where it is not a database of ours
-    elif not overwrite:
+    elif overwrite:
+        check_replaceable(db)
+    else:
         raise _exists(db)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from emailrl.cli.output import out_file, print_json, program, say
+from emailrl.cli.output import check_out, print_json, program, say
 from emailrl.errors import UsageError
 from emailrl.plain import one_line
 
@@ -95,21 +95,18 @@ def test_the_command_is_named_as_the_shell_in_a_folder_finds_it(
     assert program(folder) == "../.venv/bin/emailrl"  # the shell would find another
 
 
-def test_the_file_that_out_means(tmp_path: Path) -> None:
+def test_a_file_to_write_is_no_link_and_new_unless_it_may_be_replaced(tmp_path: Path) -> None:
     there, link, pipe = tmp_path / "there.jsonl", tmp_path / "link.jsonl", tmp_path / "pipe"
     there.write_text("old")
-    link.symlink_to(there)
     os.mkfifo(pipe)
-    assert out_file(tmp_path / "new.jsonl", may_exist=False) == tmp_path / "new.jsonl"
-    assert out_file(there, may_exist=True) == out_file(link, may_exist=True) == there
-    assert out_file(pipe, may_exist=False) == pipe
-    link.unlink()
-    link.symlink_to("gone.jsonl")
-    assert out_file(link, may_exist=False) == tmp_path / "gone.jsonl"  # the link stays
-    link.unlink()
-    link.symlink_to(there)
-    for taken in (there, link):
-        with pytest.raises(UsageError, match=r"already exists\. Choose another file, or add --overwrite"):
-            out_file(taken, may_exist=False)
+    for free, may_exist in ((tmp_path / "new.jsonl", False), (there, True), (pipe, False)):
+        check_out(free, may_exist=may_exist)
+    with pytest.raises(UsageError, match=r"already exists\. Choose another file, or add --overwrite"):
+        check_out(there, may_exist=False)
+    for target in (there, tmp_path / "gone.jsonl"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target.name)
+        with pytest.raises(UsageError, match=f"--html {target}"):
+            check_out(link, may_exist=True, option="--html")
     with pytest.raises(UsageError, match="is a folder"):
-        out_file(tmp_path, may_exist=True)
+        check_out(tmp_path, may_exist=True)

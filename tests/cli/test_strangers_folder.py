@@ -1,7 +1,8 @@
-"""Every command in a folder of a stranger's: no key and no mail leaves, no code of the folder runs."""
+"""Every command in a folder of a stranger's: no key and no mail leaves, no code of it runs, nothing outside changes."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from local_server import LocalServer, QuietHandler
-from tiny import make_database, make_model, make_questions
+from tiny import make_checkpoint, make_database, make_model, make_questions
+from training.run_files import plant, tree
 
+from emailrl.quickstart import MARK
 from emailrl.recording import read_trajectories
 from emailrl.remote.destination import tell
 from emailrl.scenarios import write_scenarios
@@ -36,6 +39,33 @@ LOOKING = {
 }
 KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "JUDGE_API_KEY", "GENERATOR_API_KEY", "VLLM_API_KEY", "REWARD_API_KEY")
 PWN = "open('PWNED', 'w')\ndef f(*arguments, **named):\n    open('PWNED', 'w')\n    return 1.0\n"
+WRITERS = {
+    "train": (["train", "--max-steps", 1], ["outputs", "outputs/grpo_masked"]),
+    "train --resume": (["train"], ["outputs/grpo_masked/training.log", "outputs/grpo_masked/.replaced"]),
+    "sft": (["sft", "--out", "s", "--resume", "auto"], ["s", "s/training.log", "s/policy"]),
+    "benchmark": (["benchmark", "--limit", 1], ["outputs", "outputs/benchmarks"]),
+    "benchmark --out": (
+        ["benchmark", "--limit", 1, "--out", "b", "--overwrite"],
+        ["b", "b/trajectories", "b/results.csv"],
+    ),
+    "rollout": (
+        ["rollout", "--num-scenarios", 1],
+        ["outputs/rollouts", "outputs/rollouts/rollout-001.jsonl.index"],
+    ),
+    "rollout --out": (
+        ["rollout", "--num-scenarios", 1, "--out", "r.jsonl", "--overwrite"],
+        ["r.jsonl", "r.conditions.json", "r.jsonl.index"],
+    ),
+    "export": (["export", "--checkpoint", "latest"], ["outputs", "outputs/exports"]),
+    "quickstart": (["quickstart", "--steps", 1], [f"quickstart/{name}" for name in ("demo.db", "outputs", "new")]),
+    "prune": (["checkpoints", "prune", "--keep", 0, "--yes"], ["outputs/grpo_masked/.checkpoint-1.trash"]),
+    "gen-questions": (["gen-questions", "--out", "new.jsonl", "--overwrite"], ["new.jsonl"]),
+    "page": (["report", "outputs/grpo_masked", "--html", "page.html", "--overwrite"], ["page.html"]),
+    "serve": (["serve", "--port", 18099], ["outputs/servers", "outputs/servers/vllm-18099.log"]),
+    "judge": (["rollout", "--num-scenarios", 1, "--out", "n.jsonl"], ["outputs/judge_cache.sqlite"]),
+    "generator": (COMMANDS["gen-questions"], ["outputs/generator_cache.sqlite"]),
+}
+"""Commands that write, each with what may be a link instead of its own."""
 
 
 class Listener:
@@ -194,3 +224,28 @@ def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and (tmp_path / "curve.png").stat().st_size > 1000, done.stderr
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_nothing_is_written_through_a_link(
+    emailrl, here: Path, tmp_path_factory: pytest.TempPathFactory, writer: str
+) -> None:
+    command, names = WRITERS[writer]
+    resume = 'resume = "outputs/grpo_masked"\n' if writer == "train --resume" else ""
+    settings(here, resume + ("" if writer == "judge" else 'judge = "offline"\n'))
+    (here / "quickstart").mkdir()
+    (here / "quickstart" / "emailrl.toml").write_text(MARK)
+    victim = tmp_path_factory.mktemp("victim")
+    make_checkpoint(victim / "checkpoint-1", here / "model")
+    for file in ("training.log", "metrics.jsonl", "page.html", "new.jsonl", "r.jsonl"):
+        (victim / file).write_text("{}")
+    before = tree(victim)
+    for name in names:
+        for kind in ("link to a file", "link to a folder", "broken link"):
+            shutil.copytree(victim, here / "outputs" / "grpo_masked")
+            plant(here / name, kind, victim)
+            code, out, err = emailrl(*command)
+            assert (code, out) == (2, "") and err.splitlines()[-1].startswith("error: "), (name, kind, err)
+            assert tree(victim) == before, (name, kind)
+            (here / name).unlink()
+            shutil.rmtree(here / "outputs", ignore_errors=True)

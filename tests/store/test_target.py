@@ -154,6 +154,25 @@ def test_what_is_no_database_is_not_replaced(tmp_path: Path, gen_db: Run, flag: 
     assert only(tmp_path) == ["pipe", "thesis.txt"]
 
 
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, gen_db: Run, mode: str) -> None:
+    foreign, torn, ours = (tmp_path / f"{name}.db" for name in ("photos", "torn", "ours"))
+    made = sqlite3.connect(foreign)
+    made.executescript(f"PRAGMA journal_mode = {mode}; CREATE TABLE photos(id); CREATE TABLE emails(id)")
+    made.close()
+    torn.write_bytes(foreign.read_bytes()[:600])
+    for db in (foreign, torn):
+        before = db.read_bytes()
+        code, stderr = gen_db("--source", "demo", "--db", db, "--overwrite")
+        assert code == 2 and len(stderr.splitlines()) == 1 and "--db" in stderr and db.read_bytes() == before
+    assert only(tmp_path) == ["photos.db", "torn.db"]
+    build_database([email(1)], ours)
+    old = sqlite3.connect(ours)
+    old.executescript("DROP TABLE emails_fts; UPDATE meta SET value = 1 WHERE key = 'schema_version'")
+    old.close()
+    assert build_database([email(2)], ours, overwrite=True).emails == 1
+
+
 def test_reading_what_is_no_database_advises_no_overwrite(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("Years of work.")
     foreign = sqlite3.connect(tmp_path / "photos.db")

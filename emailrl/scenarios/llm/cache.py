@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from emailrl.disk import check_cache
 from emailrl.errors import UsageError
 
 
@@ -26,6 +27,7 @@ class ReplyCache:
     """
 
     def __init__(self, path: Path) -> None:
+        check_cache(path, "GENERATOR_CACHE")
         self._path = path
 
     def get(self, key: str) -> Reply | None:

@@ -23,10 +23,11 @@ from emailrl.checkpoints import (
     list_checkpoints,
     remove_checkpoints,
 )
-from emailrl.disk import LOCK
+from emailrl.disk import LOCK, check_own, check_place
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings, run_root
 
+OPTION = "--output-dir"
 REPLACED = ".replaced"
 REPLACING = ".replacing"
 RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
@@ -45,12 +46,12 @@ _OWN = re.compile(
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
+def held(directory: Path, option: str = OPTION) -> Iterator[None]:
     """Lock a run's directory against other processes, and clean up what a dead one left unfinished in it.
 
-    Raises EmailRLError if another process is training there, UsageError if the place cannot be written.
+    Raises EmailRLError if another process is training there, UsageError if the place cannot be written or holds links.
     """
-    with _held(directory) as is_held:
+    with _held(directory, option) as is_held:
         if not is_held:
             raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
         _settle(directory)
@@ -85,6 +86,7 @@ def new_directory(settings: Settings, *, overwrite: bool) -> Iterator[Path]:
 @contextmanager
 def _taken(base: Path) -> Iterator[Path]:
     """Lock the first free directory."""
+    check_place(base, OPTION)
     with ExitStack() as stack:
         directory = free_directory(base)
         while not stack.enter_context(_held(directory)):  # a run that started at the same moment has taken it
@@ -146,10 +148,14 @@ def give_back_replaced(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def _held(directory: Path) -> Iterator[bool]:
-    """Lock a directory, created if missing, against other processes; False if another one holds it."""
+def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
+    """Lock a directory, created if missing, against other processes; False if another one holds it.
+
+    This is the only way into a run's directory: who writes there need not look for links.
+    """
     try:
         str(directory.absolute()).encode()
+        check_own(directory, option)
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -208,14 +214,14 @@ def _remove_empty_folders(directory: Path) -> None:
 def _own(directory: Path) -> Iterator[Path]:
     """What a run wrote to the directory."""
     for entry in directory.iterdir():
-        if entry.name in RECORD_FOLDERS and not entry.is_symlink():
+        if entry.name in RECORD_FOLDERS:
             yield from (path for path in entry.iterdir() if RECORD.fullmatch(path.name))
-        elif entry.name in RECORD_FOLDERS or _OWN.fullmatch(entry.name):
+        elif _OWN.fullmatch(entry.name):
             yield entry
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
+    if path.is_dir():
         if path.name.startswith("."):
             shutil.rmtree(path)
         else:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from emailrl.disk import naming
+from emailrl.disk import check_own, naming
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.plain import first_line
@@ -45,11 +45,13 @@ class Tracker:
         self.display: Display = SILENT
         """Shows the run while it trains."""
         self._logging_steps = settings.tracking.logging_steps
+        shared = settings.tracking.tensorboard_dir
+        events = shared / run_id if shared else run_dir / "tensorboard"
+        check_own(events, "TENSORBOARD_DIR")
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
         self._sinks: list[Sink] = []
         if settings.tracking.tensorboard:
-            folder = settings.tracking.tensorboard_dir
-            self._sinks.append(TensorBoard(folder / run_id if folder else run_dir / "tensorboard", step))
+            self._sinks.append(TensorBoard(events, step))
         if (wandb := start_wandb(settings, run_dir, run_id, self.say)) is not None:
             self._sinks.append(wandb)
         # Last, because opening them removes lines, and a service may fail to start.

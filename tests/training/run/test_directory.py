@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
-from contextlib import ExitStack
+import shutil
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training.run_files import settings, write
+from training.run_files import PLANTED, plant, settings, tree, write
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.training.run import directory
 from emailrl.training.run.chosen import begun_in_vain
 from emailrl.training.run.directory import (
+    RECORD_FOLDERS,
     clear_run,
     discard_replaced,
     give_back_replaced,
@@ -215,20 +217,95 @@ def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) 
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("overwritten", [False, True])
-def test_a_lock_that_leads_elsewhere_is_not_written_through(tmp_path: Path, overwritten: bool) -> None:
-    base, precious = tmp_path / "grpo_masked", tmp_path / "precious"
-    precious.write_text("mine")
-    write(base / "checkpoint-1")
-    (base / ".lock").symlink_to(precious)
-    with pytest.raises(UsageError, match=r"grpo_masked cannot be written: .*links\. .*--output-dir"):
-        if overwritten:
-            (base / ".replaced").mkdir()
-            give_back_replaced(settings(tmp_path / "grpo"))
+OF_A_STEP = [f"{folder}/step-000001.jsonl" for folder in ("trajectories", "training")]
+UNFINISHED = [f".checkpoint-2.{end}" for end in ("incoming", "outgoing", "trash")]
+WRITTEN = [
+    *(".", ".lock", "training.log", "metrics.jsonl", "evaluations.jsonl", "versions.json", "confirmed.json"),
+    *("curve.png", ".metrics.jsonl.7", "wandb", ".wandb", "wandb/latest-run", "wandb/run-1/logs/debug.log"),
+    *("tensorboard", "tensorboard/events", "skipped", "skipped/step-000001-1.json", *RECORD_FOLDERS, *OF_A_STEP),
+    *("policy/v-000001", "policy/.v-000001", "policy/.v-000001.trash", "policy/v-000001/adapter", *UNFINISHED),
+    *("checkpoint-2", "checkpoint-2/metadata.json", "checkpoint-3", "best_model", "final"),
+    *(".replaced", ".replacing", ".replaced/wandb", ".replacing/trajectories"),
+]
+"""Names in a run's directory; the first is the directory itself."""
+
+
+def resumes(base: Path) -> None:
+    with held(base):
+        rewind(base, RunState(step=0))
+
+
+def overwrites(base: Path) -> None:
+    with new_directory(settings(base), overwrite=True):
+        pass
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("enter", [resumes, overwrites])
+def test_who_enters_a_directory_finds_only_its_own_files(tmp_path: Path, kind: str, enter: Any) -> None:
+    """Otherwise neither the directory nor what it leads to changes."""
+    victim = tmp_path / "victim"
+    old_run(victim)
+    before = tree(victim)
+    for number, name in enumerate(WRITTEN):
+        base = tmp_path / f"{number}" / "grpo_masked"
+        shutil.copytree(victim, base)
+        plant(base / name, kind, victim)
+        own = tree(base.parent)
+        with pytest.raises(UsageError):
+            enter(base)
+        assert tree(victim) == before and tree(base.parent) == own, name
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_restored_is_the_runs_own(tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    old_run(victim)
+    before = tree(victim)
+    for name in (".replaced", ".replacing", ".lock", "training.log"):
+        base = tmp_path / name / "grpo_masked"
+        shutil.copytree(victim, base)
+        (base / ".replaced").mkdir()
+        plant(base / name, kind, victim)
+        own = tree(base)
+        with suppress(UsageError):  # a broken link is no run to restore
+            give_back_replaced(settings(base))
+        assert tree(victim) == before and tree(base) == own, name
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_new_run_is_written_where_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    victim, base = tmp_path / "victim", Path("outputs/grpo_masked")
+    old_run(victim)
+    old_run(base)
+    before = tree(victim)
+    for path in (base / "trajectories", Path("outputs/grpo_masked-2"), base, base.parent):
+        plant(path, kind, victim)
+        try:
+            with new_directory(settings(base), overwrite=False) as directory:
+                (directory / "training.log").write_text("new")
+            assert directory.resolve().parent == tmp_path / "outputs"  # the next free number
+        except UsageError as error:
+            assert path != base / "trajectories"
+            assert kind != "link to a folder" or f"--output-dir {path.resolve()}" in str(error)
         else:
-            with held(base):
-                pass
-    assert precious.read_text() == "mine"
+            assert path != base.parent
+        assert tree(victim) == before, path
+
+
+def test_links_of_wandbs_stay(tmp_path: Path) -> None:
+    base, cache = tmp_path / "grpo_masked", tmp_path / "core.log"
+    old_run(base)
+    logs = base / "wandb" / "run-1" / "logs"
+    logs.mkdir(parents=True)
+    cache.write_text("W&B's own")
+    (base / "wandb" / "latest-run").symlink_to("run-1")
+    (logs / "debug-core.log").symlink_to(cache)
+    with held(base):
+        assert (base / "wandb" / "latest-run").is_symlink()
+    clear_run(base)
+    assert not (base / "wandb").exists() and cache.read_text() == "W&B's own"
 
 
 def try_to_hold(base: Path, answer: Any) -> None:
