@@ -34,7 +34,7 @@ def test_headers_in_bodies_give_names_and_common_words_do_not() -> None:
     redactor = learned("> From: Jane Roe [mailto:jr7@x.com]\nTo: Support\n", "will.info@x.com", "don@x.com", "it will")
     assert (
         redactor.record("jane asked support; Will will not, Don. Don't")
-        == "Name1 asked support; Name3 will not, Name4. Don't"
+        == "Name2 asked support; Name5 will not, Name7. Don't"
     )
 
 
