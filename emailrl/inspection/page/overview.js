@@ -160,12 +160,14 @@ function resultTable() {
   return scroller("Results", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
-// The files whose failures are compared: the first and last evaluation, else each benchmark, else everything.
+// The files whose failures are compared: the first and last evaluation, else each benchmark (models without adapter
+// first, for they came before; else in the order given), else everything.
 function compared() {
   const held = (source) => data.run.files.filter((file) => file.source === source && file.count && !file.left_out);
   const evaluations = held("eval");
   if (evaluations.length) return evaluations.length > 1 ? [evaluations[0], evaluations.at(-1)] : evaluations;
-  const benchmarks = held("benchmark");
+  const trained = (file) => data.run.results.some((each) => each.checkpoint && String(each.trajectories).split("/").at(-1) === file.name);
+  const benchmarks = held("benchmark").sort((one, other) => trained(one) - trained(other));
   return (benchmarks.length ? benchmarks : data.run.files.filter((file) => file.count)).slice(0, 4);
 }
 

@@ -70,10 +70,6 @@ def place_of(path: Path, index: int | None = None) -> Place:
     if folder.name != "trajectories" and folder != path:
         return Place(newest, (newest,))
     files = sorted(filter(Path.is_file, folder.glob("*.jsonl")), key=_position)
-    if folder.name == "trajectories":  # a benchmark's, in the order in which the models were given
-        results = _list(_object(folder.parent / "results.json"), "results")
-        given = [Path(str(each.get("trajectories"))).name for each in results]
-        files.sort(key=lambda file: given.index(file.name) if file.name in given else len(given))
     return Place(folder.parent if folder.name == "trajectories" else folder, tuple(files))
 
 
@@ -189,7 +185,9 @@ def _tested(run: Path) -> Record | None:
     """The newest complete benchmark of one of the run's checkpoints, if there is one beside the run."""
     files = sorted(run.parent.glob("benchmarks/*/results.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     results = (each for file in files for each in _list(_object(file), "results"))
-    return next((each for each in results if each["complete"] and Path(each["checkpoint"] or "").parent == run), None)
+    return next(
+        (each for each in results if Path(str(each.get("checkpoint"))).parent == run and each.get("complete")), None
+    )
 
 
 def _object(path: Path) -> Record:
