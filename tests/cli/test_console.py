@@ -162,7 +162,7 @@ def _judge(serve: Start, trajectory: Trajectory, folder: Path) -> str:
 
 
 def _vllm_server(serve: Start, trajectory: Trajectory, folder: Path) -> str:
-    return refusal(httpx.post(serve(replying(500, FOREIGN)), content=b""))
+    return refusal(httpx.post(serve(replying(500, json.dumps({"error": {"message": FOREIGN}}))), content=b""))
 
 
 SOURCES = {

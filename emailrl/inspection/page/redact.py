@@ -64,8 +64,9 @@ _FIXED = ("role", "finish", "kind", "source")
 def redacted(data: PageData, mailbox: Iterable[str] = ()) -> PageData:
     """Return the page's data with pseudonyms; ``mailbox`` has all its addresses, if they are at hand."""
     redactor = Redactor()
-    for record in ({"run": data.run}, *data.details(), {"mailbox": list(mailbox)}):
+    for record in ({"run": data.run}, *data.details()):
         redactor.learn({name: value for name, value in record.items() if name != "samples"})
+    redactor.learn_mailbox(mailbox)
     left_out = [_REASON.sub(r"\1", each) for each in data.run["left_out"]]
     run = redactor.record(data.run | {"title": f"Redacted {data.run['kind']}", "left_out": left_out})
     rows = [row | redactor.record({name: row[name] for name in _TEXTS}) for row in data.rows]
@@ -105,12 +106,18 @@ class Redactor:
                     self._small[word.lower()] += 1 if word.islower() else -1
             for line in _HEADER.findall(text) + _BEFORE.findall(text):
                 for name in re.split(r"[;<>()\[\]@]|,(?=[^,]*,)", line):
-                    self._note(_CAPITALISED.findall(name), is_full=True)
+                    self._note(_CAPITALISED.findall(name), is_person=True)
 
-    def _note(self, words: list[str], *, is_full: bool = False) -> None:
+    def learn_mailbox(self, mailbox: Iterable[str]) -> None:
+        """Collect the names in addresses of people who may not occur: words that look common are no names alone."""
+        for address in mailbox:
+            self._note(re.findall(_WORD, address.rpartition("@")[0]), is_person=False)
+
+    def _note(self, words: list[str], *, is_person: bool | None = None) -> None:
         for word in (words := [word.lower() for word in words]):
             self._names.setdefault(word, f"Name{len(self._names) + 1}")
-        self._people.update(words if is_full or len(words) > 1 else ())
+        if len(words) > 1 if is_person is None else is_person:
+            self._people.update(words)
         for one, other in pairwise(words):
             self._pairs |= {(one, other), (other, one)}
 

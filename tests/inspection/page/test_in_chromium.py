@@ -160,7 +160,7 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     markup = shown(target, tmp_path / "profile")
     assert "<dt>Accuracy, large</dt>" in markup and "91.7%" in markup and "11 of 24" not in markup
     assert 'Correct only in the benchmark of large <span class="count">10</span>' in markup
-    assert 'Correct only in the benchmark of small <span class="count">0</span>' in markup
+    assert 'Correct only in the benchmark of grpo/best_model <span class="count">0</span>' in markup
     assert 'Wrong in both <span class="count">1</span>' in markup
     assert re.search(r'class="change broken"><h3>Correct only in the benchmark of large', markup)  # it was there before
     assert "p = 0.00195" in markup and ">grpo/best_model against large" in markup
