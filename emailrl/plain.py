@@ -12,7 +12,7 @@ import io
 import re
 import sys
 import unicodedata
-from typing import IO, Any
+from typing import Any, TextIO
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories shown by code point: control, format (bidi, zero width), surrogate, unassigned, separator."""
@@ -73,7 +73,7 @@ def _visible(match: re.Match[str]) -> str:
 class PlainStream(io.TextIOWrapper):
     """Stands in for stdout or stderr: all that is written is ``plain``, by whichever library."""
 
-    def __init__(self, terminal: IO[str]) -> None:
+    def __init__(self, terminal: TextIO) -> None:
         super().__init__(terminal.buffer, terminal.encoding or "utf-8", "backslashreplace")
         self.terminal = terminal
         """The stream itself, for what may steer the terminal: a console that renders plain text in color."""

@@ -21,7 +21,7 @@ class PlainConsole(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
-    @property  # type: ignore[override]
+    @property  # type: ignore[misc]
     def file(self) -> IO[str]:
         """The stream itself, behind ``PlainStream`` and Rich's stand-in."""
         stream = super().file
