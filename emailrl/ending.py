@@ -31,8 +31,10 @@ def speaks(environ: Mapping[str, str] = os.environ) -> bool:
 
 def report(line: str) -> None:
     """Print the error that ends this process, if it ``speaks``, and record it for the launcher of its rank."""
+    from emailrl.plain import tell  # not at the top: no import goes before ``ctrl_c``'s
+
     if speaks():
-        print(line, file=sys.stderr, flush=True)
+        tell(line)
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
 

@@ -1,27 +1,31 @@
-"""Hostile text made harmless for a terminal.
+"""Hostile text made harmless for a terminal or a log, at the one place where all of it passes.
 
-Mail bodies, model output and file names may hold escape sequences, carriage returns that overwrite a line, or
-bidirectional overrides that reorder what is read. Everything that does not print as itself is shown by name instead.
+Mail bodies, model output, errors of servers and file names may hold escape sequences, carriage returns that overwrite a
+line, or bidirectional overrides that reorder what is read. Everything that does not print as itself is shown by name
+instead: by ``PlainStream`` on stdout and stderr, and by the formatter of ``training.log``. Callers need not escape
+anything; they only decide what must fit on one line.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import unicodedata
+from typing import Any, TextIO
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories shown by code point: control, format (bidi, zero width), surrogate, unassigned, separator."""
 
-_SUSPECT = re.compile(r"[^\n\x20-\x7e]")
+_SUSPECT = re.compile(r"[^\t\n\x20-\x7e]")
 """Cheap first look: most text is printable ASCII."""
 
 
 def plain(text: str) -> str:
     """Return ``text`` with every character that a terminal would act on, or not show, replaced by something visible.
 
-    Line feeds stay, CRLF becomes a line feed, a tab four spaces; other C0 controls become their Unicode pictures
-    (``␛``); the rest of the hidden categories become ``<U+202E>``. Rich markup stays: show the result in a
-    ``rich.text.Text``, which reads none.
+    Line feeds and tabs stay, CRLF becomes a line feed; other C0 controls become their Unicode pictures (``␛``); the
+    rest of the hidden categories become ``<U+202E>``.
     """
     return _SUSPECT.sub(_visible, text.replace("\r\n", "\n"))
 
@@ -56,10 +60,45 @@ def counted(number: int, noun: str) -> str:
 def _visible(match: re.Match[str]) -> str:
     character = match.group()
     code = ord(character)
-    if character == "\t":
-        return "    "
     if code < 0x20:
         return chr(0x2400 + code)
     if code == 0x7F:
         return "␡"
     return f"<U+{code:04X}>" if unicodedata.category(character) in _HIDDEN else character
+
+
+# -- the gate ---------------------------------------------------------------------------------------------------------
+
+
+class PlainStream(io.TextIOWrapper):
+    """Stands in for stdout or stderr: all that is written is ``plain``, by whichever library."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        super().__init__(terminal.buffer, terminal.encoding or "utf-8", "backslashreplace")
+        self.terminal = terminal
+        """The stream itself, for what may steer the terminal: a console that renders plain text in color."""
+
+    def write(self, text: str) -> int:
+        """Write the text, made plain."""
+        self.terminal.write(plain(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream itself: nothing is buffered here."""
+        self.terminal.flush()
+
+    def close(self) -> None:
+        """Leave the stream open; it has another owner."""
+
+
+def guard_streams() -> None:
+    """From now on, whatever this process prints on stdout and stderr is ``plain``."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if not isinstance(stream, PlainStream):
+            setattr(sys, name, PlainStream(stream))
+
+
+def tell(line: str) -> None:
+    """Print one line on stderr."""
+    print(one_line(line), file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from emailrl.plain import cut, one_line, plain
+from emailrl.plain import cut, one_line
 from emailrl.trajectory import StopReason
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def render_answer(answer: Answer) -> RenderableType:
 
     if answer.answer is None or is_i_dont_know(answer.answer):
         return Text(I_DONT_KNOW)
-    parts: list[RenderableType] = [Text(plain(answer.answer.strip()), style="bold")]
+    parts: list[RenderableType] = [Text(answer.answer.strip(), style="bold")]
     held = {email.message_id: email for email in answer.emails}
     for message_id in answer.sources:
         parts.append(Text())
@@ -89,7 +89,7 @@ def _quoted(email: Email) -> Iterator[RenderableType]:
     sent = email.date[:10] if email.date else "no date"
     yield Text(f"Source: {one_line(email.subject) or '(no subject)'}", style="bold cyan")
     yield Text(f"{one_line(email.from_address)}, {sent}", style="cyan")
-    lines = [line for line in plain(email.body).split("\n") if line.strip()]
+    lines = [line for line in email.body.split("\n") if line.strip()]
     for line in lines[:NUM_LINES]:
         yield Padding(Text(f"> {one_line(line)}", no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2), expand=False)
     if len(lines) > NUM_LINES:

@@ -22,6 +22,7 @@ from emailrl import ctrl_c
 from emailrl.cli.output import fail
 from emailrl.ending import ending_with
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import guard_streams, tell
 
 COMMANDS: Final = {
     "gen-db": "Build the searchable email database from a mailbox.",
@@ -124,13 +125,21 @@ class _ClosedStdout(io.TextIOWrapper):
         return super().write(text)
 
 
-def _prepare_streams() -> None:
-    """Make printing safe: a stream may be closed, and a terminal may lack characters of an email or a name."""
-    sys.stdout = sys.stdout or _ClosedStdout(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb"))
+def _prepare_streams() -> _ClosedStdout | None:
+    """Make printing safe: a stream may be closed, a terminal may lack characters of an email or a name, or obey some.
+
+    Returns what stands in for a closed stdout.
+    """
+    closed = None if sys.stdout else _ClosedStdout(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb"))
+    sys.stdout = sys.stdout or closed
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    guard_streams()
+    # A library's progress bar consists of control characters.
+    os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return closed
 
 
 def _describe(error: Any) -> str:
@@ -174,12 +183,12 @@ def main() -> NoReturn:
 
 
 def _run() -> NoReturn:
-    _prepare_streams()
+    closed = _prepare_streams()
     ctrl_c.install()
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()
-        if isinstance(sys.stdout, _ClosedStdout) and sys.stdout.lost:
+        if closed and closed.lost:
             fail("The output was lost: stdout is closed.", "Leave it open, or redirect it to a file or /dev/null.", 1)
     except EmailRLError as error:
         fail(error.message, error.hint, error.exit_code)
@@ -206,5 +215,5 @@ def _run() -> NoReturn:
     if result == ctrl_c.INTERRUPTED:
         ctrl_c.ending()
         if ctrl_c.reports():
-            print("interrupted", file=sys.stderr)
+            tell("interrupted")
     sys.exit(result if isinstance(result, int) else 0)

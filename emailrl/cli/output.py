@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from emailrl.disk import check_place
 from emailrl.ending import report
 from emailrl.errors import UsageError
-from emailrl.plain import cut, one_line
+from emailrl.plain import cut, one_line, tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,7 @@ def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | No
     """Print the suggested next emailrl command, run in ``folder``, on stderr, ready to paste into a shell."""
     there = f"cd {shlex.quote(str(folder))} && " if folder else ""
     note = f" # {comment}" if comment else ""
-    print(one_line(f"Next: {there}{program(folder or Path.cwd())} {shlex.join(arguments)}{note}"), file=sys.stderr)
+    tell(f"Next: {there}{program(folder or Path.cwd())} {shlex.join(arguments)}{note}")
 
 
 def progress_console() -> Console:

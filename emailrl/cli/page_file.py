@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
 Redact = Annotated[
-    bool, typer.Option("--redact", help="Replace people and addresses in the page with consistent pseudonyms.")
+    bool,
+    typer.Option("--redact", help="Replace addresses, and names in addresses and headers; other facts in texts stay."),
 ]
 
 
@@ -41,7 +43,7 @@ def write_page(
     if path in place.root.parents:
         say(f"Newest in {path}: {place.root}")
     data = gather(place, model_name=settings.model.name)
-    content = page(redacted(data) if redact else data).encode("utf-8", "replace")
+    content = page(redacted(data, _mailbox(settings.store.db)) if redact else data).encode("utf-8", "replace")
     replace_bytes(target, content)
     left_out = data.run["left_out"]
     what = "numbers only" if not data.rows else "redacted" if redact else "with email text"
@@ -50,3 +52,16 @@ def write_page(
     for each in left_out:
         say(f"Left out: {each}")
     return {"html": target, "num_trajectories": len(data.rows), "left_out": left_out}
+
+
+def _mailbox(db: Path) -> list[str]:
+    """All addresses of the database; none if it is not at hand."""
+    from sqlalchemy import select
+
+    from emailrl.errors import EmailRLError
+    from emailrl.store.connection import opened
+    from emailrl.store.schema import addresses
+
+    with suppress(EmailRLError), opened(db) as connection:
+        return list(connection.scalars(select(addresses.c.address)))
+    return []

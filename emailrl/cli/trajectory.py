@@ -1,6 +1,6 @@
 """One trajectory on the terminal, turn by turn; ``verbose`` adds every token with its mask and log-probability.
 
-Everything shown is ``rich.text.Text`` built from sanitized strings: email and model output are never parsed as markup.
+Everything shown is ``rich.text.Text``: email and model output are never parsed as markup.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
         elif message.role == "tool":
             yield _labelled(f"result of {plain_line(message.name or 'tool')}", _tool_result(message.content), "cyan")
         elif verbose or message.role not in ("system", "user") or number:
-            yield _labelled(message.role, plain(message.content), CONTEXT)
+            yield _labelled(message.role, message.content, CONTEXT)
     for turn in turns:  # recordings without a chat have calls only in their turns
         number += 1
         yield _turn_rule(number, turn)
@@ -111,10 +111,10 @@ def _turn_rule(number: int, turn: Turn | None) -> Rule:
 def _assistant(message: Message) -> RenderableType:
     parts: list[RenderableType] = []
     if message.content.strip():
-        parts.append(_labelled("assistant", plain(message.content.strip()), ""))
+        parts.append(_labelled("assistant", message.content.strip(), ""))
     parts += [_call(call.name, call.arguments) for call in message.tool_calls]
     if message.parse_error:
-        parts.append(_labelled("unparsable", plain(message.parse_error), "red"))
+        parts.append(_labelled("unparsable", message.parse_error, "red"))
     return Group(*parts)
 
 
@@ -136,20 +136,20 @@ def _tool_result(content: str) -> str:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        return plain(content)
+        return content
     if isinstance(value, list):
         return "".join(f"\n• {_flat(item)}" for item in value) or "[] (no results)"
     if isinstance(value, dict):
         return "".join(f"\n{plain_line(str(key))}: {_flat(item)}" for key, item in value.items())
-    return plain(content)
+    return content
 
 
 def _flat(value: Any) -> str:
     if isinstance(value, dict):
-        return "  ".join(plain(str(item)) for item in value.values())
+        return "  ".join(str(item) for item in value.values())
     if isinstance(value, list):
-        return ", ".join(plain(str(item)) for item in value)
-    return plain(str(value)) if value is not None else "none"
+        return ", ".join(str(item) for item in value)
+    return str(value) if value is not None else "none"
 
 
 def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
@@ -196,7 +196,7 @@ def _pairs(rows: dict[str, str]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, Text(plain(value)))
+        table.add_row(name, Text(value))
     return table
 
 

@@ -16,6 +16,7 @@ from emailrl.errors import UsageError
 from emailrl.openrlhf.conversion import Conversion
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, parse
 from emailrl.openrlhf.take import take_all
+from emailrl.plain import one_line
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, leaves
 from emailrl.training.algorithms import Algorithm
@@ -103,7 +104,7 @@ def _write(taken: Conversion, offered: Offers) -> str:
         "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
         "# Settings not listed keep emailrl's defaults; docs/openrlhf.md shows where OpenRLHF's differ.",
     ]
-    lines += [f"# {_comment(note)}" for note in taken.notes]
+    lines += [f"# {one_line(note)}" for note in taken.notes]
     section = ""
     for leaf in leaves():
         if leaf.key not in taken.values and leaf.key not in offered:
@@ -112,10 +113,10 @@ def _write(taken: Conversion, offered: Offers) -> str:
             section = leaf.section
             lines += ["", f"[{section}]"]
         if leaf.key in taken.values:
-            lines.append(f"{leaf.key} = {_toml(taken.values[leaf.key])}  # {_comment(taken.flags[leaf.key])}")
+            lines.append(f"{leaf.key} = {_toml(taken.values[leaf.key])}  # {one_line(taken.flags[leaf.key])}")
         else:
             value, reason = offered[leaf.key]
-            lines.append(f"# {leaf.key} = {_toml(value)}  # {_comment(reason)}")
+            lines.append(f"# {leaf.key} = {_toml(value)}  # {one_line(reason)}")
     return "\n".join(lines) + "\n"
 
 
@@ -124,10 +125,6 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     # A JSON string is valid TOML except for DEL, which TOML requires escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
-
-
-def _comment(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 # -- OpenRLHF's defaults for flags not given, where emailrl's differ

@@ -13,10 +13,9 @@ import io
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,7 @@ from typing import Any, Final
 from emailrl.checkpoints import sha256_of
 from emailrl.disk import LOCK, is_locked, locked, share_files, sync
 from emailrl.errors import EmailRLError
-from emailrl.plain import first_line
+from emailrl.plain import first_line, tell
 from emailrl.policy.adapter import CONFIG, WEIGHTS
 from emailrl.policy.smol_source import HUB, PACKAGED, Source, find_local, find_source, hash_of
 
@@ -143,7 +142,7 @@ def _convert(name: str, source: Source) -> Path:
     with _only_converter(folder):
         if _is_complete(folder):
             return folder
-        print(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})", file=sys.stderr)
+        tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
         model, tokenizer = _read(name, source)
         beside = folder.with_name(f".{folder.name}")
         beside.mkdir()
@@ -163,7 +162,7 @@ def _only_converter(folder: Path) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if is_locked(lock):
-            print("Waiting for another process that prepares a model", file=sys.stderr)
+            tell("Waiting for another process that prepares a model")
         with locked(lock):
             for unused in folder.parent.glob(f"{SMOL}-*"):
                 if unused != folder and _is_unused(unused):
@@ -201,12 +200,10 @@ def _read(name: str, source: Source) -> tuple[Any, Any]:
     weights, is_gguf = source.weights, source.weights.suffix == ".gguf"
     packed = {"gguf_file": weights.name} if is_gguf else {"use_safetensors": True}
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, "attn_implementation": "eager"}
-    on_terminal = sys.stderr.isatty()
-    if not on_terminal:
-        disable_progress_bar()
+    disable_progress_bar()
     try:
         # transformers shows a progress bar of its GGUF reader regardless.
-        with nullcontext() if on_terminal else redirect_stderr(io.StringIO()):
+        with redirect_stderr(io.StringIO()):
             read = AutoModelForCausalLM.from_pretrained(weights.parent, **options, **packed)
         if is_gguf:
             tokenizer = _tokenizer_of(weights)

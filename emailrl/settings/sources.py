@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Final
 from dotenv.parser import parse_stream
 
 from emailrl.errors import UsageError
-from emailrl.plain import one_line
+from emailrl.plain import tell
 from emailrl.settings.names import PREFIX, Leaf, by_env_name, by_name, leaves, nearest
 from emailrl.settings.presets import PRESETS
 
@@ -201,12 +200,12 @@ def _warn_of_prefix(name: str, environ: Mapping[str, str]) -> None:
     """
     prefixed = PREFIX + name
     if prefixed in by_env_name() and not environ.get(prefixed):
-        print(one_line(f"warning: {name} in the environment is not read; the setting is {prefixed}."), file=sys.stderr)
+        tell(f"warning: {name} in the environment is not read; the setting is {prefixed}.")
     elif name.startswith(PREFIX) and name not in by_env_name():
         bare = name.removeprefix(PREFIX)
         near = bare if bare in by_env_name() else nearest(name, by_env_name())
         guess = f"; did you mean {near}?" if near else f". {_SEE}"
-        print(one_line(f"warning: {name} in the environment is not a setting{guess}"), file=sys.stderr)
+        tell(f"warning: {name} in the environment is not a setting{guess}")
 
 
 def _warn_of_near_miss(name: str, origin: str) -> None:
@@ -214,4 +213,4 @@ def _warn_of_near_miss(name: str, origin: str) -> None:
     own = {leaf.field.upper(): leaf.env_names[0] for leaf in leaves()} | {env: env for env in by_env_name()}
     near = nearest(name, own, 0.0 if name.startswith("EMAILRL_") else NEAR_MISS)
     if near:
-        print(one_line(f"warning: {origin}: {name} is not a setting; did you mean {own[near]}?"), file=sys.stderr)
+        tell(f"warning: {origin}: {name} is not a setting; did you mean {own[near]}?")

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import httpx
 import pytest
+from local_server import Answer, answering
 from rich.panel import Panel
 from rich.progress import Progress, TextColumn
 from rich.table import Table
@@ -14,7 +21,14 @@ from rich.text import Text
 
 import emailrl as package
 from emailrl.checkpoints import read_checkpoint
-from emailrl.cli.output import LONGEST_ERROR, fail, progress_console, result_console
+from emailrl.cli.output import LONGEST_ERROR, fail, print_json, progress_console, result_console, say
+from emailrl.engines.replicas import refusal
+from emailrl.plain import guard_streams, tell
+from emailrl.rewards import build_scorer
+from emailrl.rewards.judge import JudgeError, LLMJudge
+from emailrl.settings import RewardSettings, Settings
+from emailrl.training.run.tracking import open_log
+from emailrl.trajectory import Trajectory
 
 HOSTILE = "\x1b[2J[red]x[/red]\x1b]8;;http://evil.example\x07\u202egpj.\x9b31m"
 SHOWN = "␛[2J[red]x[/red]␛]8;;http://evil.example"
@@ -99,3 +113,95 @@ def test_no_color_is_respected(monkeypatch, capsys: pytest.CaptureFixture[str], 
     progress_console().print(table("x"), style="on red")
     streams = capsys.readouterr()
     assert streams.out == f"{shown}\n" and ("\x1b[41m" in streams.err) is not bool(no_color)
+
+
+# -- every source of foreign text, into every sink
+
+FOREIGN = "ME\x1b[31mX\x1b]0;title\x07\x9b1m\u202e\rY"
+Start = Callable[[Answer], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Start]:
+    with answering() as start:
+        yield start
+
+
+def replying(status: int, text: str) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        body = text.encode()
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def scored(trajectory: Trajectory, **rewards: object) -> str:
+    settings = Settings(rewards=RewardSettings(**({"judge": "offline"} | rewards)))
+    build_scorer(settings).score([trajectory])
+    return "logged"
+
+
+def _reward_server(serve: Start, trajectory: Trajectory, folder: Path) -> str:
+    return scored(trajectory, reward=serve(replying(400, FOREIGN)), reward_retries=0)
+
+
+def _custom_reward(serve: Start, trajectory: Trajectory, folder: Path) -> str:
+    (folder / "own.py").write_text(f"def reward(trajectory):\n    raise ValueError({FOREIGN!r})\n")
+    return scored(trajectory, reward=f"{folder / 'own.py'}:reward")
+
+
+def _judge(serve: Start, trajectory: Trajectory, folder: Path) -> str:
+    address, cache = serve(replying(401, FOREIGN)), folder / "judge.sqlite"
+    settings = RewardSettings(judge_base_url=address, judge_api_key="k" * 20, judge_cache=cache)
+    with pytest.raises(JudgeError) as caught:
+        LLMJudge(settings, concurrency=1).check("When?", "Friday", "Monday")
+    return str(caught.value)
+
+
+def _vllm_server(serve: Start, trajectory: Trajectory, folder: Path) -> str:
+    return refusal(httpx.post(serve(replying(500, json.dumps({"error": {"message": FOREIGN}}))), content=b""))
+
+
+SOURCES = {
+    "a reward server's 400": _reward_server,
+    "a custom reward's exception": _custom_reward,
+    "a judge's 401": _judge,
+    "a vLLM server's 500": _vllm_server,
+    "a chat server's error, a mail's subject, a file's, data set's or model's name": lambda *_: FOREIGN,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("logs", [False, True])
+def test_no_source_steers_any_sink(
+    source: str, logs: bool, serve: Start, trajectory: Trajectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard_streams()
+    handler = open_log(tmp_path / "training.log", verbose=True) if logs else None
+    logging.getLogger("emailrl").propagate = False
+    try:
+        text = SOURCES[source](serve, trajectory, tmp_path)
+        sinks = (print, tell, say, warnings.warn, sys.stdout.write, sys.stderr.write, logging.getLogger("other").error,
+                 logging.getLogger("emailrl.x").error, result_console().print, progress_console().print)  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            for sink in sinks:
+                sink(text)
+        sys.stdout.writelines([text, "\n"])
+        with progress_console().status("busy"):
+            print(text, file=sys.stderr)
+        print_json({"said": FOREIGN})
+    finally:
+        logging.getLogger("emailrl").propagate = True
+        if handler:
+            logging.getLogger("emailrl").removeHandler(handler)
+            handler.close()
+    streams = capsys.readouterr()
+    log = (tmp_path / "training.log").read_text() if logs else ""
+    assert "ME␛[31mX" in (log if logs else streams.err)
+    for sink in (*streams, log):
+        assert not any(sign in sink for sign in ("\x1b[31mX", "\x1b]0", "\x07", "\x9b", "\u202e", "\rY"))
+    assert json.loads(streams.out.splitlines()[-1]) == {"said": FOREIGN}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
 from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
@@ -15,9 +15,11 @@ from emailrl.trajectory import Message, StopReason, ToolCall, Trajectory
 
 
 def shown(trajectory: Trajectory, **options: object) -> str:
-    console = Console(file=io.StringIO(), width=120, no_color=True)
-    console.print(render_trajectory(trajectory, **options))  # type: ignore[arg-type]
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    console = PlainConsole()
+    console.width, console.no_color = 120, True
+    with console.capture() as captured:
+        console.print(render_trajectory(trajectory, **options))  # type: ignore[arg-type]
+    return captured.get()
 
 
 def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:

@@ -57,7 +57,7 @@ function outcome(row, detail) {
   if (detail.dropped) facts.push(`not trained: ${detail.dropped.replaceAll("_", " ")}`);
   facts.push((row.stop || "no stop reason").replaceAll("_", " "), plural(row.turns, "turn"), plural(row.tokens, "token"), `${number(row.seconds, 1)} s`);
   return el("div", { class: "outcome" },
-    el("p", { class: "crumbs" }, outside(fileOf(row).label), " · ", outside(row.id, "code")),
+    el("p", { class: "crumbs" }, brief(fileOf(row).label), " · ", outside(row.id, "code")),
     outside(detail.question, "h1", { id: "question" }),
     el("p", { class: "facts" }, verdict, facts.map((fact) => outside(fact, "span"))),
     row.failure ? outside(row.failure, "p", { class: "failure" }) : null,
@@ -125,7 +125,7 @@ function sideBySide(row, members, found) {
   const rewards = members.map((each) => each.reward);
   const lead = many ? `${plural(members.length, "rollout")} of one question; rewards from ${number(Math.min(...rewards), 2)} to ${number(Math.max(...rewards), 2)}, mean ${number(mean(rewards), 2)}.` : `The same question in ${members.length} places, in the order they were recorded.`;
   const columns = members.map((each, index) => el("section", { class: "column", "aria-label": many ? `Rollout ${index + 1}` : plain(fileOf(each).label), "aria-current": each === row ? "true" : null },
-    el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : outside(fileOf(each).label))),
+    el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : brief(fileOf(each).label))),
     el("p", { class: "facts" }, el("span", { class: `badge ${each.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[each.verdict]} ${each.verdict}`), el("span", { text: `reward ${number(each.reward, 2)}` }), found[index].advantage === null ? null : el("span", { text: `advantage ${signed(found[index].advantage, 2)}` })),
     evidenceMarks(each, { inFull: true }), conversation(found[index], { compact: true })));
   return el("article", { class: "trajectory wide" }, el("a", { class: "back always", href: address({ side: null }), text: "← This trajectory" }), outside(found[0].question, "h1"), el("p", { class: "lead" }, "Expected: ", outside(found[0].gold || "no answer in the mailbox"), `. ${lead}`), scroller("Side by side", el("div", { class: "columns" }, columns)));

@@ -42,6 +42,19 @@ function mark(character) {
   return el("span", { class: "hidden-mark", text: shown });
 }
 
+// An absolute path by its last two parts.
+function short(text) {
+  const ending = (path) => path.split("/").filter(Boolean).slice(-2).join("/");
+  return text.startsWith("/") && text.split("/").length > 3 ? ending(text) : text.replace(/(?<![\w.:/])(?:\/[^/\s,;:]+){3,}/g, ending);
+}
+
+// Untrusted text with short paths; the tooltip has the whole.
+function brief(text, name = "span", attributes = {}) {
+  const value = String(text ?? "");
+  const cut = short(value);
+  return outside(cut, name, cut === value ? attributes : { title: plain(value), ...attributes });
+}
+
 const plain = (text) => outside(text).textContent;
 
 function number(value, digits = 3) {

@@ -5,7 +5,7 @@ function overview() {
   const parts = [heading(), leftOut(), tiles()];
   const charts = curves();
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, el("div", { class: "charts" }, charts), stepTable()));
-  if (run.results.length) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable()));
+  if (run.results.length) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.comparisons.map(comparison)));
   parts.push(failures(), changes(), rewardOverview());
   return el("div", { class: "overview" }, parts);
 }
@@ -17,7 +17,7 @@ function section(title, lead, ...content) {
 function heading() {
   const { run } = data;
   const facts = [run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory", "trajectories"), run.run.run_id];
-  return el("div", { class: "heading" }, outside(run.title, "h1"), outside(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
+  return el("div", { class: "heading" }, outside(run.title, "h1"), brief(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
 }
 
 function leftOut() {
@@ -32,15 +32,18 @@ function leftOut() {
 function tiles() {
   const { run } = data;
   const tile = (name, value, note) => el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? el("span", { class: "under", text: note }) : null));
+  const measured = (name, each, before) => tile(name, percent(each.accuracy), `${before}${plural(each.num_questions, "question")}, 95% interval ${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}`);
   const tilesOf = [];
   if (run.evaluations.length) {
     const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
     const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
     tilesOf.push(tile("Validation accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `${first === last ? "" : "last: "}95% interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
-    tilesOf.push(tile("Best evaluation", percent(best.accuracy), `step ${best.step}, ${plural(best.num_questions, "question")}`));
+    tilesOf.push(tile("Validation, selected the model", percent(best.accuracy), `step ${best.step}, ${plural(best.num_questions, "question")}: the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average`));
+    if (run.confirmed) tilesOf.push(measured("Validation, other questions", run.confirmed, `step ${run.confirmed.step}, `));
+    if (run.tested) tilesOf.push(measured("Test accuracy", run.tested, ""));
     tilesOf.push(tile("Evaluation reward", first === last ? number(last.reward) : `${number(first.reward, 2)} → ${number(last.reward, 2)}`, "mean, first to last"));
   } else if (run.results.length) {
-    for (const each of run.results.slice(0, 4)) tilesOf.push(tile(`Accuracy, ${plain(each.model)}`, percent(each.accuracy), `95% interval ${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}`));
+    for (const each of run.results.slice(0, 4)) tilesOf.push(tile(`Accuracy, ${plain(short(each.model))}`, percent(each.accuracy), `95% interval ${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}`));
   } else if (data.rows.length) {
     const judged = data.rows.filter((row) => row.verdict !== "not judged");
     const right = judged.filter((row) => row.verdict === "correct").length;
@@ -143,24 +146,28 @@ function stepTable() {
 const stepAddress = (step) => address({ ...noFilters(), view: "list", t: null, side: null, source: "step", step });
 const scroller = (label, content) => el("div", { class: "scroller", role: "region", tabindex: "0", "aria-label": label }, content);
 
+const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; p = ${Number(each.p_value).toPrecision(3)} (exact paired test)`, "p", { class: "note" });
+
 function resultTable() {
   const rows = data.run.results.map((each) => {
     const range = el("span", { class: "range", "aria-hidden": "true" }, el("span", { class: "span" }), el("span", { class: "point" }));
     range.children[0].style.left = `${100 * each.accuracy_low}%`;
     range.children[0].style.width = `${100 * (each.accuracy_high - each.accuracy_low)}%`;
     range.children[1].style.left = `${100 * each.accuracy}%`;
-    return el("tr", {}, outside(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: `${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}` }), el("td", {}, range), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) }));
+    return el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: `${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}` }), el("td", {}, range), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) }));
   });
   const head = ["model", "accuracy", "95% interval", "0 to 100%", "reward", "turns", "questions"].map((name) => el("th", { scope: "col", text: name }));
   return scroller("Results", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
-// The files whose failures are compared: the first and last evaluation, else each benchmark, else everything.
+// The files whose failures are compared: the first and last evaluation, else each benchmark (models without adapter
+// first, for they came before; else in the order given), else everything.
 function compared() {
   const held = (source) => data.run.files.filter((file) => file.source === source && file.count && !file.left_out);
   const evaluations = held("eval");
   if (evaluations.length) return evaluations.length > 1 ? [evaluations[0], evaluations.at(-1)] : evaluations;
-  const benchmarks = held("benchmark");
+  const trained = (file) => data.run.results.some((each) => each.checkpoint && String(each.trajectories).split("/").at(-1) === file.name);
+  const benchmarks = held("benchmark").sort((one, other) => trained(one) - trained(other));
   return (benchmarks.length ? benchmarks : data.run.files.filter((file) => file.count)).slice(0, 4);
 }
 
@@ -175,7 +182,7 @@ function failures() {
     const link = el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name, failure: name }), "aria-label": `${plural(found, "trajectory", "trajectories")}: ${name}, ${plain(file.label)}`, text: String(found) });
     return el("td", {}, el("span", { class: "share" }, found ? link : "0", bar(found / rows.length, 0, 1), el("span", { class: "under", text: percent(found / rows.length) })));
   })));
-  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, outside(file.label), el("span", { class: "under block", text: plural(rows.length, "trajectory", "trajectories") })))];
+  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, brief(file.label), el("span", { class: "under block", text: plural(rows.length, "trajectory", "trajectories") })))];
   return section("Why answers fail", "How far the search for the email with the answer got. A full bar is 100% of the column; each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
@@ -183,7 +190,7 @@ const CHANGES = [["fixed", (one, other) => !one && other], ["broken", (one, othe
 const IN_TIME = { fixed: "Wrong before, correct after", broken: "Correct before, wrong after", same: "Wrong before and after" };
 const MOST_QUESTIONS = 8;
 
-const changeTitles = (before, after) => (before.source === "eval" ? IN_TIME : { fixed: `Correct only in the ${plain(after.label)}`, broken: `Correct only in the ${plain(before.label)}`, same: "Wrong in both" });
+const changeTitles = (before, after) => (before.source === "eval" ? IN_TIME : { fixed: `Correct only in the ${plain(short(after.label))}`, broken: `Correct only in the ${plain(short(before.label))}`, same: "Wrong in both" });
 
 // Questions of the first evaluation against the same ones of the last, or of one benchmark against another.
 function changes() {
@@ -200,7 +207,7 @@ function changes() {
     const rest = found.slice(MOST_QUESTIONS);
     return el("div", { class: `change ${name}` }, el("h3", {}, `${titles[name]} `, el("span", { class: "count", text: String(found.length) })), el("ul", {}, found.slice(0, MOST_QUESTIONS).map(item)), rest.length ? fold(`${rest.length} more`, "", () => el("ul", {}, rest.map(item))) : null);
   });
-  return section(files[0].source === "eval" ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(files[0].label)} against ${plain(files[1].label)}. Each opens side by side.`, el("div", { class: "changes" }, columns));
+  return section(files[0].source === "eval" ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(short(files[0].label))} against ${plain(short(files[1].label))}. Each opens side by side.`, el("div", { class: "changes" }, columns));
 }
 
 function rewardOverview() {

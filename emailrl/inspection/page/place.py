@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import emailrl
-from emailrl.checkpoints import list_checkpoints
+from emailrl.checkpoints import CONFIRMED, list_checkpoints
 from emailrl.disk import not_a_file
 from emailrl.errors import EmailRLError
 from emailrl.inspection.locate import existing, find_file, has_numbers, newest_file, position_in
@@ -116,6 +116,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
     left_out = _not_files(place)
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
+    results = _object(folder / "results.json")
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     return {
@@ -130,7 +131,10 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "versions": metadata.versions if metadata else {},
         "steps": _records(folder / "metrics.jsonl", left_out),
         "evaluations": _records(folder / "evaluations.jsonl", left_out),
-        "results": _results(folder / "results.json"),
+        "results": _list(results, "results"),
+        "comparisons": _list(results, "comparisons"),
+        "confirmed": _object(folder / CONFIRMED) or None,
+        "tested": _tested(folder.resolve()),
         "files": files,
         "total": sum(each["count"] for each in files),
         "left_out": left_out,
@@ -171,10 +175,19 @@ def _conditions(place: Place) -> Record:
     return next(({"conditions": found} for found in map(_object, beside) if found), {})
 
 
-def _results(path: Path) -> list[Any]:
-    """A benchmark's results; empty if another program wrote the file."""
-    results = _object(path).get("results")
-    return results if isinstance(results, list) else []
+def _list(results: Record, name: str) -> list[Any]:
+    """A list of a benchmark's results; empty if another program wrote the file."""
+    found = results.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _tested(run: Path) -> Record | None:
+    """The newest complete benchmark of one of the run's checkpoints, if there is one beside the run."""
+    files = sorted(run.parent.glob("benchmarks/*/results.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    results = (each for file in files for each in _list(_object(file), "results"))
+    return next(
+        (each for each in results if Path(str(each.get("checkpoint"))).parent == run and each.get("complete")), None
+    )
 
 
 def _object(path: Path) -> Record:

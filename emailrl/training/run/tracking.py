@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from emailrl.disk import check_own, naming
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
-from emailrl.plain import first_line
+from emailrl.plain import first_line, plain, plain_line
 from emailrl.recording import MetricsWriter
 from emailrl.settings import Settings, check_wandb
 from emailrl.training.run.display import SILENT, Display
@@ -60,7 +60,7 @@ class Tracker:
         self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=last)
 
     def say(self, text: str) -> None:
-        """Print lines to the console and the log; unprintable characters, as from email text, become spaces."""
+        """Print lines to the console and the log."""
         self._print(text, self._console)
 
     def conclude(self, text: str) -> None:
@@ -69,9 +69,8 @@ class Tracker:
 
     def _print(self, text: str, console: Say) -> None:
         for line in text.splitlines():
-            printable = "".join(char if char.isprintable() else " " for char in line)
-            console(printable)
-            logging.getLogger("emailrl.training").info("%s", printable)
+            console(line)
+            logging.getLogger("emailrl.training").info("%s", line)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Record one evaluation's numbers."""
@@ -116,11 +115,21 @@ class _LogFile(logging.FileHandler):
             super().flush()
 
 
+class _PlainFormatter(logging.Formatter):
+    """Formats a record as one line, and its traceback on more, all of it ``plain``."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return plain_line(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
 def open_log(path: Path, *, verbose: bool) -> logging.Handler:
     """Append ``emailrl``'s log from INFO up (``verbose``: from DEBUG) to a file, with timestamps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("emailrl")
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
     logger.addHandler(handler)

@@ -40,6 +40,10 @@ def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
     write_records(folder / "metrics.jsonl", steps)
     held = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
     write_records(folder / "evaluations.jsonl", [{"step": step, "accuracy": step / 2, **held} for step in (0, 2)])
+    (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **held}))
+    tested = {"checkpoint": str(folder / "best_model"), "complete": True, "accuracy": 0.375, **held}
+    (tmp_path / "benchmarks" / "one").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "one" / "results.json").write_text(json.dumps({"results": [{"model": "x"}, tested]}))
     return folder
 
 
@@ -67,6 +71,17 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
     assert 'class="band' not in markup
     assert 'Wrong before, correct after <span class="count">1</span>' in markup
     assert "1 trajectory: wrong, gold email not found, evaluation at step 0" in markup
+
+
+@needs_chromium
+def test_the_accuracy_that_selected_the_model_is_no_result(file: Path, tmp_path: Path) -> None:
+    tiles = re.findall(r"<dt>([^<]*)</dt><dd><span class=\"value\">([^<]*)", shown(file, tmp_path / "profile"))
+    told = {
+        "Validation, selected the model": "100.0%",
+        "Validation, other questions": "62.5%",
+        "Test accuracy": "37.5%",
+    }
+    assert told.items() <= dict(tiles).items()
 
 
 @needs_chromium
@@ -136,14 +151,20 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
         write_trajectories(file, made)
         numbers = {"accuracy": right / 12, "accuracy_low": 0.1, "accuracy_high": 0.9, "reward": 0.5, "num_turns": 2.0}
         results.append({"model": model, "trajectories": str(file), "num_questions": 12, **numbers})
-    (folder / "results.json").write_text(json.dumps({"results": results}))
+    results[0] |= {"checkpoint": "/runs/ann/outputs/grpo/best_model", "model": "/runs/ann/outputs/grpo/best_model"}
+    compared = {"num_questions": 12, "better_first": 0, "better_second": 10, "p_value": 0.00195}
+    comparisons = [{"first": results[0]["model"], "second": "large"} | compared]
+    (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": comparisons}))
     target = tmp_path / "page.html"
     target.write_text(page(gather(place_of(folder), model_name="nano")), encoding="utf-8")
     markup = shown(target, tmp_path / "profile")
     assert "<dt>Accuracy, large</dt>" in markup and "91.7%" in markup and "11 of 24" not in markup
     assert 'Correct only in the benchmark of large <span class="count">10</span>' in markup
-    assert 'Correct only in the benchmark of small <span class="count">0</span>' in markup
+    assert 'Correct only in the benchmark of grpo/best_model <span class="count">0</span>' in markup
     assert 'Wrong in both <span class="count">1</span>' in markup
+    assert re.search(r'class="change broken"><h3>Correct only in the benchmark of large', markup)  # it was there before
+    assert "p = 0.00195" in markup and ">grpo/best_model against large" in markup
+    assert '<th dir="auto" title="/runs/ann/outputs/grpo/best_model" scope="row">grpo/best_model</th>' in markup
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=01-large.jsonl%400&side=question")
     assert ">cited</span>" in side

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from two_turns import trajectory
 
 from emailrl.inspection.page import gather, page, place_of
 from emailrl.inspection.page.redact import Redactor, redacted
 from emailrl.recording import write_records, write_trajectories
-from emailrl.trajectory import Message, Trajectory
+from emailrl.trajectory import Message, Scenario, Trajectory
 
 __all__ = ["trajectory"]
 
@@ -34,7 +40,7 @@ def test_headers_in_bodies_give_names_and_common_words_do_not() -> None:
     redactor = learned("> From: Jane Roe [mailto:jr7@x.com]\nTo: Support\n", "will.info@x.com", "don@x.com", "it will")
     assert (
         redactor.record("jane asked support; Will will not, Don. Don't")
-        == "Name1 asked support; Name3 will not, Name4. Don't"
+        == "Name2 asked support; Name5 will not, Name7. Don't"
     )
 
 
@@ -94,3 +100,50 @@ def test_what_a_bad_line_holds_is_not_quoted(trajectory: Trajectory, tmp_path: P
         "step-000001.jsonl: 1 of 2 lines could not be read",
         "training/step-000001.jsonl, line 1: not a training note",
     ]
+
+
+# -- any mailbox
+
+NAMES = st.text("abdeknoruvxyzäß", min_size=1, max_size=9)
+LOCALS = st.one_of(
+    st.builds("{}.{}".format, NAMES, NAMES),
+    st.builds('"{} {}"'.format, NAMES, NAMES),
+    st.from_regex(r"[a-z0-9]{1,3}|[a-z]{1,4}[0-9_+'-][a-z0-9]{1,4}|[a-z]{65,80}|info|may", fullmatch=True),
+)
+DOMAINS = st.sampled_from(["corvane.test", "[10.9.8.7]", "x.corvane.test", "CORVANE", "möwe.test"])
+PEOPLE = st.lists(st.tuples(NAMES, NAMES, LOCALS, st.sampled_from(["@", "%40"]), DOMAINS), min_size=1, max_size=4)
+FOLDERS = st.builds("/home/{}{}".format, NAMES, st.sampled_from(["", "/mail", "/My Runs", "/a/b"]))
+IN_TEXT = st.sampled_from(["{}", "Ask {}.", "<{}>", "mailto:{}?subject=x", "to={}&x=1", "{},x", "({})", '["{}"]'])
+CASES = st.sampled_from([str.lower, str.upper, str])
+
+
+@settings(max_examples=60, deadline=None)
+@given(PEOPLE, FOLDERS, IN_TEXT, CASES)
+def test_no_address_full_name_or_home_is_left(
+    people: Any, folder: str, in_text: str, case: Callable[[str], str]
+) -> None:
+    addresses = ["".join(address) for _, _, *address in people]
+    names = [f"{first.title()} {last.title()}" for first, last, *_ in people]
+    lines = [in_text.format(address) for address in addresses]
+    lines += [f"From: {name} <{address}>" for name, address in zip(names, addresses, strict=True)]
+    body = "\n".join([*lines, *(f"then {case(name)} said" for name in names)])
+    mail = {"message_id": "<1@x>", "subject": lines[0], "body": body, "to_addresses": addresses}
+    messages = [Message("tool", json.dumps(mail), name="read_email"), Message("assistant", body)]
+    failed = f"FileNotFoundError: {folder + '/run.jsonl'!r}, in {folder}/run.jsonl and {folder}"
+    scenario = Scenario("q", lines[0], names[0], ["<1@x>"], addresses[0], "2001-01-01")
+    with tempfile.TemporaryDirectory() as root:
+        file = Path(root) / f"{names[0]}.jsonl"
+        write_trajectories(file, [Trajectory("t", "g", scenario, messages=messages, exception=failed)])
+        found = redacted(gather(place_of(file), model_name="nano"))
+        document = page(found), strings([found.run, found.rows, list(found.details())])
+    assert names[0] not in document[0]
+    for each in [*addresses, *names, folder]:
+        assert not re.search(rf"(?<![\w.]){re.escape(each)}(?!\w)", document[1], re.IGNORECASE), each
+
+
+def strings(value: Any) -> str:
+    """All texts of a value, those in JSON too, one per line."""
+    if isinstance(value, dict | list):
+        return "\n".join(map(strings, value if isinstance(value, list) else [*value, *value.values()]))
+    text = str(value)
+    return f"{text}\n{strings(json.loads(text))}" if text.startswith('{"') else text
