@@ -226,7 +226,7 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     if "name" in settings.model.model_fields_set:
         return configured, configured, f"{shown} (MODEL_NAME){passed_over}"
     if not is_demo and is_at_hand(SMOL, settings.model.smol_base):
-        return SMOL, SMOL, f"{_SMOL_SHOWN}{passed_over}"
+        return SMOL, SMOL, f"{_SMOL_SHOWN}{passed_over or '; no run has a best checkpoint'}"
     return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 

@@ -250,9 +250,9 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     assert shown in emailrl("ask", "When?", "--db", db, "--model", "smol")[2]
     with monkeypatch.context() as patch:
         patch.setenv("MODEL_NAME", "smol")
-        assert "model: smol (for" in emailrl("ask", "When?", "--db", db)[2]
+        assert "docs/smol.md) (MODEL_NAME)\n" in emailrl("ask", "When?", "--db", db)[2]
     code, _, err = emailrl("ask", "When?", "--db", db)
-    assert shown in err
+    assert f"{shown.strip()}; no run has a best checkpoint\n" in err
     assert code == 1 and err.splitlines()[-1].startswith(f"error: {base / 'model.safetensors'} is damaged or inc")
     assert "Loading the model" not in err
 
