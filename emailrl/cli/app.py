@@ -105,8 +105,8 @@ def emailrl_command(
     \b
       emailrl quickstart                                the cycle on demo mail
       emailrl gen-db --source demo --db data/demo.db    index a mailbox
-      emailrl train --model nano --db data/demo.db      train a policy on it
-      emailrl benchmark --db data/demo.db               measure the checkpoint
+      emailrl train --model nano --learning-rate 2e-3   train a policy on it
+      emailrl benchmark                                 measure the checkpoint
       emailrl inspect-trajectory --verbose              look inside a trajectory
     """
     if context.invoked_subcommand is None:

@@ -3,10 +3,10 @@
 Without a question, questions are read from the terminal or from stdin, one per line: Ctrl-C ends the current
 question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout.
 
-Without --checkpoint or --model, the newest best checkpoint answers; otherwise MODEL_NAME if it is set; otherwise
-smol if it or its base model is on this machine; otherwise nano, which knows the demo mailbox only and is preferred for
-it. --inbox may be left out if the database holds a single mailbox. Emails stay on this machine unless the model runs on
-a server, which is then named.
+Without --checkpoint or --model, the newest best checkpoint answers, but one of nano only in the demo mailbox, the only
+mail that nano knows; otherwise MODEL_NAME if it is set; otherwise smol if it or its base model is on this machine and
+the mailbox is not the demo's; otherwise nano. --inbox may be left out if the database holds a single mailbox. Emails
+stay on this machine unless the model runs on a server, which is then named.
 
 Examples:
 
@@ -145,9 +145,13 @@ class _Session:
 def _converse(session: _Session) -> None:
     """Answer questions until there are no more; an error or Ctrl-C ends only the current question."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
-    for question in _questions():
+    results = result_console()
+    for number, question in enumerate(_questions()):
         try:
-            session.ask(_checked(question), result_console())
+            if not sys.stdin.isatty():  # on a terminal it stands where it was typed
+                results.print("\n" * (number > 0), end="")
+                say(f"Question: {question}", results)
+            session.ask(_checked(question), results)
         except KeyboardInterrupt:
             say("interrupted")
         except EmailRLError as error:
@@ -191,7 +195,7 @@ def _checked(question: str) -> str:
 
 def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str, str]:
     """The model that answers, or its adapter's folder; the base model's name; and a display name."""
-    from emailrl.checkpoints import find_runs
+    from emailrl.checkpoints import checkpoint_of, find_runs
     from emailrl.engines import is_chat
     from emailrl.policy.adapter import find_adapter
     from emailrl.policy.resolve import NANO
@@ -209,15 +213,20 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
         return configured, configured, configured
     if model is not None:
         return configured, configured, shown
+    output_dir, is_demo = settings.output.output_dir, has_only_demo_email(settings.store.db)
     if checkpoint in (None, "best"):
-        note_runs_without_best(settings.output.output_dir)
-    if checkpoint is not None or find_runs(settings.output.output_dir, which="best"):
-        adapter = find_adapter(checkpoint or "best", settings.output.output_dir)
-        return adapter.path, adapter.base_model, f"{adapter.path} on {adapter.base_model}"
+        note_runs_without_best(output_dir)
+    bests = [checkpoint_of(run, "best") for run in find_runs(output_dir, which="best")]
+    fitting = [best for best in bests if is_demo or best.metadata.base_model != NANO]
+    if checkpoint is not None or fitting:
+        adapter = find_adapter(checkpoint or fitting[-1].path, output_dir)
+        why = "" if checkpoint else " (the newest best checkpoint)"
+        return adapter.path, adapter.base_model, f"{adapter.path} on {adapter.base_model}{why}"
+    passed_over = f"; {bests[-1].path} is passed over, because {NANO} knows the demo mailbox only" if bests else ""
     if "name" in settings.model.model_fields_set:
-        return configured, configured, shown
-    if not has_only_demo_email(settings.store.db) and is_at_hand(SMOL, settings.model.smol_base):
-        return SMOL, SMOL, _SMOL_SHOWN
+        return configured, configured, f"{shown} (MODEL_NAME){passed_over}"
+    if not is_demo and is_at_hand(SMOL, settings.model.smol_base):
+        return SMOL, SMOL, f"{_SMOL_SHOWN}{passed_over or '; no run has a best checkpoint'}"
     return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 

@@ -1,6 +1,7 @@
 """Show what is installed, what is missing, and how to fix it.
 
-Checks only this machine: no network access, no secrets shown. Exits 1 only if something essential is broken.
+The first line says whether emailrl train can start in this folder, or what to do first. Checks only this machine: no
+network access, no secrets shown. Exits 1 only if something essential is broken.
 
 Examples:
 
@@ -17,7 +18,7 @@ from typing import Annotated
 import typer
 
 from emailrl.cli.options import Json
-from emailrl.cli.output import print_json, result_console
+from emailrl.cli.output import print_json, result_console, say
 from emailrl.cli.tables import checks_table
 
 
@@ -25,13 +26,15 @@ def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Also import every package (about ten seconds).")] = False,
     json: Json = False,
 ) -> None:
-    from emailrl.doctor import examine
+    from emailrl.doctor import examine, verdict
 
     checks = examine(deep=deep)
     fatal = [check for check in checks if check.fatal]
+    is_ready, sentence = verdict(checks)
     if json:
-        print_json({"ok": not fatal, "checks": checks})
+        print_json({"ok": not fatal, "ready": is_ready, "verdict": sentence, "checks": checks})
     else:
+        say(sentence, result_console())
         result_console().print(checks_table(checks))
     if fatal:
         raise typer.Exit(1)

@@ -3,7 +3,8 @@
 A path may be an email (.eml), a folder tree of emails (CMU's Enron release, Maildir), a tar / tar.gz / tar.xz of one,
 an mbox, JSONL or Parquet with ART-E's columns, Kaggle's emails.csv, a folder of these (Thunderbird's mail folder), or a
 saved dataset.
-Every message is stored, or counted as skipped with a reason. Without --source, an existing database is kept. The demo's
+Every message is stored, or counted as skipped with a reason. Without --source, an existing database is kept. Without
+--db, takeout.mbox becomes data/takeout.db, which later commands find if data/ holds no other database. The demo's
 questions are written next to it.
 
 Examples:
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,8 +34,6 @@ from emailrl.errors import UsageError
 from emailrl.plain import counted, one_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
     from rich.progress import TaskID
 
@@ -79,10 +79,12 @@ def gen_db(
     json: Json = False,
 ) -> None:
     from emailrl.scenarios.beside import questions_file
-    from emailrl.settings import load_settings
+    from emailrl.settings import DEFAULT_DB, load_settings
 
     console = result_console(json=json)
     everything = load_settings(overrides, trust=trust, builds_db=True)
+    if everything.store.source in ("hf", "demo"):
+        everything = _with_db(everything, DEFAULT_DB, append=append)
     settings = everything.store
     if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
         if overrides["db"] is None:
@@ -100,6 +102,11 @@ def gen_db(
 
         most = settings.max_message_bytes
         opened = open_source(settings.source, allow_truncated=allow_truncated, max_message_bytes=most)
+        if settings.source != "hf":
+            own = f"{Path(settings.source).expanduser().resolve().name.lstrip('.').partition('.')[0] or 'mail'}.db"
+            db = DEFAULT_DB if opened.is_enron() else DEFAULT_DB.with_name(own)
+            everything = _with_db(everything, db, append=append)
+            settings = everything.store
         with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, above):
             report = build_database(
                 opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
@@ -110,6 +117,14 @@ def gen_db(
     _print_next(everything, report.db, console, is_limited=limit is not None)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+
+
+def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:
+    """The settings with ``db`` as the database, unless one is named, or only another exists to append to."""
+    store = settings.store
+    if "db" in store.model_fields_set or (append and store.db.is_file() and not db.is_file()):
+        return settings
+    return settings.model_copy(update={"store": store.model_copy(update={"db": db})})
 
 
 def _say_what_is_outdated(report: BuildReport, *, overwrite: bool, append: bool) -> None:

@@ -2,7 +2,7 @@
 
 Without --inbox, questions are about the largest mailboxes. Splits share no inbox and no source email. Of two or three
 mailboxes, the one with the most questions is for training; a single mailbox is all test. --allow-shared-inbox splits
-one or two mailboxes by subject instead, for both training and testing (pass it to train and benchmark too).
+one or two mailboxes by subject instead, for both training and testing; the question file records it for later commands.
 
 The template generator needs no model and proves every answer. The llm generator sends emails, 20 per prompt, to the
 server at GENERATOR_BASE_URL, after a cost estimate. Replies are kept, so an interrupted run continues where it
@@ -75,9 +75,11 @@ def gen_questions(
     json: Json = False,
 ) -> None:
     import time
+    from dataclasses import replace
 
     from emailrl.scenarios import write_scenarios
     from emailrl.scenarios.beside import questions_file
+    from emailrl.scenarios.splits import FEW
     from emailrl.settings import load_settings
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
@@ -96,6 +98,8 @@ def gen_questions(
     else:
         plan = _plan(settings, inbox or [], limit, progress_console())
         scenarios, more = _by_llm(plan, settings, max_cost, is_confirmed=yes)
+    if settings.data.allow_shared_inbox and num_inboxes < len(FEW):
+        scenarios = [replace(scenario, shares_inbox=True) for scenario in scenarios]
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
     _print_summary(scenarios, target, seconds, result_console(json=json))
@@ -150,7 +154,7 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
             inboxes=inboxes,
             limit=limit,
             seed=settings.training.seed,
-            allow_shared=settings.data.allow_shared_inbox,
+            allow_shared=bool(settings.data.allow_shared_inbox),
             max_source_mails=settings.data.max_source_mails,
             kinds=HARD_KINDS if kinds == "hard" else KINDS,
             progress=show,
@@ -168,7 +172,7 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Co
         inboxes=inboxes,
         limit=limit,
         seed=settings.training.seed,
-        allow_shared=settings.data.allow_shared_inbox,
+        allow_shared=bool(settings.data.allow_shared_inbox),
     )
     estimate = _estimate(plan, settings)
     cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
@@ -284,7 +288,7 @@ def _print_next(
     """Print notes on the questions' splits, and the next command."""
     from emailrl.scenarios.splits import split_notes
 
-    shares = settings.data.allow_shared_inbox
+    shares = bool(settings.data.allow_shared_inbox)
     for note in split_notes(scenarios, num_inboxes, is_limited=is_limited, allow_shared=shares):
         progress_console().print(f"Note: {note}", style="yellow", soft_wrap=True)
     suggest_benchmark(settings, target, scenarios)

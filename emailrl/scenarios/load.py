@@ -97,7 +97,9 @@ class Questions:
 
     def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> ScenarioSet:
         """The questions of one split, with the arguments and errors of ``load_scenario_set``."""
-        allow_shared = self.data.allow_shared_inbox or not check_inboxes
+        marked = all(scenario.shares_inbox for scenario in self.scenarios)
+        given = self.data.allow_shared_inbox
+        allow_shared = not check_inboxes or (marked if given is None else given)
         chosen, notes = _select(self.scenarios, split, self.source, self.data.eval_dataset_size, allow_shared)
         if not chosen:
             counts = Counter(scenario.split or "unsplit" for scenario in self.scenarios)

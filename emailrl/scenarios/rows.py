@@ -101,6 +101,7 @@ def parse_row(row: Any, where: str, fields: Fields = ART_E) -> Scenario:
         kind=kind,
         answerable=answerable,
         needs_all=needs_all,
+        shares_inbox=_flag(row, "shares_inbox", False, where),
     )
 
 

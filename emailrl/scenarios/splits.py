@@ -151,7 +151,7 @@ def split_notes(
     by_subject = allow_shared and num_inboxes < len(FEW)
     counts, expected, notes = Counter(scenario.split for scenario in scenarios), set(SPLITS), []
     if by_subject:
-        notes.append("Split by subject: train and benchmark need --allow-shared-inbox (noted in their tables).")
+        notes.append("Split by subject: every split has the same mailboxes (noted in every table).")
     elif num_inboxes == 1:
         expected = {"test"}
         notes.append(

@@ -16,6 +16,7 @@ from emailrl.settings.load import folder_risks, load_settings, trust_folder
 from emailrl.settings.presets import PRESETS
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
 from emailrl.settings.tree import (
+    DEFAULT_DB,
     AgentSettings,
     DataSettings,
     GenerationSettings,
@@ -30,6 +31,7 @@ from emailrl.settings.tree import (
 from emailrl.settings.trust import Untrusted, check_wandb
 
 __all__ = [
+    "DEFAULT_DB",
     "PRESETS",
     "AgentSettings",
     "AlgorithmSettings",

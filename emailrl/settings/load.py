@@ -16,7 +16,7 @@ from emailrl.settings.consent import remember
 from emailrl.settings.names import Leaf, leaves, nearest
 from emailrl.settings.recorded import from_record
 from emailrl.settings.sources import Given, Source, from_dotenv, from_environment, from_flags, from_preset, from_toml
-from emailrl.settings.tree import Settings
+from emailrl.settings.tree import Settings, StoreSettings
 from emailrl.settings.trust import Risk, check, risks_of, wandb_risks
 
 
@@ -62,7 +62,17 @@ def load_settings(
             tell(f"trusted from now on: {risk}")
     elif not looks_only:
         check(list(risks.values()), here)
-    return settings
+    return _with_the_only_database(settings, here)
+
+
+def _with_the_only_database(settings: Settings, folder: Path) -> Settings:
+    """The settings with the only database where the default one would be, if that is missing and none is named."""
+    store = settings.store
+    default = folder / store.db
+    if "db" in store.model_fields_set or default.exists() or len(found := list(default.parent.glob("*.db"))) != 1:
+        return settings
+    values = dict(store) | {"db": store.db.with_name(found[0].name)}
+    return settings.model_copy(update={"store": StoreSettings.model_construct(store.model_fields_set, **values)})
 
 
 def folder_risks(folder: Path) -> list[Risk]:

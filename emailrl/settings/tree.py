@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
@@ -19,6 +19,8 @@ from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section, Temperature, Written
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
+
+DEFAULT_DB: Final = Path("data/enron_emails.db")
 
 
 def _no_held_out_split(name: str) -> str:
@@ -75,8 +77,9 @@ class LoraSettings(Section):
 
 
 class StoreSettings(Section):
-    db: Annotated[Path, Env("EMAILRL_DB"), Written(read_mostly=True)] = Path("data/enron_emails.db")
-    """Path of the email database."""
+    db: Annotated[Path, Env("EMAILRL_DB"), Written(read_mostly=True)] = DEFAULT_DB
+    """Path of the email database. If it is unset and the default is missing, the only database in `data/` is used;
+    gen-db names a new database of a path's mail after the path, except Enron's."""
     source: str = "hf"
     """Source for gen-db: hf (ART-E's Enron emails on the Hub), demo, or a path."""
     max_body_chars: NonNegative | None = None
@@ -113,8 +116,8 @@ class DataSettings(Section):
     """Maximum number of test questions, which only benchmark reads."""
     max_source_mails: Positive = 1
     """Skip questions with more source emails."""
-    allow_shared_inbox: bool = False
-    """Allow an inbox in several splits (noted in every table)."""
+    allow_shared_inbox: bool | None = None
+    """Allow an inbox in several splits (noted in every table); default: as the questions were generated."""
 
 
 class GenerationSettings(Section):

@@ -61,6 +61,7 @@ def gather(settings: Settings) -> Conversations:
     sft, seed = settings.sft, settings.training.seed
     found: list[Conversation] = []
     notes: list[str] = []
+    shared = bool(settings.data.allow_shared_inbox)
     if sft.trajectories:
         found, notes = read_conversations(sft.trajectories, best_of=sft.best_of, min_reward=sft.min_reward)
     elif sft.best_of is not None or sft.min_reward is not None:
@@ -76,7 +77,9 @@ def gather(settings: Settings) -> Conversations:
         failed = "" if answered == asked else hint
         notes.append(f"experts answered {answered} of {asked} questions correctly{failed}")
         found += shown + held_out
-    train, val = split(found, settings.data.eval_dataset_size, seed, shared=settings.data.allow_shared_inbox)
+        # Reading the questions has refused this unless it is allowed.
+        shared = shared or not {one.inbox for one in shown}.isdisjoint(one.inbox for one in held_out)
+    train, val = split(found, settings.data.eval_dataset_size, seed, shared=shared)
     if found and not val:
         notes.append("all conversations are from one inbox: there is no validation loss and no early stopping")
     return Conversations(train, val, notes)

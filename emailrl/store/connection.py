@@ -200,9 +200,15 @@ def reason(error: sqlite3.Error | DBAPIError) -> str:
 def no_database(db: Path) -> EmailRLError:
     """Return the error for a missing database."""
     broken = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
-    return UsageError(
-        f"No such mail database: {db}{broken}.", f"{HOW_TO_BUILD}. If there is one elsewhere, name it with --db."
-    )
+    return UsageError(f"No such mail database: {db}{broken}.", how_to_get(db))
+
+
+def how_to_get(db: Path) -> str:
+    """What to do about a missing database: name another of the same folder, or build one."""
+    others = sorted(other.name for other in db.parent.glob("*.db") if other != db)
+    if others:
+        return f"Name one with --db or EMAILRL_DB; {db.parent} has {', '.join(others)}."
+    return f"{HOW_TO_BUILD}. If there is one elsewhere, name it with --db."
 
 
 def database_fingerprint(db: Path) -> str:

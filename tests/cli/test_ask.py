@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.policy.smol_source import INSTALL
 from emailrl.remote.destination import tell
+from emailrl.scenarios import read_jsonl
 from emailrl.scenarios.beside import questions_file
 from emailrl.scenarios.demo import write_demo
 from emailrl.scenarios.load import load_scenario_set
@@ -134,6 +136,8 @@ def test_a_session_answers_line_by_line_and_names_a_remote_model_once(emailrl, s
     code, out, err = emailrl("ask", "--db", db)
     assert code == 0
     assert out.count("On 31 May 2002.\n\nSource") == 2 and "ask>" not in out
+    asked = [line for line in out.split("\n\n") if line.startswith("Question: ")]
+    assert asked == ["Question: When does the lease end?\nOn 31 May 2002.", "Question: And caf�s?\nOn 31 May 2002."]
     assert err.count("mail goes to") == 1
     asked = [body["messages"][1]["content"] for _, body in server.requests if len(body["messages"]) == 2]
     assert asked == ["When does the lease end?", "And caf�s?"]
@@ -146,7 +150,7 @@ def test_a_failure_ends_one_question_of_a_session(emailrl, server, db: Path, mon
     typed(monkeypatch, "one\ntwo\n")
     code, out, err = emailrl("ask", "--db", db)
     assert code == 0 and "error: The rollout failed: " in err and "too busy" in err
-    assert out.startswith("On 31 May 2002.")
+    assert out.startswith("Question: one\n\nQuestion: two\nOn 31 May 2002.")
 
 
 def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, db: Path) -> None:
@@ -193,7 +197,8 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model")
     for arguments in ((), ("--checkpoint", "best"), ("--checkpoint", best.path)):
         code, _, err = emailrl("ask", "When?", *arguments)
-        assert code == 0 and f"best_model on {tmp_path / 'model'}\n" in err
+        assert code == 0 and f"best_model on {tmp_path / 'model'}" in err
+        assert ("the newest best checkpoint" in err) == (not arguments)
     failed = make_checkpoint(tmp_path / "outputs" / "grpo_masked-2" / "checkpoint-0", tmp_path / "model", step=0)
     code, _, err = emailrl("ask", "When?")
     assert code == 0 and f"model: {best.path.relative_to(tmp_path)} on " in err
@@ -205,10 +210,31 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     assert (code, out) == (1, "") and "adapter_model.safetensors is damaged" in err
 
 
+def test_a_run_of_nano_answers_in_the_demo_mailbox_only(
+    emailrl, tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"no model")
+    monkeypatch.setenv("SMOL_BASE", str(tmp_path))
+    monkeypatch.setenv("MAX_TURNS", "1")
+    monkeypatch.setenv("MAX_TOKENS", "2")
+    demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
+    inbox = next(read_jsonl(questions_file(demo))).inbox_address
+    toy = make_checkpoint(tmp_path / "outputs" / "grpo_masked-2" / "best_model", Path("nano")).path
+    code, _, err = emailrl("ask", "When?", "--db", demo, "--inbox", inbox)
+    assert code == 0 and f"model: {toy.relative_to(tmp_path)} on nano (" in err
+    assert (
+        "model: smol " in (err := emailrl("ask", "When?", "--db", db)[2]) and f"{toy.parent.name}/best_model is" in err
+    )
+    make_model(tmp_path / "model")
+    real = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model").path
+    os.utime(toy)
+    assert f"model: {real.relative_to(tmp_path)} on " in emailrl("ask", "When?", "--db", db)[2]
+
+
 def test_a_model_set_in_the_folder_comes_before_the_packaged_ones(emailrl, tmp_path: Path, db: Path) -> None:
     make_model(tmp_path / "model")
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmodel_name = "model"\nmax_tokens = 6\nmax_turns = 1\n')
-    assert f"Mailbox: {ANN}; model: model\n" in emailrl("ask", "When?")[2]
+    assert f"Mailbox: {ANN}; model: model (MODEL_NAME)\n" in emailrl("ask", "When?")[2]
 
 
 def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: Path, monkeypatch) -> None:
@@ -224,9 +250,9 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     assert shown in emailrl("ask", "When?", "--db", db, "--model", "smol")[2]
     with monkeypatch.context() as patch:
         patch.setenv("MODEL_NAME", "smol")
-        assert shown in emailrl("ask", "When?", "--db", db)[2]
+        assert "docs/smol.md) (MODEL_NAME)\n" in emailrl("ask", "When?", "--db", db)[2]
     code, _, err = emailrl("ask", "When?", "--db", db)
-    assert shown in err
+    assert f"{shown.strip()}; no run has a best checkpoint\n" in err
     assert code == 1 and err.splitlines()[-1].startswith(f"error: {base / 'model.safetensors'} is damaged or inc")
     assert "Loading the model" not in err
 

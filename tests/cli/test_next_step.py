@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ def test_a_benchmark_names_its_questions_and_accepts_a_shared_mailbox(
         assert suggested(capsys) == f"benchmark --db mine.db{options}"
     suggest_benchmark(settings, Path("mine_questions.jsonl"), [test, train])
     assert suggested(capsys) == "benchmark --db mine.db --allow-shared-inbox"
+    marked = [replace(each, shares_inbox=True) for each in (test, train)]
+    suggest_benchmark(settings, Path("mine_questions.jsonl"), marked)
+    assert suggested(capsys) == "benchmark --db mine.db"
     suggest_benchmark(settings, Path("mine_questions.jsonl"), [train])
     assert suggested(capsys) == ""
 

@@ -65,6 +65,17 @@ def test_a_shared_inbox_is_an_error_where_splits_are_compared(question_file: Wri
     assert [s.id for s in alone] == ["10", "11"]
 
 
+def test_a_file_generated_with_shared_inboxes_needs_no_flag_but_a_setting_against_it_wins(question_file: Write) -> None:
+    marked = [one | {"shares_inbox": True} for one in rows("a", "train", 1) + rows("ac", "test", 10)]
+    path = question_file(marked)
+    for allowed in (None, True):
+        assert "splits share an inbox (a@x)" in load(path, "test", allow_shared_inbox=allowed).notes[0]
+    with pytest.raises(UsageError, match="--allow-shared-inbox"):
+        load(path, "test", allow_shared_inbox=False)
+    with pytest.raises(UsageError, match="--allow-shared-inbox"):  # rows of another file among them
+        load(question_file([*marked, *rows("a", "val", 20)]), "test")
+
+
 def test_an_empty_split_says_what_there_is(question_file: Write) -> None:
     path = question_file(rows("ab", "train"))
     with pytest.raises(UsageError, match=r"no questions of split 'test'. It has 2 train\."):

@@ -121,7 +121,7 @@ def test_too_few_inboxes_to_train_on_are_told_of() -> None:
     assert two.startswith("Two mailboxes: one for training, one for testing. ")
     everything = some(train=10, val=10, test=10)
     assert split_notes(everything, 3) == []
-    shared = "Split by subject: train and benchmark need --allow-shared-inbox (noted in their tables)."
+    shared = "Split by subject: every split has the same mailboxes (noted in every table)."
     assert split_notes(everything, 1, allow_shared=True) == [shared]
 
 

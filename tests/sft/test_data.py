@@ -149,6 +149,11 @@ def test_experts_that_join_trajectories_are_named(tmp_path: Path) -> None:
     lease, val = make_questions(2)
     write_scenarios(tmp_path / "q.jsonl", [replace(lease, split="train"), replace(val, split="val")])
     given = {"db": make_database(tmp_path / "mail.db"), "questions": tmp_path / "q.jsonl", "allow_shared_inbox": True}
+    marked = [replace(lease, split="train", shares_inbox=True), replace(val, split="val", shares_inbox=True)]
+    write_scenarios(tmp_path / "marked.jsonl", marked)
+    unflagged = {"db": given["db"], "questions": tmp_path / "marked.jsonl"}
+    played = gather(load_settings(unflagged, environ={}, cwd=tmp_path))
+    assert (len(played.train), len(played.val)) == (1, 1)
     joined = "scripted experts answer the training questions as well (--experts none: trajectories only)"
     assert joined not in gather(load_settings(given, environ={}, cwd=tmp_path)).notes
     one = write(tmp_path / "one.jsonl", [trajectory("a", inbox="i@x")])

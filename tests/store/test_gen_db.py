@@ -21,6 +21,7 @@ import pytest
 from emailrl.cli.app import main
 from emailrl.cli.gen_db import time_left
 from emailrl.scenarios import read_jsonl
+from emailrl.settings import load_settings
 from emailrl.store import open_mailbox
 
 
@@ -258,7 +259,7 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path) -> None:
     typed = following.removeprefix("Next: ")
     made = subprocess.run(typed, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     last = made.stderr.splitlines()[-1]
-    options = "--db 'my data/mine.db' --allow-shared-inbox"
+    options = "--db 'my data/mine.db'"
     suggested = f"emailrl benchmark --model smol {options} # "
     assert suggested in last and last.endswith("on a GPU: --model Qwen/Qwen3-0.6B")  # nano knows the demo only
     assert gen_db("--db", "my data/mine.db", cwd=tmp_path).stderr.splitlines()[-1] == last
@@ -272,6 +273,32 @@ def test_enron_mail_is_asked_questions_of_its_own_first(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("@x", "@enron.com"))
     last = gen_db("--source", path, "--db", "m.db", cwd=tmp_path).stderr.splitlines()[-1]
     assert last.endswith("emailrl gen-questions --db m.db --inbox me@enron.com --allow-shared-inbox")
+
+
+def test_own_mail_is_named_after_its_file_and_found_without_a_flag(tmp_path: Path) -> None:
+    source = ("--source", own_mbox(tmp_path / "my mail.mbox"))
+    done = gen_db(*source, "--json", cwd=tmp_path)
+    assert object_of(done)["db"] == str(tmp_path / "data" / "my mail.db")
+    assert "gen-questions --db 'data/my mail.db' " in done.stderr
+    assert load_settings(cwd=tmp_path, environ={}).store.db == Path("data/my mail.db")
+    own = (tmp_path / "data" / "my mail.db").read_bytes()
+    assert gen_db(*source, cwd=tmp_path).returncode == 2  # it exists
+    assert gen_db("--source", "demo", "--limit", 40, "--overwrite", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "data" / "my mail.db").read_bytes() == own
+    assert load_settings(cwd=tmp_path, environ={}).store.db == Path("data/enron_emails.db")
+    assert object_of(gen_db(*source, "--append", "--json", cwd=tmp_path))["db"] == str(tmp_path / "data" / "my mail.db")
+
+
+def test_more_mail_is_appended_to_the_only_database(tmp_path: Path) -> None:
+    gen_db("--source", own_mbox(tmp_path / "mail.mbox"), cwd=tmp_path)
+    (tmp_path / "new.eml").write_text("From: z@y\nTo: me@x\nMessage-ID: <new@m>\n\nnew\n")
+    added = object_of(gen_db("--source", "new.eml", "--append", "--json", cwd=tmp_path))
+    assert (added["emails"], added["db"]) == (1, str(tmp_path / "data" / "mail.db"))
+
+
+def test_enron_s_mail_tree_keeps_the_default_name(maildir: Path, tmp_path: Path) -> None:
+    done = object_of(gen_db("--source", maildir, "--json", cwd=tmp_path))
+    assert (done["emails"], done["db"]) == (3, str(tmp_path / "data" / "enron_emails.db"))
 
 
 def test_what_is_skipped_is_said_with_the_setting_that_keeps_it(tmp_path: Path) -> None:
@@ -303,7 +330,8 @@ def test_a_file_of_other_mail_does_not_pass_for_the_enron_emails(tmp_path: Path)
     assert gen_db("--db", "data/enron_emails.db", cwd=tmp_path).returncode == 0  # asked for by name: what it holds
     (tmp_path / "emailrl.toml").write_text('source = "demo"\n')
     assert "already holds" in gen_db(cwd=tmp_path).stdout
-    gen_db("--source", own_mbox(tmp_path / "mail.mbox"), "--overwrite", cwd=tmp_path)
+    named = ("--db", "data/enron_emails.db", "--overwrite")
+    gen_db("--source", own_mbox(tmp_path / "mail.mbox"), *named, cwd=tmp_path)
     assert "holds other email than the demo mailbox (source = demo)" in gen_db(cwd=tmp_path).stderr
 
 

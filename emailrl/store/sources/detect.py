@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from emailrl.store.sources.files import START_BYTES, open_file
 from emailrl.store.sources.folder import FolderShare, read_folder
 from emailrl.store.sources.hub import is_dataset_folder, read_dataset_folder, read_hub
 from emailrl.store.sources.message import begins_mail
-from emailrl.store.sources.parallel import Item, default_workers, parse_all
+from emailrl.store.sources.parallel import CMU_NAME, Item, default_workers, parse_all
 from emailrl.store.sources.raw_email import RawEmail, Reading, Skipped
 from emailrl.store.sources.streams import start_of
 
@@ -50,6 +51,12 @@ class Source:
     def __iter__(self) -> Iterator[RawEmail | Skipped]:
         """Yield every message, parsed in this process."""
         return self.read(_unchanged, 0)
+
+    def is_enron(self) -> bool:
+        """Whether one of the first files is named as in CMU's Enron release; they are still read."""
+        first = list(islice(self.items, 5))
+        self.items = chain(first, self.items)
+        return any(isinstance(item, tuple) and CMU_NAME.search(item[0]) for item in first)
 
     def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Iterator[T]:
         """Yield the result of ``judge`` for every message, in order.

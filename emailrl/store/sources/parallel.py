@@ -33,7 +33,7 @@ Item = Unread | RawEmail | Skipped
 
 T = TypeVar("T")
 
-_CMU_NAME = re.compile(r"(?:^|/)\d+\.$")
+CMU_NAME = re.compile(r"(?:^|/)\d+\.$")
 """File names such as ``allen-p/inbox/1.``, which are specific to CMU's Enron release."""
 _MAX_WORKERS = 4
 _BATCH_BYTES = 1 << 20
@@ -152,5 +152,5 @@ def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
         return parse_line(content, name)
     email = parse_message(content, name)
     if isinstance(email, RawEmail):
-        email.is_research = isinstance(content, TableMail) or _CMU_NAME.search(name) is not None
+        email.is_research = isinstance(content, TableMail) or CMU_NAME.search(name) is not None
     return email

@@ -42,7 +42,7 @@ def finish(run: Run, reason: str) -> None:
         remove_records(run.directory, after=run.state.step)
     run.save("final")
     run.tracker.say(f"Curves saved to: {draw_curves(run.directory, run.settings)[0]}")
-    run.tracker.conclude(outcome(run.state, reason, len(run.data.val)))
+    run.tracker.conclude(outcome(run.state, reason, len(run.data.val), run.settings))
     run.remaining = ["the export"] if run.settings.output.export_dir is not None else []
     if _confirms(run.state, run.data):
         run.remaining.insert(0, "measuring best_model again")

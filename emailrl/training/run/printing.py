@@ -25,6 +25,10 @@ DROPPED: Final = {
     "samples_nothing_trainable": ("sample", "samples", "without trainable tokens"),
 }
 """Why something was dropped (``dropped`` in ``metrics.jsonl``), in words."""
+RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}
+"""Measured learning rates (docs/learning_rate.md)."""
+FEWEST_UPDATES: Final = 5
+"""Updates without any effect from which the learning rate is to blame."""
 
 
 def header(
@@ -109,7 +113,7 @@ def _in_words(reason: str, count: int) -> str:
     return f"{count} {one if count == 1 else many} {why}"
 
 
-def outcome(state: RunState, reason: str, num_eval: int) -> str:
+def outcome(state: RunState, reason: str, num_eval: int, settings: Settings) -> str:
     """The result of a run that ended for ``reason``."""
     best, interval, step = state.best_accuracy, state.best_interval, state.best_step
     if best is None or interval is None:
@@ -130,6 +134,14 @@ def outcome(state: RunState, reason: str, num_eval: int) -> str:
             f"Nothing was learned: {counted(state.step, 'step')} without an update, so {kept} the weights of the start."
             " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
             " emailrl sft (docs/troubleshooting.md)."
+        )
+    elif best and state.has_not_moved and state.step - state.steps_without_update >= FEWEST_UPDATES:
+        model, rate = settings.model.name, settings.training.learning_rate
+        higher = max(RATES.get(model, 0), rate)
+        lines.append(
+            f"Nothing was learned: every evaluation in {counted(state.step, 'step')} had the same {best:.1%} correct."
+            f" The learning rate {rate:g} is probably too small for {model}: try --learning-rate"
+            f" {higher if higher > rate else 10 * rate:g} (docs/learning_rate.md)."
         )
     return "\n".join(lines)
 

@@ -96,6 +96,12 @@ class RunState:
         return math.fsum(self.recent_accuracies) / max(1, len(self.recent_accuracies))
 
     @property
+    def has_not_moved(self) -> bool:
+        """Whether every evaluation, the first before any step, found the same share of correct answers by question."""
+        is_all = len(self.shares) == self.evaluations_without_better + 1
+        return self.best_step == 0 and is_all and len(self.shares) > 1 and all(x == self.shares[0] for x in self.shares)
+
+    @property
     def evaluated(self) -> int:
         """The step of the last evaluation; -1 before the first."""
         return -1 if self.last_evaluated is None else self.last_evaluated

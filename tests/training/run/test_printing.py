@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from emailrl.evaluation import Evaluation
-from emailrl.settings import AgentSettings, Settings, TrainingSettings, VllmSettings
-from emailrl.training.run.printing import evaluation_block, header, step_line
+from emailrl.settings import AgentSettings, ModelSettings, Settings, TrainingSettings, VllmSettings
+from emailrl.training.run.printing import evaluation_block, header, outcome, step_line
 from emailrl.training.run.state import RunState
 from emailrl.trajectory import Scenario, Trajectory
 
@@ -99,3 +99,19 @@ def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
     for is_best in (True, False):
         lines = evaluation_block(evaluation(0, 10), state, is_best=is_best).splitlines()
         assert lines[-1] == "No correct answer yet; best_model stays at step 0 until there is one"
+
+
+def test_a_run_whose_evaluations_are_all_equal_names_a_higher_learning_rate() -> None:
+    def said(*correct: int, model: str = "nano", rate: float = 1e-5, idle: int = 0) -> str:
+        state = RunState(steps_without_update=idle)
+        for state.step, right in zip(range(0, 100, 10), correct, strict=False):
+            state.note_evaluation(evaluation(right, 25, state.step), 5)
+        settings = Settings(
+            model=ModelSettings(name=model), training=TrainingSettings(learning_rate=rate, mode="masked")
+        )
+        return outcome(state, "all steps done", 25, settings).partition("\n")[2]
+
+    assert said(13, 13, 13).startswith("Nothing was learned: every evaluation in 20 steps had the same 52.0% correct.")
+    for model, rate, better in (("nano", 1e-5, "0.002"), ("nano", 2e-3, "0.02"), ("any/model", 1e-6, "1e-05")):
+        assert f"--learning-rate {better} " in said(13, 13, model=model, rate=rate)
+    assert said(13, 12, 13) == said(13, 14) == said(13) == said(0, 0) == said(13, 13, idle=8) == ""
