@@ -250,8 +250,7 @@ def test_what_servers_cannot_have_sampled_ends_the_run_before_the_update(make: M
     with pytest.raises(EmailRLError) as raised:
         updater.train(sampled_off_by(updater, 1.25), PAID, step=3)
     assert raised.value.message == (
-        "Step 3 is not trained: the log-probabilities from the vLLM servers are"
-        " off by 1.25 nats on average, above 1."
+        "Step 3 is not trained: the log-probabilities from the vLLM servers are off by 1.25 nats on average, above 1."
     )
     assert "resume with MAX_STALENESS=0" in raised.value.hint
     assert all(torch.equal(*pair) for pair in zip(before, updater.parameters, strict=True))
