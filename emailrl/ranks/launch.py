@@ -24,7 +24,6 @@ from emailrl.ctrl_c import INTERRUPTED, handled_by
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.ranks.activity import CONTINUE
 from emailrl.ranks.meeting import Meeting, alone
-from emailrl.ranks.missing import hung_ranks_killed
 
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
@@ -106,7 +105,7 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
             **known,
         )
         try:
-            with hung_ranks_killed(Path(folder)), meeting.reported() if meeting else nullcontext():
+            with meeting.reported() if meeting else nullcontext():
                 elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
