@@ -23,9 +23,9 @@ from emailrl.ending import SECONDS
 from emailrl.store.demo import demo_emails
 
 SMALL = {
-    "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "WANDB_MODE": "disabled", "EMAILRL_JUDGE": "offline", "EMAILRL_DB": "demo.db",
-    "MAX_TOKENS": "32", "MAX_TURNS": "3", "NUM_GENERATIONS": "4", "PER_DEVICE_TRAIN_BATCH_SIZE": "1",
-    "EVAL_DATASET_SIZE": "4", "SFT_BATCH_SIZE": "2", "TRAIN_DATASET_SIZE": "8",
+    "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "WANDB_MODE": "disabled", "EMAILRL_JUDGE": "offline",
+    "EMAILRL_DB": "demo.db", "MAX_TOKENS": "32", "MAX_TURNS": "5", "NUM_GENERATIONS": "4", "SFT_BATCH_SIZE": "2",
+    "PER_DEVICE_TRAIN_BATCH_SIZE": "1", "EVAL_DATASET_SIZE": "4", "TRAIN_DATASET_SIZE": "12",
 }  # fmt: skip
 
 
