@@ -29,6 +29,10 @@ SMALL = {
 }  # fmt: skip
 
 
+START_SECONDS = 12
+"""Until about the first step of a run."""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command, and for how many seconds after it handles signals, or its last awaited step, one may come."""
@@ -83,7 +87,8 @@ def check(name: str, how: str, seed: int, mailbox: Path, folder: Path) -> str:
     """Signal the command at a random moment and return how it ended; raises AssertionError if not as it should."""
     command, (number, send) = COMMANDS[name], HOW[how]
     rng = random.Random(f"{name}/{how}/{seed}")
-    moment, steps = rng.uniform(0, command.seconds), rng.choice([0, 1, 2, 3]) if command.run else 0
+    steps = rng.choice([0, 1, 2, 3]) if command.run else 0
+    moment = rng.uniform(0, command.seconds if steps or not command.run else START_SECONDS)
     run, begun = folder / command.run, time.monotonic()
     for file in mailbox.iterdir():
         (folder / file.name).symlink_to(file) if file.suffix == ".mbox" else shutil.copy(file, folder)
