@@ -82,6 +82,10 @@ def kill_hung(parent: int, pids: list[int]) -> None:
             hung.append(psutil.Process(pid))
     while os.getppid() == parent:
         time.sleep(0.1)
+    for process in hung:
+        with suppress(psutil.Error):
+            if process.status() == psutil.STATUS_STOPPED:  # no signal but this one reaches it
+                process.kill()
     for process in psutil.wait_procs(hung, SECONDS_TO_FOLLOW)[1]:
         with suppress(psutil.Error):
             if not Path(process.environ()[_ERROR_FILE]).with_name(_NOTE).exists():

@@ -23,17 +23,18 @@ def test_only_a_missing_rank_that_does_not_notice_is_killed(tmp_path: Path) -> N
         own = {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(error_file(rank))}
         return subprocess.Popen([sys.executable, "-c", code], env=os.environ | own, **given)
 
-    hung, awake, other = (start(rank) for rank in (0, 1, 3))
-    hung.send_signal(signal.SIGSTOP)
+    stopped, awake, other, hung = (start(rank) for rank in (0, 1, 3, 4))
+    stopped.send_signal(signal.SIGSTOP)
     error_file(1).with_name("awake").touch()
-    missing = "from emailrl.ranks.missing import note_missing; note_missing([0, 1]); input()"
+    missing = "from emailrl.ranks.missing import note_missing; note_missing([0, 1, 4]); input()"
     reporting = start(2, missing, stdin=subprocess.PIPE)
     while not error_file(2).with_name("awake").exists():
         time.sleep(0.01)
     time.sleep(2)
-    assert hung.poll() is None  # the rank that misses it has not ended
+    assert stopped.poll() is hung.poll() is None  # the rank that misses it has not ended
     begun = time.monotonic()
     reporting.communicate(b"\n")
+    assert stopped.wait(20) == -signal.SIGKILL and hung.poll() is None
     assert hung.wait(20) == -signal.SIGKILL and time.monotonic() - begun > SECONDS_TO_FOLLOW - 1
     assert [each.poll() for each in (awake, other)] == [None, None]
     for each in (awake, other):
