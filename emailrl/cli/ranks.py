@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from emailrl.cli.output import say
-from emailrl.ctrl_c import INTERRUPTED
+from emailrl.ctrl_c import INTERRUPTED, leave
 from emailrl.errors import UsageError
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.ranks.place import Place
@@ -76,7 +76,7 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
         own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # already trusted
         code = launch(ranks, own, say)
         if code == INTERRUPTED:
-            raise KeyboardInterrupt
+            leave()  # the ranks have ended; torch may leave behind threads that do not
         if code:
             sys.exit(code)  # no further line: the reason has been printed
         return True

@@ -41,17 +41,30 @@ class Command:
     seconds: float = 4
     run: str = ""
     """The run's folder, if it trains."""
+    begun: str = "*"
+    """What is there once another command is under way."""
+
+    def steps(self, folder: Path) -> list[int]:
+        """The steps in the run's log; of another command, step 1 once it is under way."""
+        if not self.run:
+            return [1] if any(folder.glob(self.begun)) else []
+        file = folder / self.run / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
 COMMANDS = {
-    "gen-db": Command("gen-db --source mail.mbox --db new.db --workers 2", 2),
+    "gen-db": Command("gen-db --source mail.mbox --db new.db --workers 2", 2, "", "new.db.staging-*"),
     "gen-questions": Command("gen-questions --out new.jsonl", 0.4),
-    "rollout": Command("rollout --model nano --num-scenarios 100 --group-size 100 --split all", 6),
+    "rollout": Command(
+        "rollout --model nano --num-scenarios 100 --group-size 100 --split all", 6, begun="outputs/rollouts/*"
+    ),
     "train": Command("train --model nano --max-steps 500", run="outputs/grpo_masked"),
     "train --nproc 2": Command("train --model nano --max-steps 500 --nproc 2", run="outputs/grpo_masked"),
     "sft": Command("sft --model nano --steps 500", run="outputs/grpo_sft"),
     "sft --experts demo": Command("sft --model nano --experts demo --steps 500", run="outputs/grpo_sft"),
-    "benchmark": Command("benchmark --model nano --samples 300 --limit 300 --temperature 1", 8),
+    "benchmark": Command(
+        "benchmark --model nano --samples 300 --limit 300 --temperature 1", 8, begun="outputs/benchmark*/*"
+    ),
     "quickstart": Command("quickstart", run="quickstart/outputs/grpo_masked"),
 }
 HOW = {
@@ -87,9 +100,9 @@ def check(name: str, how: str, seed: int, mailbox: Path, folder: Path) -> str:
     """Signal the command at a random moment and return how it ended; raises AssertionError if not as it should."""
     command, (number, send) = COMMANDS[name], HOW[how]
     rng = random.Random(f"{name}/{how}/{seed}")
-    steps = rng.choice([0, 1, 2, 3]) if command.run else 0
+    steps = rng.choice([0, 1, 2, 3] if command.run else [0, 1])
     moment = rng.uniform(0, command.seconds if steps or not command.run else START_SECONDS)
-    run, begun = folder / command.run, time.monotonic()
+    begun = time.monotonic()
     for file in mailbox.iterdir():
         (folder / file.name).symlink_to(file) if file.suffix == ".mbox" else shutil.copy(file, folder)
     mark = f"{folder}/{seed}"
@@ -98,7 +111,7 @@ def check(name: str, how: str, seed: int, mailbox: Path, folder: Path) -> str:
             [sys.executable, "-m", "emailrl", *command.line.split()], cwd=folder, stdout=output, stderr=output,
             env=os.environ | SMALL | {"SIGNALS_TEST_MARK": mark}, start_new_session=True,
         )  # fmt: skip
-        while not catches(process, number) or len(recorded(run)) < steps:
+        while not catches(process, number) or len(command.steps(folder)) < steps:
             assert process.poll() is None and time.monotonic() - begun < 240, (folder / "output.txt").read_text()
             time.sleep(0.01)
         time.sleep(moment)
@@ -116,20 +129,18 @@ def check(name: str, how: str, seed: int, mailbox: Path, folder: Path) -> str:
             one.kill()
         process.wait()
     said = (folder / "output.txt").read_text()
-    saved = [item.metadata.step for item in list_checkpoints(run) if item.path.name.startswith("checkpoint-")]
-    done, kept = max(recorded(run), default=0), max(saved, default=0)
+    saved = [
+        item.metadata.step
+        for item in list_checkpoints(folder / command.run)
+        if item.path.name.startswith("checkpoint-")
+    ]
+    done, kept = max(command.steps(folder) if command.run else [0], default=0), max(saved, default=0)
     ended = f"{code} after {seconds:.1f} s; sent {moment:.1f} s after step {steps}; {done} done, {kept} saved"
     assert not left, f"{ended}: {left}\n{said}"
     assert code == 130 and seconds < SECONDS, f"{ended}\n{said}"
     assert "Traceback" not in said and said.count("interrupted\n") == 1, said
     assert done == kept, f"{ended}\n{said}"
     return ended
-
-
-def recorded(run: Path) -> list[int]:
-    """The steps in a run's log."""
-    file = run / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def of(process: psutil.Process, mark: str) -> bool:
