@@ -32,7 +32,8 @@ Submit = Callable[..., Future[Any]]
 def worker_processes(count: int, *, hint: str, method: str = "spawn") -> Iterator[Submit]:
     """So many processes, killed at the end of the block; ``hint`` is what to do if one dies, an EmailRLError."""
     context: Any = multiprocessing.get_context(method)
-    resource_tracker.ensure_running()  # the first process would start it, and unblock the signals
+    if method == "spawn":
+        resource_tracker.ensure_running()  # the first process would start it, and unblock the signals
     idle: SimpleQueue[Connection] = SimpleQueue()
     processes: list[BaseProcess] = []
     threads = ThreadPoolExecutor(count, thread_name_prefix="worker")

@@ -55,4 +55,4 @@ def test_those_of_a_killed_process_end_without_a_word() -> None:
         children = psutil.Process(process.pid).children()
         process.kill()
         assert process.communicate(timeout=20) == (b"", b"")
-    assert len(children) == 3 and not psutil.wait_procs(children, timeout=20)[1]  # and the resource tracker
+    assert len(children) == 2 and not psutil.wait_procs(children, timeout=20)[1]
