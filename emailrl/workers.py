@@ -103,6 +103,7 @@ def _serve(connection: Connection) -> None:
     with suppress(EOFError, OSError):
         while True:
             function, arguments = connection.recv()
+            reply: tuple[Any, Exception | None]
             try:
                 reply = function(*arguments), None
             except Exception as error:

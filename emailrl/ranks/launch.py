@@ -147,11 +147,11 @@ def _signals_passed_on() -> Iterator[None]:
         if len(came) == 1:
             if number == signal.SIGINT:
                 os.write(2, b"Interrupted: stopping the ranks (press again to stop now without saving).\n")
-            # SIGTERM for both: a rank that does not handle signals yet ends without a traceback.
+            # SIGTERM for both signals: a rank that does not handle signals yet ends without a traceback.
             raise SignalException("The launcher was interrupted.", signal.SIGTERM)
         for child in psutil.Process().children():
             with suppress(psutil.NoSuchProcess):
-                child.send_signal(signal.SIGTERM if len(came) == 2 else signal.SIGKILL)
+                child.send_signal(signal.SIGINT if len(came) == 2 else signal.SIGKILL)
 
     with handled_by(handle):
         yield
