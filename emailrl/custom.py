@@ -33,9 +33,17 @@ class CustomPart:
     call: Callable[..., Any]
     file: str | None
 
-    def blame(self, error: BaseException) -> str:
-        """Return ``file, line N: Type: message`` for the last line of the user's file that led to the error."""
-        return blame(error, self.file)
+    def run(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
+        """Call the user's ``function``; an EmailRLError names the line of their file that raised.
+
+        That may be anything, even SystemExit or GeneratorExit: only an interrupt is not the user's.
+        """
+        try:
+            return function(*arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise EmailRLError(f"{what} {self.name} raised: {blame(error, self.file)}") from error
 
 
 def is_path(name: str) -> bool:
@@ -57,9 +65,9 @@ def load_part(name: str, use: str) -> CustomPart:
         raise UsageError(f"No such file: {file} (for the {use}).")
     try:
         module = _import_name(place) if file is None else _import_file(file)
-    except EmailRLError:
+    except (EmailRLError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise UsageError(f"The {use} {name} failed to load: {blame(error, str(file) if file else None)}") from error
     call = getattr(module, attribute, None)
     if not callable(call):

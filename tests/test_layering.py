@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"facts"},
     {"store", "checkpoints"},
     {"recording"},
-    {"trajectory", "custom", "remote", "ranks"},
+    {"trajectory", "custom", "remote", "ranks", "workers"},
     {"settings", "drawing"},
     {"disk"},
     {"errors", "plain", "ctrl_c"},

@@ -7,18 +7,22 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from emailrl.cli.output import say
-from emailrl.ctrl_c import INTERRUPTED
+from emailrl.ctrl_c import INTERRUPTED, leave
+from emailrl.errors import UsageError
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.ranks.place import Place
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
 
+
+SMALLEST_RANK: Final = 1 << 28
+"""Bytes of memory that a rank needs at least, for its libraries."""
 
 LaunchOf = Callable[[Any], Launch]
 """Builds a launch from settings (NPROC, NNODES) and options that exist only on the command line."""
@@ -62,10 +66,17 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
     """Launch the ranks, or run as one other than 0, and return True when done; False if this process trains."""
     ranks = launch_of(settings)
     if ranks.is_needed:
+        from emailrl.policy.size import total_memory
+
+        if ranks.nproc > (most := total_memory() // SMALLEST_RANK):
+            raise UsageError(
+                f"--nproc {ranks.nproc} needs more memory than this host has: {total_memory() / 2**30:.1f} GiB.",
+                f"Use {max(1, most)} or fewer.",
+            )
         own = [argument for argument in sys.argv[1:] if argument != "--trust"]  # already trusted
         code = launch(ranks, own, say)
         if code == INTERRUPTED:
-            raise KeyboardInterrupt
+            leave()  # the ranks have ended; torch may leave behind threads that do not
         if code:
             sys.exit(code)  # no further line: the reason has been printed
         return True

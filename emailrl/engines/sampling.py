@@ -76,11 +76,12 @@ def _filtered(probs: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
     vocabulary = probs.shape[-1]
     ordered, order = probs[rows].sort(dim=-1, descending=True, stable=True)
     top_k = torch.tensor([sampling[row].top_k or vocabulary for row in rows], device=probs.device)
-    top_p = probs.new_tensor([sampling[row].top_p for row in rows])
+    # In float32, 1e-50 would be 0 and no token the first.
+    top_p = torch.tensor([sampling[row].top_p for row in rows], dtype=torch.float64, device=probs.device)
     kept = ordered * (torch.arange(vocabulary, device=probs.device) < top_k[:, None])
     # A token stays while the mass before it is below top_p: the one that crosses the line is the last kept.
     before = kept.double().cumsum(-1) - kept
-    kept = kept * (before < top_p[:, None].double() * kept.sum(-1, keepdim=True, dtype=torch.float64))
+    kept = kept * (before < top_p[:, None] * kept.sum(-1, keepdim=True, dtype=torch.float64))
     probs = probs.clone()
     probs[rows] = torch.zeros_like(ordered).scatter(1, order, kept)
     return probs

@@ -141,10 +141,7 @@ class CustomEnvironment:
         self.rubric = asdict(known) | own
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
-        try:
-            return function(*arguments)
-        except (Exception, SystemExit) as error:
-            raise EmailRLError(f"{what} the environment {self._part.name} raised: {self._part.blame(error)}") from error
+        return self._part.run(f"{what} the environment", function, *arguments)
 
     def _check_messages(self, what: str, messages: Any) -> None:
         if not isinstance(messages, list) or not all(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import counted
 from emailrl.policy.layout import dtype_name
 from emailrl.policy.resolve import resolve_model
 from emailrl.policy.size import parameters_of
@@ -25,10 +26,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"Unknown device '{name}'.", "Use auto, cpu or cuda.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"EMAILRL_DEVICE={name} is not supported.", "Use auto, cpu or cuda.")
+    gpus = torch.cuda.device_count()
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < gpus):
         raise EmailRLError(
-            f"Device '{name}' was requested, but this machine has no usable CUDA GPU.", "Use EMAILRL_DEVICE=auto."
+            f"EMAILRL_DEVICE={name}: this machine has {counted(gpus, 'usable CUDA GPU')}.", "Use EMAILRL_DEVICE=auto."
         )
     return device
 

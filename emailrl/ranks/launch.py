@@ -24,7 +24,6 @@ from emailrl.ctrl_c import INTERRUPTED, handled_by
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.ranks.activity import CONTINUE
 from emailrl.ranks.meeting import Meeting, alone
-from emailrl.ranks.missing import hung_ranks_killed
 
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
@@ -106,7 +105,7 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
             **known,
         )
         try:
-            with hung_ranks_killed(Path(folder)), meeting.reported() if meeting else nullcontext():
+            with meeting.reported() if meeting else nullcontext():
                 elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
@@ -148,11 +147,11 @@ def _signals_passed_on() -> Iterator[None]:
         if len(came) == 1:
             if number == signal.SIGINT:
                 os.write(2, b"Interrupted: stopping the ranks (press again to stop now without saving).\n")
-            # SIGTERM for both: a rank that does not handle signals yet ends without a traceback.
+            # SIGTERM for both signals: a rank that does not handle signals yet ends without a traceback.
             raise SignalException("The launcher was interrupted.", signal.SIGTERM)
         for child in psutil.Process().children():
             with suppress(psutil.NoSuchProcess):
-                child.send_signal(signal.SIGTERM if len(came) == 2 else signal.SIGKILL)
+                child.send_signal(signal.SIGINT if len(came) == 2 else signal.SIGKILL)
 
     with handled_by(handle):
         yield

@@ -1,17 +1,16 @@
 """Find which rank is missing: each remaining rank leaves a mark in the store and checks whose mark is absent.
 
-It also notes the missing ranks in a file for the launcher of its host, which kills those that hang: torchrun's agent
-sends them SIGTERM, waits 30 s, and has no setting for that.
+It also has missing ranks of its host killed if they hang: torchrun's agent sends them SIGTERM and waits 30 s or more.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +20,11 @@ SECONDS_TO_REPORT: Final = 3.0
 """How long a rank waits for the marks of the others after losing one."""
 
 SECONDS_TO_FOLLOW: Final = 5.0
-"""How long a missing rank, once another has reported it, may take to notice that itself before it is killed."""
+"""How long a missing rank, once one that missed it has ended, may take to end or notice that before it is killed."""
 
 _ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-_NOTE: Final = "missing.json"
+_NOTE: Final = "awake"
+"""Beside the error file of a rank that has itself noticed the loss of another."""
 
 
 def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
@@ -53,45 +53,50 @@ def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
 
 
 def note_missing(ranks: list[int]) -> None:
-    """Record for the launcher, if there is one, that this rank is alive and misses ``ranks``."""
-    if file := os.environ.get(_ERROR_FILE):
-        replace_bytes(Path(file).with_name(_NOTE), json.dumps(ranks).encode())
+    """Record that this rank is awake, and let a process kill those of ``ranks`` on this host that are not.
 
-
-@contextmanager
-def hung_ranks_killed(folder: Path) -> Iterator[None]:
-    """In the block, kill child ranks that another rank of this host missed when it ended, unless they note that too.
-
-    ``folder`` has a folder per attempt with one per rank, for its error file and its note.
+    It does so seconds after this rank has ended and reported its error.
     """
-    done = threading.Event()
-    thread = threading.Thread(target=_kill_hung, args=(folder, done), name="hung", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _kill_hung(folder: Path, done: threading.Event) -> None:
     import psutil  # type: ignore[import-untyped]
 
-    ended: dict[Path, float] = {}
-    while not done.wait(0.5):
-        for error in folder.glob("*/attempt_*/*/error.json"):
-            note = error.with_name(_NOTE)
-            if time.monotonic() - ended.setdefault(error, time.monotonic()) < SECONDS_TO_FOLLOW or not note.exists():
-                continue
-            for child in psutil.Process().children():
-                with suppress(psutil.Error):
-                    if _is_hung(child.environ(), note):
-                        child.kill()
+    file = os.environ.get(_ERROR_FILE)
+    if not file:
+        return
+    replace_bytes(Path(file).with_name(_NOTE), b"")
+    beside = [child.pid for child in psutil.Process(os.getppid()).children() if _rank_of(child) in ranks]
+    if beside:
+        subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import kill_hung; kill_hung({os.getpid()}, {beside})"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # the agent ends the whole session of a rank
+        )  # fmt: skip
 
 
-def _is_hung(environ: dict[str, str], note: Path) -> bool:
-    """Whether the rank with these variables is of the note's attempt, is missing there and has no note of its own."""
-    file = Path(environ.get(_ERROR_FILE, ""))
-    if file.parent.parent != note.parent.parent or file.with_name(_NOTE).exists():
-        return False
-    return int(environ["RANK"]) in json.loads(note.read_text())
+def kill_hung(parent: int, pids: list[int]) -> None:
+    """Once ``parent`` has ended, kill its sibling ranks ``pids`` that do not end and are not awake."""
+    import psutil
+
+    hung = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            hung.append(psutil.Process(pid))
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    for process in hung:
+        with suppress(psutil.Error):
+            if process.status() == psutil.STATUS_STOPPED:  # no signal but this one reaches it
+                process.kill()
+    for process in psutil.wait_procs(hung, SECONDS_TO_FOLLOW)[1]:
+        with suppress(psutil.Error):
+            if not Path(process.environ()[_ERROR_FILE]).with_name(_NOTE).exists():
+                process.kill()
+
+
+def _rank_of(process: Any) -> int | None:
+    import psutil
+
+    try:
+        environ = process.environ()
+    except psutil.Error:
+        return None
+    return int(environ["RANK"]) if _ERROR_FILE in environ else None

@@ -34,7 +34,7 @@ def load_reward(name: str) -> Reward | BatchReward:
         return OpenRLHFReward(part)
 
     def reward(trajectory: Trajectory) -> dict[str, float]:
-        return read_terms(_call(part, trajectory), part.attribute, f"The reward {name}")
+        return read_terms(part.run("The reward", part.call, trajectory), part.attribute, f"The reward {name}")
 
     return reward
 
@@ -49,19 +49,12 @@ class OpenRLHFReward:
         """One dict of terms per trajectory; the same error for all if the function failed."""
         body = request_body(trajectories)
         try:
-            reply = _call(self._part, body["query"], body["prompts"], body["labels"])
+            reply = self._part.run("The reward", self._part.call, body["query"], body["prompts"], body["labels"])
             if isinstance(reply, dict):
                 reply = {name: _plain(value) for name, value in reply.items()}
             return [*read_reply(reply, trajectories, f"The reward {self._part.name}")]
         except EmailRLError as error:
             return [error] * len(trajectories)
-
-
-def _call(part: CustomPart, *arguments: object) -> Any:
-    try:
-        return part.call(*arguments)
-    except (Exception, SystemExit) as error:
-        raise EmailRLError(f"The reward {part.name} raised: {part.blame(error)}") from error
 
 
 def _parameters(part: CustomPart) -> list[str]:

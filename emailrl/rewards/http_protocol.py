@@ -31,6 +31,8 @@ VERSION: Final = 1
 _TERM: Final = "remote"
 MAX_REWARD: Final = 1e9
 """Larger rewards are rejected: their squares, used for standard deviations, would overflow."""
+MAX_NAMES: Final = 1000
+"""Maximum number of a reward's terms, or of a reply's extra logs."""
 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -89,6 +91,8 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
 
 
 def _renamed(named: dict[str, T], tellable: Callable[[str], str], scorer: str) -> dict[str, T]:
+    if len(named) > MAX_NAMES:
+        raise EmailRLError(f"{scorer} replied with {len(named):,} names for one reward.", f"Send at most {MAX_NAMES}.")
     renamed = {tellable(name): value for name, value in named.items()}
     if len(renamed) != len(named):
         raise EmailRLError(

@@ -68,11 +68,16 @@ def redacted(text: str, *secrets: str, limit: int = 300) -> str:
     either alphabet. The text is cut last, because a truncated URL could hide that it contains a password.
     """
     text = " ".join(text.split())[:_LONGEST]
-    forms = [form for secret in filter(None, secrets) for form in _forms(secret)]
-    if forms:
-        # The longest first: "ann:hush" before "hush".
-        text = re.sub("|".join(map(_pattern, sorted(forms, key=len, reverse=True))), "***", text)
+    if secrets := tuple(filter(None, secrets)):
+        text = _any_of(secrets).sub("***", text)
     return without_credentials(_SHOWN_KEY.sub("***", text))[:limit]
+
+
+@cache
+def _any_of(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern for every form of the secrets; the longest first: "ann:hush" before "hush"."""
+    forms = [form for secret in secrets for form in _forms(secret)]
+    return re.compile("|".join(map(_pattern, sorted(forms, key=len, reverse=True))))
 
 
 def _forms(secret: str) -> list[str]:

@@ -8,8 +8,9 @@ import random
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from emailrl.environment.mail_env import MailEnvironment
 from emailrl.settings import StoreSettings
@@ -20,6 +21,7 @@ from emailrl.store.build import build_database
 from emailrl.store.demo import ProjectFact, World, ask, make_world
 from emailrl.store.demo.world import FACTS_PER_PROJECT, NUM_PROJECTS
 from emailrl.trajectory import Message, Scenario
+from emailrl.workers import in_order, worker_processes
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
@@ -34,8 +36,8 @@ TIMES = 2
 """Questions per fact of a world."""
 CORPUS_WORLDS = 120
 """Worlds whose texts train a new model's tokenizer."""
-CHUNK = 4
-"""Worlds that a process of the pool plays at a time."""
+AHEAD = 4
+"""Worlds per process that are played before the first of them is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +110,23 @@ def held_out(num: int, seed: int, renderer: ChatRenderer) -> list[Example]:
 
 def stream(tokenizer_path: Path, num_worlds: int, *, seed: int, workers: int) -> Iterator[list[Example]]:
     """The examples of training worlds 0 … num_worlds − 1, in an order independent of the number of processes."""
-    import multiprocessing
-
-    context = multiprocessing.get_context("spawn")
-    workers = min(workers, -(-num_worlds // CHUNK))  # one without work would only import its libraries
-    with context.Pool(workers, initializer=_start_worker, initargs=(str(tokenizer_path), seed)) as pool:
-        yield from pool.imap(_work, range(num_worlds), chunksize=CHUNK)
+    calls = ((str(tokenizer_path), number, seed) for number in range(num_worlds))
+    with worker_processes(min(workers, num_worlds), hint="Lower --workers.") as submit:
+        yield from in_order(submit, _play, calls, ahead=AHEAD * workers)
 
 
-_worker: dict[str, Any] = {}
+def _play(tokenizer_path: str, number: int, seed: int) -> list[Example]:
+    return _examples(number, seed=seed, split="train", renderer=_renderer(tokenizer_path))
 
 
-def _start_worker(tokenizer_path: str, seed: int) -> None:
+@cache
+def _renderer(tokenizer_path: str) -> ChatRenderer:
     from transformers import AutoTokenizer
 
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment.tools import tool_schemas
 
-    renderer = ChatRenderer(AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False), tool_schemas())
-    _worker.update(renderer=renderer, seed=seed)
-
-
-def _work(number: int) -> list[Example]:
-    return _examples(number, seed=_worker["seed"], split="train", renderer=_worker["renderer"])
+    return ChatRenderer(AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False), tool_schemas())
 
 
 def _examples(number: int, *, seed: int, split: Split, renderer: ChatRenderer) -> list[Example]:

@@ -6,15 +6,17 @@ A pass depends only on the seed and its number, so that a resumed run sees the s
 from __future__ import annotations
 
 import random
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from emailrl.settings import Settings
 from emailrl.sft.examples import Conversation, Example, examples_of
 from emailrl.sft.searching import conversations_on, questions_of
+from emailrl.workers import worker_processes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,41 +76,30 @@ def replayed(
     Each pass is played while the previous one is trained on. The tokenizer reaches the process that plays through a
     folder: it may be new, or have another template.
     """
-    import multiprocessing
-
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, worker_processes(1, hint="Use --resume latest.") as submit:
         tokenizer.save_pretrained(folder)
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(1, _start, (folder, settings.without_secrets(), longest)) as pool:
-            coming: dict[int, Any] = {}
+        play = partial(submit, _play, folder, settings.without_secrets(), longest)
+        coming: dict[int, Future[dict[str, Group]]] = {}
 
-            def pass_of(number: int) -> list[Group]:
-                if number and number not in coming:  # a resumed run starts here
-                    coming[number] = pool.apply_async(_play, (number,))
-                found: dict[str, Group] = coming.pop(number).get() if number else {}
-                if number + 1 < passes:
-                    coming[number + 1] = pool.apply_async(_play, (number + 1,))
-                return [found.get(group[0].conversation, group) for group in groups]
+        def pass_of(number: int) -> list[Group]:
+            if number and number not in coming:  # a resumed run starts here
+                coming[number] = play(number)
+            found = coming.pop(number).result() if number else {}
+            if number + 1 < passes:
+                coming[number + 1] = play(number + 1)
+            return [found.get(group[0].conversation, group) for group in groups]
 
-            yield pass_of
-
-
-_worker: dict[str, Any] = {}
+        yield pass_of
 
 
-def _start(folder: str, settings: Settings, longest: int) -> None:
+def _play(folder: str, settings: Settings, longest: int, draw: int) -> dict[str, Group]:
     from transformers import AutoTokenizer
 
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment.custom import load_task
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C
     task = load_task(settings.agent.environment, settings.agent)
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), task.tools)
-    _worker.update(renderer=renderer, settings=settings, longest=longest)
-
-
-def _play(draw: int) -> dict[str, Group]:
-    conversations, _ = played(_worker["settings"], "train", draw=draw)
-    groups, _ = tokenized(conversations, _worker["renderer"], _worker["longest"])
+    conversations, _ = played(settings, "train", draw=draw)
+    groups, _ = tokenized(conversations, renderer, longest)
     return {group[0].conversation: group for group in groups}

@@ -53,6 +53,9 @@ def test_settings_that_cannot_train_are_refused_before_ranks_start(
     monkeypatch.setenv("MAX_STALENESS", "1")
     code, _, said = emailrl("train", "--nproc", "2")
     assert code == 2 and said.startswith("error: MAX_STALENESS=1 needs samplers of their own") and said.count("\n") == 1
+    monkeypatch.delenv("MAX_STALENESS")
+    code, _, said = emailrl("train", "--nproc", str(2**63 - 1))
+    assert code == 2 and said.startswith(f"error: --nproc {2**63 - 1} needs more memory") and said.count("\n") == 1
 
 
 def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_path: Path) -> None:

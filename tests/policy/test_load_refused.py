@@ -197,8 +197,11 @@ def test_the_size_of_a_folder_comes_from_its_config(tiny_model: Path, tmp_path: 
 
 
 def test_devices() -> None:
-    with pytest.raises(UsageError, match="Unknown device 'gpu'"):
-        choose_device("gpu")
+    for name in ("gpu", "meta", "mps"):
+        with pytest.raises(UsageError, match=f"EMAILRL_DEVICE={name} is not supported"):
+            choose_device(name)
+    with pytest.raises(EmailRLError, match=r"this machine has \d+ usable CUDA GPU"):
+        choose_device("cuda:99")
     assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
     assert choose_dtype("fp16", torch.device("cpu")) == torch.float16
 
@@ -221,7 +224,7 @@ def test_larger_models_sample_in_bf16_on_a_cpu_that_computes_in_it(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
 def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EmailRLError, match=r"no usable CUDA GPU.*Use EMAILRL_DEVICE=auto\."):
+    with pytest.raises(EmailRLError, match=r"this machine has 0 usable CUDA GPUs.*Use EMAILRL_DEVICE=auto\."):
         load_policy(settings_for(tiny_model, model={"device": "cuda"}))
     with pytest.raises(EmailRLError, match="LOAD_IN_4BIT needs a CUDA GPU"):
         load_policy(settings_for(tiny_model, model={"load_in_4bit": True}))

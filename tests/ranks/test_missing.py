@@ -1,4 +1,4 @@
-"""A launcher's watch over ranks that others miss."""
+"""The end of ranks that others miss."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from emailrl.ranks.missing import hung_ranks_killed, note_missing
-
-
-def error_file(folder: Path, attempt: int, rank: int) -> Path:
-    """Where torchrun's agent lets this rank record its error."""
-    file = folder / "run" / f"attempt_{attempt}" / str(rank) / "error.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file
+from emailrl.ranks.missing import SECONDS_TO_FOLLOW
 
 
-def test_only_a_missing_rank_that_notes_nothing_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleeping(attempt: int, rank: int) -> subprocess.Popen[bytes]:
-        own = {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(error_file(tmp_path, attempt, rank))}
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=os.environ | own)
+def test_only_a_missing_rank_that_does_not_notice_is_killed(tmp_path: Path) -> None:
+    def error_file(rank: int) -> Path:
+        """Where torchrun's agent lets this rank record its error."""
+        return tmp_path / str(rank) / "error.json"
 
-    hung, awake, other, later = (sleeping(*place) for place in [(0, 0), (0, 1), (0, 3), (1, 0)])
-    hung.send_signal(signal.SIGSTOP)
-    for rank, missing in [(1, [0]), (2, [0, 1])]:
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(error_file(tmp_path, 0, rank)))
-        note_missing(missing)
+    def start(rank: int, code: str = "import time; time.sleep(60)", **given: Any) -> subprocess.Popen[bytes]:
+        error_file(rank).parent.mkdir()
+        own = {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(error_file(rank))}
+        return subprocess.Popen([sys.executable, "-c", code], env=os.environ | own, **given)
+
+    stopped, awake, other, hung = (start(rank) for rank in (0, 1, 3, 4))
+    stopped.send_signal(signal.SIGSTOP)
+    error_file(1).with_name("awake").touch()
+    missing = "from emailrl.ranks.missing import note_missing; note_missing([0, 1, 4]); input()"
+    reporting = start(2, missing, stdin=subprocess.PIPE)
+    while not error_file(2).with_name("awake").exists():
+        time.sleep(0.01)
+    time.sleep(2)
+    assert stopped.poll() is hung.poll() is None  # the rank that misses it has not ended
     begun = time.monotonic()
-    with hung_ranks_killed(tmp_path):
-        time.sleep(1)
-        assert hung.poll() is None  # no rank has ended
-        error_file(tmp_path, 0, 2).write_text("{}")
-        assert hung.wait(20) == -signal.SIGKILL and time.monotonic() - begun > 5
-    assert [each.poll() for each in (awake, other, later)] == [None, None, None]
-    for each in (awake, other, later):
+    reporting.communicate(b"\n")
+    assert stopped.wait(20) == -signal.SIGKILL and hung.poll() is None
+    assert hung.wait(20) == -signal.SIGKILL and time.monotonic() - begun > SECONDS_TO_FOLLOW - 1
+    assert [each.poll() for each in (awake, other)] == [None, None]
+    for each in (awake, other):
         each.kill()
         each.wait()

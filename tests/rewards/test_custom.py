@@ -25,6 +25,7 @@ def text(trajectory): return "much"
 def endless(trajectory): return float("inf")
 def breaks(trajectory): return 1 / 0
 def leaves(trajectory): raise SystemExit(3)
+def closes(trajectory): raise GeneratorExit
 def vast(trajectory): return -1e10
 number = 3
 """
@@ -74,6 +75,7 @@ def test_a_file_that_does_not_load(tmp_path: Path) -> None:
         ("text", "returned 'much'"),
         ("endless", "must be finite"),
         ("leaves", r"raised: .*my_rewards.py, line 7: SystemExit: 3"),
+        ("closes", r"raised: .*my_rewards.py, line 8: GeneratorExit"),
         ("vast", "must lie within ±1e\\+09"),
         ("breaks", r"raised: .*my_rewards.py, line 6: ZeroDivisionError: division by zero"),
     ],
@@ -150,6 +152,7 @@ def test_what_is_installed_below_the_working_directory_keeps_its_bytecode(
         ("x = 1\ny = [\n", r"bad.py, line 2: SyntaxError: '\[' was never closed"),
         ("import json\njson.loads('{')\n", r"bad.py, line 2: JSONDecodeError: Expecting property name"),
         ("import no_such_module_here\n", r"bad.py, line 1: ModuleNotFoundError"),
+        ("import sys\nsys.exit(3)\n", r"bad.py, line 2: SystemExit: 3"),
     ],
 )
 def test_a_file_that_does_not_load_is_told_with_its_line(tmp_path: Path, source: str, message: str) -> None:

@@ -290,6 +290,15 @@ def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: li
     assert "HTTP 401: bad key ***" in (played.exception or "")
 
 
+def test_thousands_of_names_are_refused_at_once_and_hundreds_are_read_quickly(serve: Serve) -> None:
+    begun = time.process_time()
+    for count, refused in [(50_000, True), (1000, False)]:
+        stub = serve(lambda *_, count=count: (200, json.dumps({"rewards": [{f"t{i}": 0.0 for i in range(count)}] * 2})))
+        played = score(stub.url, 2, reward_api_key="a-key-of-usual-length-0123456789")
+        assert ["50,000 names" in (each.exception or "") for each in played] == [refused] * 2
+    assert time.process_time() - begun < 5
+
+
 @pytest.mark.parametrize("url", ["http://", "http://[::1/x", "https://:80/x"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(UsageError, match="The reward's URL"):

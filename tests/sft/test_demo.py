@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +72,10 @@ def test_batches_are_the_same_from_any_start_and_few_worlds_start_few_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
-    context, started = multiprocessing.get_context("spawn"), []
-    pool = context.Pool
-    monkeypatch.setattr(context, "Pool", lambda count, **named: started.append(count) or pool(count, **named))
+    started, processes = [], demo.worker_processes
+    monkeypatch.setattr(
+        demo, "worker_processes", lambda count, **named: started.append(count) or processes(count, **named)
+    )
 
     def made(start: int, workers: int) -> list[list[str]]:
         batches = demo.batches(tmp_path, steps=3, batch_size=4, start=start, seed=3, workers=workers)
@@ -83,7 +83,7 @@ def test_batches_are_the_same_from_any_start_and_few_worlds_start_few_processes(
 
     whole = made(0, workers=1)
     assert [len(batch) for batch in whole] == [4, 4, 4] and made(2, workers=8) == whole[2:]
-    assert started == [1, 1]  # two worlds are work for one
+    assert started == [1, 2]  # there are two worlds to play
 
 
 def test_held_out_worlds_share_no_inbox_with_those_trained_on(renderer: ChatRenderer) -> None:

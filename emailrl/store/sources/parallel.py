@@ -5,23 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import signal
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
-from emailrl.errors import EmailRLError
 from emailrl.store.parties import clean_text
 from emailrl.store.sources.message import parse_message
 from emailrl.store.sources.raw_email import RawEmail, Skipped
 from emailrl.store.sources.rows import JsonLine, parse_line
 from emailrl.store.sources.table import TableMail
+from emailrl.workers import in_order, worker_processes
 
 Unread = tuple[str, bytes | Path]
 """A message not yet parsed: its name in the source, and its bytes or the file that holds them.
@@ -62,61 +56,11 @@ def parse_all(
         for batch in batches:
             yield from _parse_batch(batch, judge, max_message_bytes)
         return
-    context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
-    pending: deque[Future[list[T]]] = deque()
-    try:
-        with _interrupts_held():
-            pool.submit(int)  # the first task makes the pool fork its workers
-        for batch in batches:
-            pending.append(pool.submit(_parse_batch, batch, judge, max_message_bytes))
-            if len(pending) > 2 * workers + 1:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise EmailRLError("A parsing process died, perhaps out of memory.", "Try --workers 0.") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Block SIGINT and SIGTERM: while forking, Python would drop the ``KeyboardInterrupt``.
-
-    Workers inherit the mask and leave both signals to the writing process.
-    """
-    signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-
-
-def _begin_worker() -> None:
-    """End with the writing process, even if it is killed, and at its SIGTERM, which a broken pool sends.
-
-    A SIGTERM sent by others to all processes is left to the writing process: if a worker died while handing over a
-    batch, it would wait for the rest forever.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    def end_when_told() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
-            continue
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    if hasattr(signal, "sigwaitinfo"):
-        threading.Thread(target=end_when_told, daemon=True).start()
-    else:  # macOS cannot tell who sends a signal
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    with worker_processes(workers, hint="Try --workers 0.", method=method) as submit:
+        calls = ((batch, judge, max_message_bytes) for batch in batches)
+        for judged in in_order(submit, _parse_batch, calls, ahead=2 * workers + 1):
+            yield from judged
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:

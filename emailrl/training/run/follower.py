@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def follow(settings: Settings) -> None:
     """Run as a rank that works for rank 0, until rank 0 ends.
 
     ``settings`` are used to connect; all others come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first
-    lets it end the run cleanly, the second ends this process.
+    lets it end the run cleanly, a SIGINT after it ends this process.
     """
     with joined(settings) as ranks:
         assert isinstance(ranks, RankGroup)
@@ -159,11 +160,11 @@ def _too_few_ranks() -> UsageError:
 
 @contextmanager
 def _asking(ranks: RankGroup) -> Iterator[None]:
-    """Pass the first SIGINT or SIGTERM on to rank 0; the second is a KeyboardInterrupt."""
+    """Pass SIGINT or SIGTERM on to rank 0; a SIGINT after it is a KeyboardInterrupt."""
     asked: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked or ranks.is_over:
+        if ranks.is_over or (asked and number == signal.SIGINT):
             raise KeyboardInterrupt
         asked.append(number)
         ranks.stop()

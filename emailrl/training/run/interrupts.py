@@ -15,7 +15,7 @@ class Interrupts:
     """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt when nothing is lost by it.
 
     Inside ``droppable()`` it is raised at once, since that work can be repeated; elsewhere, and during an import, which
-    may swallow it, it waits for ``check()``. The second signal raises immediately. Works only in the main thread; in
+    may swallow it, it waits for ``check()``. A SIGINT after it raises immediately. Works only in the main thread; in
     others the signals are left alone.
     """
 
@@ -25,7 +25,7 @@ class Interrupts:
         self._droppable = False
         self._from_rank = False
         self.impatient = False
-        """Whether a second signal came: save nothing more."""
+        """Whether a SIGINT came after the first signal: save nothing more."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -73,6 +73,8 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._requested and number == signal.SIGTERM:
+            return  # one comes from the service manager, which signals every process, and one from the launcher
         self.impatient = self._requested
         self._requested = True
         if self.impatient or (self._droppable and not is_importing(frame)):
