@@ -31,8 +31,9 @@ LAYERS: list[set[str]] = [
     {"trajectory", "custom", "remote", "ranks", "workers"},
     {"settings", "drawing"},
     {"disk"},
-    {"errors", "plain", "ctrl_c"},
+    {"errors", "ctrl_c"},
     {"ending"},
+    {"plain"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "vllm", "unsloth"}

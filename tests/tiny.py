@@ -94,3 +94,13 @@ def settings_of(tmp_path: Path, **overrides: Any) -> Settings:
     """Settings of a run under ``tmp_path`` that generates little."""
     given = {"output_dir": tmp_path / "outputs" / "grpo", "max_tokens": 8, "max_turns": 2} | overrides
     return load_settings(given, environ={}, cwd=tmp_path)
+
+
+def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
+    """A collector that plays with the engine and scores as the settings say."""
+    from emailrl.rewards import build_scorer
+    from emailrl.rollout.collect import Collector
+    from emailrl.rollout.play import build_stage
+
+    play = build_stage(settings, policy).on(engine)
+    return Collector(play, build_scorer(settings), settings.agent, settings.training.mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from emailrl.checkpoints import find_runs
@@ -14,10 +14,13 @@ from emailrl.errors import UsageError
 from emailrl.policy.adapter import Adapter, find_adapter
 
 if TYPE_CHECKING:
+    from emailrl.engines.base import Engine
     from emailrl.rollout.collect import Collector
+    from emailrl.rollout.play import Stage
     from emailrl.settings import Settings
 
 Players = Generator[tuple["Subject", "Collector"], None, None]
+Staged = Generator[tuple["Subject", "Stage", "Engine"], None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +56,42 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 def players(subjects: Sequence[Subject], settings: Settings) -> Players:
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
-    play = _on_chat_server if is_chat(settings) else _on_policies
-    with closing(play(subjects, settings)) as pairs:
-        for subject, collector in pairs:
-            if subject.attacked:
-                collector.make_environment = under_attack(collector.make_environment)
-            yield subject, collector
-
-
-def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Players:
-    from emailrl.rewards import build_scorer
-    from emailrl.rollout.collect import build_chat_collector
-
-    scorer = build_scorer(settings)
-    for subject in subjects:
-        collector = build_chat_collector(settings.with_model(subject.model_name), scorer=scorer)
-        with closing(collector.engine):
-            yield subject, collector
-
-
-def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Players:
-    from emailrl.engines.opened import open_policy
     from emailrl.environment.custom import load_task
     from emailrl.rewards import build_scorer
-    from emailrl.rollout.collect import build_collector
+    from emailrl.rollout.collect import Collector
 
     load_task(settings.agent.environment)  # check the user's code before a model is loaded
     scorer = build_scorer(settings)
+    staged = _on_chat_server if is_chat(settings) else _on_policies
+    with closing(staged(subjects, settings)) as pairs:
+        for subject, stage, engine in pairs:
+            if subject.attacked:
+                stage = replace(stage, make_environment=under_attack(stage.make_environment))
+            run_id = subject.adapter.run_id if subject.adapter else ""
+            yield subject, Collector(stage.on(engine), scorer, settings.agent, settings.training.mode, run_id)
+
+
+def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Staged:
+    from emailrl.engines import build_chat_engine
+    from emailrl.environment.custom import load_task
+    from emailrl.rollout.play import Stage
+
+    task = load_task(settings.agent.environment, settings.agent)
+    for subject in subjects:
+        named = settings.with_model(subject.model_name)
+        with closing(build_chat_engine(named, task.tools)) as engine:
+            yield subject, Stage(named, task.make, None), engine
+
+
+def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Staged:
+    from emailrl.engines.opened import open_policy
+    from emailrl.rollout.play import build_stage
+
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
         with closing(open_policy(settings.with_model(model_name))) as opened:
+            stage = build_stage(opened.settings, opened.policy)
             for subject in subjects:
                 if subject.model_name == model_name:
                     adapter = subject.adapter
                     opened.engine.load_adapter(adapter.path if adapter else None, subject.label)
-                    run_id = adapter.run_id if adapter else ""
-                    played = build_collector(
-                        opened.settings, opened.policy, opened.engine, scorer=scorer, run_id=run_id
-                    )
-                    yield subject, played
+                    yield subject, stage, opened.engine

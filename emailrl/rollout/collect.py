@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from emailrl.engines.base import Engine, SamplingParams
-from emailrl.environment.custom import load_task, mail_agent
-from emailrl.rollout.player import MakeEnvironment, Player, Plays, build_player
+from emailrl.engines.base import SamplingParams
+from emailrl.rollout.play import Play
+from emailrl.settings import AgentSettings
 from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from emailrl.engines.renderer import ChatRenderer
-    from emailrl.policy.load import Policy
-    from emailrl.settings import Settings
 
 
 class Scores(Protocol):
@@ -27,24 +22,16 @@ class Scores(Protocol):
         ...
 
 
-class Collector(Player):
-    """Plays scenarios and scores the trajectories. ``team``, if given, plays instead of this process's player."""
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Plays every scenario several times and scores the trajectories."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        renderer: ChatRenderer | None,
-        settings: Settings,
-        scorer: Scores,
-        db: Path,
-        *,
-        run_id: str = "",
-        make_environment: MakeEnvironment = mail_agent,
-    ) -> None:
-        super().__init__(engine, renderer, settings, db, make_environment=make_environment)
-        self.scorer = scorer
-        self.run_id = run_id
-        self.team: Plays | None = None
+    play: Play
+    scorer: Scores
+    agent: AgentSettings
+    mode: str
+    """Recorded in the trajectories."""
+    run_id: str = ""
 
     def collect(
         self,
@@ -69,16 +56,14 @@ class Collector(Player):
         groups = self._empty_groups(scenarios, group_size, step, split_label, played)
         everything = [trajectory for group in groups for trajectory in group.trajectories]
         trajectories = [trajectory for trajectory in everything if trajectory.id not in played]
-        agent = self.settings.agent
+        agent = self.agent
         sampling = SamplingParams(
             agent.max_tokens,
             agent.temperature if temperature is None else temperature,
             top_p=agent.top_p,
             top_k=agent.top_k,
         )
-        ended = {
-            each.id: each for each in (self.team or self).play(trajectories, sampling, seed=seed, progress=progress)
-        }
+        ended = {each.id: each for each in self.play(trajectories, sampling, seed, progress)}
         for group in groups:
             group.trajectories = [ended.get(each.id, each) for each in group.trajectories]
         everything = [trajectory for group in groups for trajectory in group.trajectories]
@@ -111,47 +96,9 @@ class Collector(Player):
                     scenario,
                     run_id=self.run_id,
                     step=step,
-                    mode=self.settings.training.mode,
+                    mode=self.mode,
                 )
                 for member in range(group_size)
             ]
             groups.append(TrajectoryGroup(group_id, scenario, members))
         return groups
-
-
-def build_collector(
-    settings: Settings,
-    policy: Policy,
-    engine: Engine,
-    *,
-    scorer: Scores | None = None,
-    run_id: str = "",
-    make_environment: MakeEnvironment | None = None,
-) -> Collector:
-    """A collector whose player comes from ``build_player``; raises the same errors."""
-    from emailrl.rewards.build import build_scorer
-
-    player = build_player(settings, policy, engine, make_environment=make_environment)
-    return Collector(
-        engine,
-        player.renderer,
-        settings,
-        scorer or build_scorer(settings),
-        settings.store.db,
-        run_id=run_id,
-        make_environment=player.make_environment,
-    )
-
-
-def build_chat_collector(settings: Settings, *, scorer: Scores | None = None) -> Collector:
-    """A collector that uses the chat server of ``settings.openai``, without a policy; the caller closes its engine.
-
-    Raises UsageError for an environment that cannot be loaded, or a missing key.
-    """
-    from emailrl.engines import build_chat_engine
-    from emailrl.rewards.build import build_scorer
-
-    task = load_task(settings.agent.environment, settings.agent)
-    scorer = scorer or build_scorer(settings)
-    engine = build_chat_engine(settings, task.tools)
-    return Collector(engine, None, settings, scorer, settings.store.db, make_environment=task.make)

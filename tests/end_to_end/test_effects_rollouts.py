@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from end_to_end.effects import group, shows
 from rewards.stub_scorer import StubScorer
+from tiny import collector_of
 
 from emailrl.engines import build_engine
 from emailrl.engines.transformers_engine import TransformersEngine
@@ -19,7 +20,6 @@ from emailrl.engines.vllm_sleep import Trainer, sleeps
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
 from emailrl.rewards.http_reward import HttpReward
-from emailrl.rollout.collect import build_collector
 from emailrl.scenarios import load_scenario_set
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
@@ -68,7 +68,7 @@ def play(make_settings: MakeSettings) -> Callable[..., list[list[Trajectory]]]:
         engine = build_engine(settings, policy)
         engine.load_adapter(None, "base")
         questions = load_scenario_set(None, "train", limit=2, seed=1, data=settings.data).scenarios
-        groups = build_collector(settings, policy, engine).collect(questions, 3, step=0, seed=1)
+        groups = collector_of(settings, policy, engine).collect(questions, 3, step=0, seed=1)
         engine.close()
         return [each.trajectories for each in groups]
 

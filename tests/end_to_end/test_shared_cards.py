@@ -19,13 +19,13 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import load_policy
 from emailrl.ranks import LostRank, Place
 from emailrl.recording import read_trajectories
-from emailrl.rollout.player import Player
+from emailrl.rollout import play
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
 from emailrl.training.run.follower import follow
 from emailrl.trajectory import Trajectory
 
-HONEST = Player.play
+HONEST = play.run
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def noting(settings: Settings) -> list[list[str]]:
     """What a rank played, by id, one list for each time."""
     played: list[list[str]] = []
 
-    def play(player: Player, trajectories: Sequence[Trajectory], *given: Any, **named: Any) -> Sequence[Trajectory]:
+    def run(*given: Any, trajectories: Sequence[Trajectory], **named: Any) -> Sequence[Trajectory]:
         played.append([trajectory.id for trajectory in trajectories])
-        return HONEST(player, trajectories, *given, **named)
+        return HONEST(*given, trajectories=trajectories, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Player, "play", play)
+        patch.setattr(play, "run", run)
         train_or_follow(settings)
     return played
 
@@ -120,13 +120,13 @@ def test_ranks_that_do_not_divide_into_engines_are_refused_by_all(
 def broken(settings: Settings, where: int, what: Callable[[], None]) -> None:
     """Train while ``what`` happens whenever one rank plays."""
 
-    def play(player: Player, *given: Any, **named: Any) -> Sequence[Trajectory]:
+    def run(*given: Any, **named: Any) -> Sequence[Trajectory]:
         if Place.here().rank == where:
             what()
-        return HONEST(player, *given, **named)
+        return HONEST(*given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Player, "play", play)
+        patch.setattr(play, "run", run)
         train_or_follow(settings)
 
 

@@ -13,8 +13,8 @@ from engines.asking import ANSWER, SEARCH, settings_for
 from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
+from emailrl.benchmark.subjects import Subject, players
 from emailrl.recording import read_trajectories
-from emailrl.rollout.collect import build_chat_collector
 from emailrl.scenarios import write_scenarios
 from emailrl.trajectory import StopReason
 
@@ -26,8 +26,8 @@ def test_a_rollout_through_the_mailbox_sums_usage(serve: Callable[..., StubServe
     server = serve(reply)
     make_database(tmp_path / "mail.db")
     settings = settings_for(server.url, tmp_path, db=tmp_path / "mail.db", input_price=1.0, output_price=5.0)
-    collector = build_chat_collector(settings)
-    with closing(collector.engine):
+    with closing(players([Subject("model", settings.model.name)], settings)) as playing:
+        _, collector = next(playing)
         [group] = collector.collect(make_questions(1), 1, step=0, seed=1)
     [trajectory] = group.trajectories
     assert trajectory.exception is None and trajectory.stop_reason is StopReason.ANSWERED

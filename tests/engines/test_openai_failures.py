@@ -18,6 +18,7 @@ from engines.chat_server import StubServer, said
 from local_server import DrippingServer
 from tiny import make_database, make_questions
 
+from emailrl.benchmark.subjects import Subject, players
 from emailrl.engines import build_chat_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai_engine import OpenAIEngine, as_api
@@ -25,7 +26,6 @@ from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import read_trajectories, write_trajectories
 from emailrl.remote.text import harmless
-from emailrl.rollout.collect import build_chat_collector
 from emailrl.settings import load_settings
 from emailrl.trajectory import Message, StopReason, ToolCall
 
@@ -152,8 +152,8 @@ def test_whatever_a_server_sends_ends_its_own_trajectory_alone(
     settings = settings_for(server.url, tmp_path, db=make_database(tmp_path / "mail.db"), openai_retries=0, max_turns=1)
     names = [*map(str, range(len(ODD))), "good"]
     scenarios = [replace(make_questions(1)[0], id=name, question=name) for name in names]
-    collector = build_chat_collector(settings)
-    with closing(collector.engine):
+    with closing(players([Subject("model", settings.model.name)], settings)) as playing:
+        _, collector = next(playing)
         groups = collector.collect(scenarios, 1, step=0, seed=1)
     played = [group.trajectories[0] for group in groups]
     assert [t.scenario.id for t in played if t.stop_reason is StopReason.ANSWERED] == ["good"]

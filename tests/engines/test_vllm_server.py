@@ -16,7 +16,7 @@ import httpx
 import pytest
 import torch
 from engines.vllm_stub import BASE, VllmStub
-from tiny import cut_matrices, make_database, make_model, make_questions
+from tiny import collector_of, cut_matrices, make_database, make_model, make_questions
 
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
@@ -28,7 +28,6 @@ from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.rollout.audit import audit
-from emailrl.rollout.collect import build_collector
 from emailrl.settings import Settings, load_settings
 
 KEPT_ADAPTERS = 3
@@ -454,7 +453,7 @@ def test_rollouts_pass_the_token_audit(
     make_database(tmp_path / "mail.db")
     settings = settings_for(model, serve(), db=tmp_path / "mail.db", max_tokens=5, max_turns=2)
     with closing(build_engine(settings, policy)) as engine:
-        groups = build_collector(settings, policy, engine).collect(make_questions(2), 2, step=0, seed=3)
+        groups = collector_of(settings, policy, engine).collect(make_questions(2), 2, step=0, seed=3)
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         assert trajectory.exception is None and audit(trajectory) > 0
 

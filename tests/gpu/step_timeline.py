@@ -114,19 +114,23 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
 
     Names before a slash are the phases; what follows it says what part.
     """
-    updater, collector = run.updater, run.collector
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.rollout.collect import Collector
+    from emailrl.rollout.play import Stage
+
+    updater = run.updater
     for owner, method, name in (
         (run, "refresh_engine", OTHER), (run, "collect", OTHER), (run, "train", OTHER),
         (run.rollouts, "record", "records"), (run, "record_training", "records"), (run, "end_step", "records"),
         (run.writer, "write", "records"), (run.tracker, "step", "records"),
-        (collector, "open_environment", "sampling/mailbox"), (engine, "generate", "sampling/engine"),
-        *((collector.renderer, method, "sampling/template") for method in ("start", "extend", "parse", "text_of")),
+        (Stage, "open_environment", "sampling/mailbox"), (engine, "generate", "sampling/engine"),
+        *((ChatRenderer, method, "sampling/template") for method in ("start", "extend", "parse", "text_of")),
     ):  # fmt: skip
         timeline.wrap(owner, method, name)
     for owner, method, name in (
         (engine, "resume", "wake"), (engine, "release", "sleep"), (run.policy, "save_adapter", "adapter/save"),
         (engine, "load_adapter", "adapter/proof"),
-        (collector, "collect", "sampling/bookkeeping"), (collector.scorer, "score", "reward"),
+        (Collector, "collect", "sampling/bookkeeping"), (run.collector.scorer, "score", "reward"),
         (updater, "_prepare", "scoring"), (updater, "_backward", "backward"),
         (updater.forward, "train", "forward"), (updater, "_update", "optimizer"),
     ):  # fmt: skip

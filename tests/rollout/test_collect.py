@@ -11,9 +11,11 @@ import pytest
 from tiny import make_database, make_questions, settings_of
 
 from emailrl.engines.renderer import ChatRenderer
+from emailrl.environment.custom import mail_agent
 from emailrl.rewards import build_scorer
 from emailrl.rollout.audit import TokenDriftError
-from emailrl.rollout.collect import Collector, mail_agent
+from emailrl.rollout.collect import Collector
+from emailrl.rollout.play import Stage
 from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 
@@ -43,9 +45,8 @@ def collect(
         settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64)
         engine = scripted(scripts)
         make_environment = changes.pop("make_environment", mail_agent)
-        collector = Collector(
-            engine, renderer, settings, build_scorer(settings), db, run_id="run", make_environment=make_environment
-        )
+        play = Stage(settings, make_environment, renderer).on(engine)
+        collector = Collector(play, build_scorer(settings), settings.agent, settings.training.mode, run_id="run")
         groups = collector.collect(scenarios, group_size, **({"step": 3, "seed": 1} | changes))
         assert [group.scenario for group in groups] == list(scenarios)
         assert all(t.group_id == group.id for group in groups for t in group.trajectories)

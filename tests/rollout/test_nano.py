@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import settings_of
+from tiny import collector_of, settings_of
 
 from emailrl.engines import build_engine
 from emailrl.policy.load import load_policy
 from emailrl.rollout.audit import audit
-from emailrl.rollout.collect import build_collector
 from emailrl.store.build import build_database
 from emailrl.store.demo import ask, make_world
 
@@ -37,7 +36,7 @@ def test_sampled_logprobs_are_the_trainers(tmp_path: Path) -> None:
     engine = build_engine(settings, policy)
     engine.load_adapter(tmp_path / "adapter", "v1")
     scenarios = [ask(world, fact, rng) for fact in world.facts[:3]]
-    groups = build_collector(settings, policy, engine).collect(scenarios, 2, step=1, seed=1)
+    groups = collector_of(settings, policy, engine).collect(scenarios, 2, step=1, seed=1)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     assert max(len(trajectory.turns) for trajectory in trajectories) > 1
     policy.model.eval()

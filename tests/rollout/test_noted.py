@@ -9,7 +9,7 @@ import pytest
 
 from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingParams
 from emailrl.ranks import Activity
-from emailrl.rollout.noted import Noted
+from emailrl.rollout.play import Noted
 
 
 class Heard(Activity):

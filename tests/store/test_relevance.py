@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from emailrl.environment.custom import mail_agent
 from emailrl.environment.tools import call_tool
 from emailrl.errors import ToolError
-from emailrl.rollout.collect import Collector, mail_agent
+from emailrl.rollout.play import Stage
 from emailrl.settings import load_settings
 from emailrl.store import open_mailbox
 from emailrl.store.build import build_database
@@ -110,10 +111,10 @@ def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> Non
     scenario = Scenario("q", "?", "", [], "bob@x.org", "2002-01-01")
     found = {}
     for order in ("newest", "relevance"):
-        settings = load_settings({"search_order": order})
-        collector = Collector(None, None, settings, None, db, run_id="run", make_environment=mail_agent)  # type: ignore[arg-type]
+        settings = load_settings({"search_order": order, "emailrl_db": str(db)})
+        stage = Stage(settings, mail_agent, None)
         with ExitStack() as opened:
-            mailbox = collector.open_environment(scenario, opened).mailbox  # type: ignore[attr-defined]
+            mailbox = stage.open_environment(scenario, opened).mailbox  # type: ignore[attr-defined]
             hits = call_tool(mailbox, "search_emails", {"keywords": ["gas"]})
         found[order] = [hit["message_id"] for hit in hits]
     assert found == {"newest": ["<2@x>", "<1@x>"], "relevance": ["<1@x>", "<2@x>"]}
@@ -123,10 +124,10 @@ def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> Non
 def test_whether_the_agents_tool_needs_keywords_is_a_setting(tmp_path: Path, email: Make, allowed: bool) -> None:
     db = tmp_path / "mail.db"
     build_database([email(1)], db)
-    settings = load_settings({"search_without_keywords": allowed})
-    collector = Collector(None, None, settings, None, db, run_id="run", make_environment=mail_agent)  # type: ignore[arg-type]
+    settings = load_settings({"search_without_keywords": allowed, "emailrl_db": str(db)})
+    stage = Stage(settings, mail_agent, None)
     with ExitStack() as opened:
-        environment = collector.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
+        environment = stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
         environment.start()
         search = ToolCall("search_emails", {"keywords": [], "from_addr": "ann@x.org"})
         reason = environment.step(Message("assistant", "", [search])).stop_reason

@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from emailrl.errors import EmailRLError
 from emailrl.ranks import Activity
 from emailrl.recording import write_trajectories
 from emailrl.rollout.collect import Collector
-from emailrl.rollout.noted import Noted
+from emailrl.rollout.play import Stage
 from emailrl.training.run.display import NoDisplay
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.in_flight import IN_FLIGHT
@@ -86,6 +86,7 @@ class Ahead:
         self,
         rollouts: Rollouts,
         collector: Collector,
+        stage: Stage,
         engine: VersionedEngine,
         state: RunState,
         *,
@@ -95,7 +96,8 @@ class Ahead:
         limit: float,
         played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> None:
-        self._rollouts, self._collector, self._engine, self._state = rollouts, collector, engine, state
+        self._rollouts, self._collector, self._stage = rollouts, collector, stage
+        self._engine, self._state = engine, state
         self._staleness, self._last_step, self._hand_over = staleness, last_step, hand_over
         self._limit, self._played = limit, played
         self._place = RunState(cursor=state.cursor, pass_rates=dict(state.pass_rates))
@@ -205,11 +207,10 @@ class Ahead:
             if earlier:
                 earlier[-1].result.result()
             questions = self._rollouts.questions(self._place)
-        batch.activity.note("starting the environments")
         collected = self._rollouts.play(
             batch.step,
             questions,
-            self._collector.on(Noted(batch.engine, batch.activity)),
+            replace(self._collector, play=self._stage.noted(batch.engine, batch.activity)),
             display=batch.ended,
             played=self._played,
         )

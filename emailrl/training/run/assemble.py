@@ -8,7 +8,7 @@ from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine, engine_gpus, has_servers
-from emailrl.engines.base import PolicyEngine, Sampler, VersionedEngine
+from emailrl.engines.base import PolicyEngine, VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
 from emailrl.engines.vllm_fleet import check_servers
 from emailrl.environment.custom import MAIL, load_task
@@ -17,8 +17,8 @@ from emailrl.evaluation import check_samples
 from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.overlong import OverlongScorer
-from emailrl.rollout.collect import Collector, Scores, build_collector
-from emailrl.rollout.noted import Noted
+from emailrl.rollout.collect import Collector, Scores
+from emailrl.rollout.play import Play, Stage, build_stage
 from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.idle import idle_settings
@@ -50,7 +50,7 @@ from emailrl.training.run.resume import (
 from emailrl.training.run.run import Run
 from emailrl.training.run.start import find_start, with_lora
 from emailrl.training.run.state import RunState, count_steps, questions_per_step
-from emailrl.training.run.team import Team, TeamPlayer, leave_and_close, plays_on_all, team_notes
+from emailrl.training.run.team import Role, Team, leave_and_close, play_on_all, plays_on_all, team_notes
 from emailrl.training.run.tracking import Say, Tracker, check_services
 from emailrl.training.update import Updater
 
@@ -82,12 +82,10 @@ def open_run(
         if before and checkpoint:
             ended = (state := read_state(checkpoint)).stop_reason(settings.evaluation, total, _epochs(settings, mode))
             check_unfinished(before.directory, state, ended, data)
-        make = mode.make_environment
         with _loaded(settings, start.adapter, checkpoint, total, ranks, say) as (opened, updater, settings, state):
             policy, engine = opened.policy, opened.engine
             data.notes += policy.notes + team_notes(settings, ranks)
-            collector = build_collector(settings, policy, engine, scorer=scorer, run_id=run_id, make_environment=make)
-            evaluator = build_collector(settings, policy, engine, scorer=eval_scorer, run_id=run_id)
+            stage, eval_stage = build_stage(settings, policy, mode.make_environment), build_stage(settings, policy)
             with (
                 _directory(settings, before, state, overwrite=overwrite and resume is None) as (directory, changes),
                 closing(
@@ -96,6 +94,10 @@ def open_run(
             ):
                 tracker.display = display
                 interrupts = Interrupts(tracker.say)
+                sampler = _sampler(settings, ranks, engine, interrupts)
+                agent, name = settings.agent, mode.name
+                collector = Collector(_play(sampler, stage, ranks, "train"), scorer, agent, name, run_id)
+                evaluator = Collector(_play(sampler, eval_stage, ranks, "eval"), eval_scorer, agent, name, run_id)
                 writer = CheckpointWriter(
                     directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id=run_id,
                     parent=start.parent, resumed_from=checkpoint.reference if checkpoint else None,
@@ -104,12 +106,12 @@ def open_run(
                 run = Run(
                     settings=settings, mode=mode, algorithm=algorithm, data=data, directory=directory, state=state,
                     policy=policy, collector=collector, evaluator=evaluator, updater=updater,
-                    engine=_sampler(settings, ranks, engine, interrupts, collector, evaluator),
+                    engine=sampler,
                     tracker=tracker, interrupts=interrupts, filter=wanted, total_steps=total,
                     epochs=_epochs(settings, mode), writer=writer, ranks=ranks, staleness=staleness(settings),
                 )  # fmt: skip
                 _announce(run, changes)
-                with _overlapping(run, checkpoint):
+                with _overlapping(run, stage, checkpoint):
                     yield run
 
 
@@ -123,25 +125,21 @@ def _noted_data(settings: Settings, algorithm: Algorithm, checkpoint: Checkpoint
     return data
 
 
-def _sampler(
-    settings: Settings,
-    ranks: Ranks,
-    engine: PolicyEngine,
-    interrupts: Interrupts,
-    collector: Collector,
-    evaluator: Collector,
-) -> Sampler:
-    """The player of both collectors: this engine, or those of all ranks."""
+def _sampler(settings: Settings, ranks: Ranks, engine: PolicyEngine, interrupts: Interrupts) -> PolicyEngine | Team:
+    """This engine, or the engines of all ranks."""
     if not plays_on_all(settings, ranks):
-        collector.engine = evaluator.engine = engine if ranks.is_alone else Noted(engine, ranks.activity)
         return engine
-    team = Team(ranks, engine, interrupts, per_engine=engine_gpus(settings))
-    collector.team, evaluator.team = TeamPlayer(team, collector, "train"), TeamPlayer(team, evaluator, "eval")
-    return team
+    return Team(ranks, engine, interrupts, per_engine=engine_gpus(settings))
+
+
+def _play(sampler: PolicyEngine | Team, stage: Stage, ranks: Ranks, role: Role) -> Play:
+    if isinstance(sampler, Team):
+        return play_on_all(sampler, stage, role)
+    return stage.on(sampler) if ranks.is_alone else stage.noted(sampler, ranks.activity)
 
 
 @contextmanager
-def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
+def _overlapping(run: Run, stage: Stage, checkpoint: Checkpoint | None) -> Iterator[None]:
     """Run rollouts while steps train, if MAX_STALENESS allows it."""
     played, notes = reusable(checkpoint, run.staleness, run.policy.vocabulary) if checkpoint else ({}, [])
     _say_notes(run.tracker.say, notes + run.versions.mend())
@@ -150,7 +148,7 @@ def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
         return
     assert isinstance(run.engine, VersionedEngine)
     ahead = Ahead(
-        run.rollouts, run.collector, run.engine, run.state, staleness=run.staleness, last_step=run.total_steps,
+        run.rollouts, run.collector, stage, run.engine, run.state, staleness=run.staleness, last_step=run.total_steps,
         hand_over=run.hand_over, limit=run.settings.training.rank_timeout, played=played,
     )  # fmt: skip
     run.ahead, run.writer.keep_ahead = ahead, ahead.save

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emailrl.environment.static_prompt import StaticPromptEnvironment
-from emailrl.rollout.player import MakeEnvironment
+from emailrl.rollout.play import MakeEnvironment
 from emailrl.rollout.runner import Environment
 from emailrl.settings import Settings
 from emailrl.training.batch import LossMask

@@ -20,8 +20,7 @@ from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.engines.opened import OpenPolicy
 from emailrl.policy.adapter import CONFIG, WEIGHTS
 from emailrl.ranks import Activity, Ranks
-from emailrl.rollout.noted import Noted
-from emailrl.rollout.player import Player, build_player
+from emailrl.rollout.play import Play, Stage, build_stage
 from emailrl.settings import Settings
 from emailrl.store.connection import no_database
 from emailrl.training.run.interrupts import Interrupts
@@ -40,7 +39,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class PlayPart:
     """Play these trajectories."""
 
     trajectories: Sequence[Trajectory]
@@ -54,8 +53,8 @@ class Release:
     """Release the engine's memory."""
 
 
-Order = Load | Play | Release
-ORDERS: Final = (Load, Play, Release)
+Order = Load | PlayPart | Release
+ORDERS: Final = (Load, PlayPart, Release)
 
 
 def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
@@ -96,12 +95,6 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
     return folder if files else None
 
 
-def noted(player: Player, activity: Activity) -> Player:
-    """The same player, which notes its progress."""
-    activity.note("starting the environments")
-    return player.on(Noted(player.engine, activity))
-
-
 class Team:
     """Rank 0's side; its own engine is one of those it directs."""
 
@@ -131,40 +124,33 @@ class Team:
             yield
 
 
-@dataclass(frozen=True, slots=True)
-class TeamPlayer:
-    """Plays with all engines; ``own`` is rank 0's player."""
-
-    team: Team
-    own: Player
-    role: Role
+def play_on_all(team: Team, stage: Stage, role: Role) -> Play:
+    """Play with the engines of all ranks; ``stage`` is rank 0's."""
 
     def play(
-        self,
         trajectories: Sequence[Trajectory],
         sampling: SamplingParams,
-        *,
         seed: int,
         progress: Callable[[Trajectory], None] | None = None,
     ) -> Sequence[Trajectory]:
-        """See ``Plays.play``. ``progress`` receives other ranks' trajectories once all have ended."""
-        self.team.interrupts.check()  # before the other ranks begin
-        ranks, per_engine = self.team.ranks, self.team.per_engine
+        """``progress`` receives other ranks' trajectories once all have ended."""
+        team.interrupts.check()  # before the other ranks begin
+        ranks, per_engine = team.ranks, team.per_engine
         parts = deal(trajectories, ranks.world // per_engine)
-
-        def play_own(activity: Activity) -> Sequence[Trajectory]:
-            return noted(self.own, activity).play(parts[0], sampling, seed=seed, progress=progress)
-
-        orders = [Play(parts[rank // per_engine], sampling, seed, self.role) for rank in range(ranks.world)]
-        with self.team.ordered(orders):
-            with self.team.interrupts.droppable():
-                played = ranks.apart(play_own)
+        orders = [PlayPart(parts[rank // per_engine], sampling, seed, role) for rank in range(ranks.world)]
+        with team.ordered(orders):
+            with team.interrupts.droppable():
+                played = ranks.apart(
+                    lambda activity: stage.noted(team.engine, activity)(parts[0], sampling, seed, progress)
+                )
             first, *others = ranks.collect(played)
         theirs = [trajectory for part in others for trajectory in part]
         if progress is not None:
             for trajectory in theirs:
                 progress(trajectory)
         return [*first, *theirs]
+
+    return play
 
 
 class Member:
@@ -176,9 +162,9 @@ class Member:
         self.ranks, self.engine = ranks, opened.engine
         self.hands_in = ranks.rank % engine_gpus(settings) == 0
         make = MODES[settings.training.mode].make_environment
-        self.players: dict[Role, Player] = {
-            "train": build_player(settings, opened.policy, opened.engine, make_environment=make),
-            "eval": build_player(settings, opened.policy, opened.engine),
+        self.stages: dict[Role, Stage] = {
+            "train": build_stage(settings, opened.policy, make),
+            "eval": build_stage(settings, opened.policy),
         }
         self._folder = ExitStack()
 
@@ -187,7 +173,7 @@ class Member:
         match order:
             case Load():
                 self._load(order.version)
-            case Play():
+            case PlayPart():
                 played = self.ranks.apart(lambda activity: self._play(order, activity))
                 self.ranks.collect(played if self.hands_in else [])
             case Release():
@@ -210,7 +196,8 @@ class Member:
         self.ranks.agree(load)
         before.close()
 
-    def _play(self, order: Play, activity: Activity) -> Sequence[Trajectory]:
+    def _play(self, order: PlayPart, activity: Activity) -> Sequence[Trajectory]:
         activity.note("waking the engine")
         self.engine.resume()
-        return noted(self.players[order.role], activity).play(order.trajectories, order.sampling, seed=order.seed)
+        play = self.stages[order.role].noted(self.engine, activity)
+        return play(order.trajectories, order.sampling, order.seed)

@@ -6,12 +6,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Timer
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from emailrl.errors import EmailRLError
-from emailrl.rollout.noted import Noted
+from emailrl.ranks import Activity
+from emailrl.rollout.collect import Collector
+from emailrl.settings import AgentSettings
 from emailrl.training.run.ahead import Ahead, Ended
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.in_flight import rollouts_in_flight
@@ -72,22 +75,22 @@ class Scripted:
         self.settled = True
         self.unverified.clear()
 
-    def on(self, engine: Noted) -> Noted:
-        return engine
+    def noted(self, engine: Pinned, activity: Activity) -> Any:
+        return SimpleNamespace(engine=engine, activity=activity)
 
     def questions(self, place: RunState) -> StepQuestions:
         return StepQuestions(QUESTIONS, place.cursor, 1, epochs=None)
 
-    def play(self, step: int, questions: StepQuestions, collector: Noted, *, display: Any, played: Any) -> Collected:
+    def play(self, step: int, questions: StepQuestions, collector: Any, *, display: Any, played: Any) -> Collected:
         if step == self.hangs_in:
-            collector.activity.note(f"in the environment of {step}-q1")
+            collector.play.activity.note(f"in the environment of {step}-q1")
             self.rescued.wait(60)
         taken = questions.take(self.per_step)
         self.unverified.add(step)
         self.played[step] = [question.id for question in taken]
         for question in taken:
             if f"{step}-{question.id}" not in played:
-                display.played(rollout(step, question, cast(Pinned, collector.engine).version))
+                display.played(rollout(step, question, collector.play.engine.version))
         return Collected()
 
 
@@ -99,9 +102,11 @@ def rollout(step: int, question: Scenario, version: int) -> Trajectory:
 
 def ahead(parts: Scripted, state: RunState, staleness: int, **how: Any) -> Ahead:
     given = cast(Any, parts)
+    collector = Collector(given, given, AgentSettings(), "masked")
     return Ahead(
-        given, given, given, state, staleness=staleness, last_step=5, hand_over=parts.hand_over, **{"limit": 60} | how
-    )
+        given, collector, given, given, state, staleness=staleness, last_step=5, hand_over=parts.hand_over,
+        **{"limit": 60} | how,
+    )  # fmt: skip
 
 
 def train(one: Ahead, state: RunState, steps: int) -> None:
