@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
+from emailrl.training.passes import updates_per_step
 
 IN_PROCESS = (
     "vllm_tensor_parallel_size",
@@ -22,11 +23,6 @@ IN_PROCESS = (
 """Settings of in-process vLLM, for which servers have their own flags."""
 
 ONE_UPDATE = "with one update per step (NUM_MINI_BATCHES=1, UPDATE_EPOCHS=1): every ratio is 1"
-
-
-def updates_per_step(settings: Settings) -> int:
-    """Optimizer updates per step; fewer if a step has fewer trajectories than mini-batches."""
-    return settings.training.num_mini_batches * settings.training.update_epochs
 
 
 def idle_settings(algorithm: Algorithm, settings: Settings) -> list[str]:

@@ -14,7 +14,7 @@ from emailrl.errors import UsageError
 from emailrl.settings import AlgorithmSettings, Settings
 from emailrl.settings.names import nearest
 from emailrl.training.algorithms import ALGORITHMS, Algorithm
-from emailrl.training.idle import updates_per_step
+from emailrl.training.passes import updates_per_step
 
 Problem = tuple[str, str]
 """The conflict, naming both settings, and what to change."""

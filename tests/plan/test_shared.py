@@ -10,8 +10,8 @@ import pytest
 from plan.planned import H200, settings_with
 
 from emailrl.cli.app import app
-from emailrl.plan import Plan, find_device, make_plan
-from emailrl.plan.handover import HANDOVER, MOVED, WAKING
+from emailrl.plan import Known, Plan, find_device, make_plan
+from emailrl.plan.time import HANDOVER, MOVED, WAKING
 
 A_TOKEN = 7_266_631_680 / 791.2e12
 """Seconds to read one: 2 · 36 · 100,925,440 operations of Qwen3-4B on an H200."""
@@ -23,7 +23,7 @@ GIB = 2**30
 
 def plan_of(tmp_path: Path, num_gpus: int, nodes: int = 1, gpu: str = "H200", **values: Any) -> Plan:
     settings = settings_with(tmp_path, **({"model_name": "Qwen/Qwen3-4B", "engine": "vllm"} | values))
-    return make_plan(settings, find_device(gpu), tokens_per_trajectory=4000, num_gpus=num_gpus, nodes=nodes)
+    return make_plan(settings, find_device(gpu), known=Known(4000), num_gpus=num_gpus, nodes=nodes)
 
 
 def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> None:
@@ -122,20 +122,12 @@ def test_a_base_too_large_for_two_copies_is_divided_among_neighbors(tmp_path: Pa
     assert not any("PARALLEL" in way.text for way in plan_of(tmp_path, 1, **values).ways)
 
 
-def test_a_wider_engine_gets_a_smaller_share_where_that_makes_it_fit(tmp_path: Path) -> None:
-    """Qwen3-14B on L40S: four neighbors hold a quarter of vLLM's copy each, but the default share leaves no room."""
-    values = {"gpu": "L40S", "model_name": "Qwen/Qwen3-14B"}
-    assert plan_of(tmp_path, 4, **values).ways[0].text == "VLLM_TENSOR_PARALLEL_SIZE=4 VLLM_GPU_MEMORY_UTILIZATION=0.3"
-    assert not plan_of(tmp_path, 4, **values, vllm_tensor_parallel_size=4).memory.fits
-    assert plan_of(tmp_path, 4, **values, vllm_tensor_parallel_size=4, vllm_gpu_memory_utilization=0.3).runs
-
-
 def test_ranks_in_the_settings_are_planned_as_they_train(tmp_path: Path) -> None:
     def made(**values: Any) -> Plan:
         return make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-4B", **values), H200)
 
     shared = made(engine="vllm", nproc=4, nnodes=2, vllm_tensor_parallel_size=2)
-    assert shared.fabric.per_host == 4 and shared.split is not None and shared.split.shared
+    assert shared.job.cluster.per_host == 4 and shared.split is not None and shared.split.shared
     assert (shared.split.trainers, shared.split.servers) == (8, 4)
     # Without an engine every rank samples with transformers, as in train.
     split = made(nproc=2).split

@@ -10,9 +10,9 @@ import pytest
 from plan.planned import H200, settings_with
 
 from emailrl.cli.app import app
-from emailrl.plan import Plan, find_device, make_plan
-from emailrl.plan.cluster import Fabric, Split
-from emailrl.plan.handover import HANDED_OVER, HANDOVER
+from emailrl.plan import Known, Plan, find_device, make_plan
+from emailrl.plan.several import Cluster, Split
+from emailrl.plan.time import HANDED_OVER, HANDOVER
 
 H100 = find_device("H100")
 A_TOKEN = 7_266_631_680 / 791.2e12
@@ -21,20 +21,20 @@ A_TOKEN = 7_266_631_680 / 791.2e12
 
 def plan_of(tmp_path: Path, num_gpus: int, nodes: int = 1, **values: Any) -> Plan:
     settings = settings_with(tmp_path, **({"model_name": "Qwen/Qwen3-4B"} | values))
-    return make_plan(settings, H200, tokens_per_trajectory=4000, num_gpus=num_gpus, nodes=nodes)
+    return make_plan(settings, H200, known=Known(4000), num_gpus=num_gpus, nodes=nodes)
 
 
 def test_collectives_by_hand() -> None:
     """257 MB are the float32 gradients of a rank-16 adapter on 14B; 28 GB its base in 16 bits."""
-    fabric = Fabric.of(H200, per_host=8, hosts=2, gigabits=25)
-    assert fabric.reduce_seconds(257_000_000, 1) == 0
-    assert fabric.reduce_seconds(257_000_000, 2) == pytest.approx(257e6 / 200e9 + 20e-6)
-    assert fabric.reduce_seconds(257_000_000, 8) == pytest.approx(2 * 7 / 8 * 257e6 / 200e9 + 140e-6)
+    cluster = Cluster(H200, 8, 2, 25)
+    assert cluster.reduce_seconds(257_000_000, 1) == 0
+    assert cluster.reduce_seconds(257_000_000, 2) == pytest.approx(257e6 / 200e9 + 20e-6)
+    assert cluster.reduce_seconds(257_000_000, 8) == pytest.approx(2 * 7 / 8 * 257e6 / 200e9 + 140e-6)
     # Beyond a host the network's 3.125 GB/s decide.
-    assert fabric.reduce_seconds(257_000_000, 16) == pytest.approx(0.1542 + 0.0003)
-    assert fabric.gather_seconds(28 * 10**9, 8, offload=False) == pytest.approx(0.1225)
-    assert fabric.gather_seconds(28 * 10**9, 8, offload=True) == pytest.approx(0.1225 + 0.175)
-    assert Fabric.of(find_device("L40S"), per_host=2, hosts=1, gigabits=25).inside == 20e9
+    assert cluster.reduce_seconds(257_000_000, 16) == pytest.approx(0.1542 + 0.0003)
+    assert cluster.gather_seconds(28 * 10**9, 8, offload=False) == pytest.approx(0.1225)
+    assert cluster.gather_seconds(28 * 10**9, 8, offload=True) == pytest.approx(0.1225 + 0.175)
+    assert Cluster(find_device("L40S"), 2).inside == 20e9
 
 
 def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def served(tmp_path: Path, **values: Any) -> Split:
     """One trainer and one server of the 4B shape: 12 × 8 completions of 764 tokens to prompts of 770."""
     given = {"per_device_train_batch_size": 12, "num_generations": 8, "max_turns": 1, "max_tokens": 768} | values
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://server", engine="vllm", **given)
-    made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=2)
+    made = make_plan(settings, H200, known=Known(1535, 0.498), num_gpus=2)
     assert made.split is not None and (made.split.trainers, made.split.servers) == (1, 1)
     return made.split
 
@@ -109,7 +109,7 @@ def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> N
     """4B on H200s, 48 completions of 768 tokens on each; the new adapter, waking and sleeping took 3.2 s then."""
     given = {"per_device_train_batch_size": 6, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **given)
-    made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=gpus)
+    made = make_plan(settings, H200, known=Known(1535, 0.498), num_gpus=gpus)
     assert made.split is not None and made.split.shared
     assert made.seconds.step - made.seconds.handover + 3.2 == pytest.approx(seconds, rel=0.15)
 
@@ -120,7 +120,7 @@ def test_a_server_samples_as_measured(tmp_path: Path, completions: int, seconds:
     batch = {"per_device_train_batch_size": completions // 8, "num_generations": 8, "max_turns": 1, "max_tokens": 256}
     batch |= {"max_batch_trajectories": 384}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://s", engine="vllm", **batch)
-    made = make_plan(settings, H200, tokens_per_trajectory=512, trainable_share=0.5, num_gpus=2)
+    made = make_plan(settings, H200, known=Known(512, 0.5), num_gpus=2)
     assert made.split is not None and made.split.sampling == pytest.approx(seconds, rel=0.1)
 
 
@@ -177,7 +177,7 @@ def test_gathering_that_takes_longer_than_the_work_shows(tmp_path: Path) -> None
     settings = settings_with(
         tmp_path, model_name="Qwen/Qwen3-8B", shard="host", per_device_train_batch_size=1, num_generations=2, beta=0
     )
-    made = make_plan(settings, find_device("L40S"), num_gpus=3, tokens_per_trajectory=400)
+    made = make_plan(settings, find_device("L40S"), num_gpus=3, known=Known(400))
     split = made.split
     assert split is not None and split.memory.cards == 2
     gathered = 2 * 16_381_470_720 / 2 / 20e9  # once forward, once backward, half of the base from the other card
