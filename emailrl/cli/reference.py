@@ -20,6 +20,7 @@ from emailrl.cli.llms import llms_txt
 from emailrl.openrlhf.page import page as openrlhf_page
 from emailrl.settings import PRESETS
 from emailrl.settings.names import Leaf, by_name, leaves
+from emailrl.settings.needs import needs_of
 
 WIDTH: Final = 100
 _GENERATED: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
@@ -41,6 +42,7 @@ Values are looked up in this order: command-line flag, environment variable, `.e
   errors.
 - **Trust**: if `.env` or `emailrl.toml` sets servers, keys, code, or paths outside the folder, the folder must be
   trusted once (`emailrl trust`, docs/security.md).
+- **Needs**: a setting without what it needs is an error or, if nothing else depends on it, a note in the run's header.
 - **Secrets** (marked below) never appear in logs, metadata or error messages.
 """
 
@@ -57,7 +59,7 @@ def settings_reference() -> str:
     """``docs/settings.md``: a table for each section of the tree, then the presets."""
     parts = [_SETTINGS, _GENERATED]
     for section, members in groupby(leaves(), key=lambda leaf: leaf.section):
-        parts.append(f"## [{section}]\n\n| setting | environment | default | meaning |\n|---|---|---|---|")
+        parts.append(f"## [{section}]\n\n| setting | environment | default | needs | meaning |\n|---|---|---|---|---|")
         parts[-1] += "".join(f"\n{_row(leaf)}" for leaf in members) + "\n"
     return "\n".join([*parts, _presets()])
 
@@ -81,7 +83,8 @@ def _row(leaf: Leaf) -> str:
     choices = f" One of {', '.join(f'`{choice}`' for choice in leaf.choices)}." if leaf.choices else ""
     secret = " Secret." if leaf.secret else ""
     meaning = " ".join(leaf.description.split()).replace("|", "\\|")
-    return f"| `{leaf.field}` | {names} | {_shown(leaf.default)} | {meaning}{choices}{secret} |"
+    needs = "; ".join(needs_of(leaf.key))
+    return f"| `{leaf.field}` | {names} | {_shown(leaf.default)} | {needs} | {meaning}{choices}{secret} |"
 
 
 def _presets() -> str:

@@ -226,17 +226,25 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
     ("text", "absent", "told"),
     [
         ("--use_icepop", "importance_correction", "--use_icepop: no effect without --enable_vllm_is_correction"),
-        ("--vllm_is_truncated_threshold 0.5 5", "correction_low", "no effect without --enable_vllm_is_correction"),
-        ("--advantage_estimator rloo --lambd 0.9", "gae_lambda", "--lambd: no effect: rloo has no critic"),
-        ("--advantage_estimator rloo --gamma 0.9", "gamma", "--gamma: no effect, as in OpenRLHF"),
-        ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: no effect without a KL"),
+        ("--vllm_is_truncated_threshold 0.5 5", "correction_low", "no effect, it needs IMPORTANCE_CORRECTION"),
+        (
+            "--advantage_estimator rloo --lambd 0.9",
+            "gae_lambda",
+            "--lambd: no effect, it needs ADVANTAGE_",
+        ),
+        (
+            "--advantage_estimator rloo --gamma 0.9",
+            "gamma",
+            "--gamma: no effect, it needs",
+        ),
+        ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: no effect, it needs BETA"),
         (
             "--micro_train_batch_size 2 --use_dynamic_batch",
             "max_rows_per_micro_batch",
             "--use_dynamic_batch: always on",
         ),
-        ("--dynamic_filtering_reward_range 0 1", "filter_low", "no effect without --dynamic_filtering"),
-        ("--overlong_penalty_factor 2", "overlong_penalty", "no effect without --overlong_buffer_len"),
+        ("--dynamic_filtering_reward_range 0 1", "filter_low", "no effect, it needs DYNAMIC_FILTERING"),
+        ("--overlong_penalty_factor 2", "overlong_penalty", "no effect, it needs OVERLONG_BUFFER"),
         (
             "--prompt_data corbt/enron_emails_sample_questions",
             "questions",
