@@ -17,7 +17,7 @@ import typer.main
 
 from emailrl.cli.app import app
 from emailrl.cli.llms import llms_txt
-from emailrl.openrlhf.page import page as openrlhf_page
+from emailrl.openrlhf import FLAGS, Flag
 from emailrl.settings import PRESETS
 from emailrl.settings.names import Leaf, by_name, leaves
 from emailrl.settings.needs import needs_of
@@ -65,9 +65,24 @@ def settings_reference() -> str:
 
 
 def openrlhf_reference() -> str:
-    """``docs/openrlhf.md``: every flag of OpenRLHF and its equivalent here."""
-    head, _, rest = openrlhf_page().partition("\n\n")
-    return f"{head}\n\n{_GENERATED}\n{rest}"
+    """The tables of ``docs/openrlhf.md``, below its prose: every flag of OpenRLHF and its equivalent here."""
+    parts = []
+    for group, flags in groupby((flag for flag in FLAGS if flag.settings), key=lambda flag: flag.group):
+        head = "| flag | since 2026-04 | setting here | OpenRLHF default | default here | what differs |\n"
+        rows = "".join(map(_flag_row, flags))
+        parts.append(f"## {group}\n\n{head}|---|---|---|---|---|---|\n{rows}")
+    without = "".join(f"| {_names(flag)} | {flag.note} |\n" for flag in FLAGS if not flag.settings)
+    return "\n".join([*parts, f"## Without a setting\n\n| flag | since 2026-04 | why |\n|---|---|---|\n{without}"])
+
+
+def _flag_row(flag: Flag) -> str:
+    keys = ", ".join(f"`{leaf.key}`" for leaf in flag.leaves)
+    here = ", ".join(_shown(leaf.default if leaf.default != "" else None) for leaf in flag.leaves)
+    return f"| {_names(flag)} | {keys} | {flag.default} | {here} | {flag.note or ' '} |\n"
+
+
+def _names(flag: Flag) -> str:
+    return f"`--{flag.name}` | " + (f"`--{flag.dotted}`" if flag.dotted else "–")
 
 
 def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, str]]:
@@ -108,7 +123,9 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     (folder / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (folder / "settings.md").write_text(settings_reference(), encoding="utf-8")
-    (folder / "openrlhf.md").write_text(openrlhf_reference(), encoding="utf-8")
+    openrlhf = folder / "openrlhf.md"
+    prose = openrlhf.read_text(encoding="utf-8").partition(_GENERATED)[0]
+    openrlhf.write_text(f"{prose}{_GENERATED}\n{openrlhf_reference()}", encoding="utf-8")
     (folder / "llms.txt").write_text(llms_txt(folder), encoding="utf-8")
 
 
