@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from emailrl.engines import engine_gpus, has_servers, vllm_in_process
 from emailrl.plain import counted
@@ -29,8 +29,7 @@ _FLAGS: Final = {"engine": "--engine", "model_name": "--model"}
 """Advised as flags, because the command that gets the advice often has them, and a flag overrides the environment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """One reason that prevents a run from starting, and what to do about it."""
 
     reason: str
@@ -40,8 +39,7 @@ class Obstacle:
         return f"{self.reason} ({self.remedy})"
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """What to change, and the run's resulting needs."""
 
     text: str
@@ -56,48 +54,47 @@ def find_obstacles(job: Job, *, sharded: bool, here: bool) -> list[Obstacle]:
 
     ``sharded``: the base is spread over a host's GPUs. ``here`` also checks this machine.
     """
-    reasons = list(_refused(job, sharded=sharded))
-    return [Obstacle(*reason) for reason in [*reasons, *(_missing(job) if here else [])]]
+    return [*_refused(job, sharded=sharded), *(_missing(job) if here else [])]
 
 
-def _refused(job: Job, *, sharded: bool) -> Iterator[tuple[str, str]]:
+def _refused(job: Job, *, sharded: bool) -> Iterator[Obstacle]:
     """Reasons and remedies on any machine."""
     model, on_gpu, per_host = job.settings.model, job.cluster.device.is_gpu, job.cluster.per_host
     each, shared = engine_gpus(job.settings), job.cluster.gpus > 1 and not has_servers(job.settings)
     if model.shard == "host" and per_host == 1:
-        yield "SHARD=host needs at least two ranks per host", "--num-gpus 2 or more, or unset SHARD"
+        yield Obstacle("SHARD=host needs at least two ranks per host", "--num-gpus 2 or more, or unset SHARD")
     if shared and per_host % each:
         reason = f"{per_host} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={each}"
-        yield reason, f"--num-gpus a multiple of {each}, or VLLM_URLS"
+        yield Obstacle(reason, f"--num-gpus a multiple of {each}, or VLLM_URLS")
     if shared and sharded:
-        yield "a sharded base model needs vLLM servers", "VLLM_URLS, or SHARD=off"
+        yield Obstacle("a sharded base model needs vLLM servers", "VLLM_URLS, or SHARD=off")
     if job.settings.agent.engine == "openai":
-        yield "the openai engine cannot train", "--engine transformers or vllm"
+        yield Obstacle("the openai engine cannot train", "--engine transformers or vllm")
     if model.backend == "unsloth" and not on_gpu:
-        yield "the unsloth backend needs a CUDA GPU", "--backend transformers"
+        yield Obstacle("the unsloth backend needs a CUDA GPU", "--backend transformers")
     if model.load_in_4bit and not on_gpu:
-        yield "LOAD_IN_4BIT needs a CUDA GPU", "unset it"
+        yield Obstacle("LOAD_IN_4BIT needs a CUDA GPU", "unset it")
     if job.shape.parameters > GPU_SIZED and not on_gpu and model.device == "auto":
         reason = f"{job.shape.parameters / 1e9:.0f} billion parameters are too slow to train on a CPU"
-        yield reason, "--model nano, a GPU, or EMAILRL_DEVICE=cpu to do it anyway"
+        yield Obstacle(reason, "--model nano, a GPU, or EMAILRL_DEVICE=cpu to do it anyway")
 
 
-def _missing(job: Job) -> Iterator[tuple[str, str]]:
+def _missing(job: Job) -> Iterator[Obstacle]:
     """What this machine lacks, and remedies."""
     model, on_gpu, gpus = job.settings.model, job.cluster.device.is_gpu, engine_gpus(job.settings)
     clone = "in the clone: pip install -e"
     if vllm_in_process(job.settings) and find_spec("vllm") is None:
-        yield "vllm is not installed here", f"{clone} '.[vllm]'; VLLM_URLS, or --engine transformers"
+        yield Obstacle("vllm is not installed here", f"{clone} '.[vllm]'; VLLM_URLS, or --engine transformers")
     if on_gpu and gpus > 1 and gpus > (here := len(driver_gpus())):
-        yield f"VLLM_TENSOR_PARALLEL_SIZE is {gpus}, but this machine has {counted(here, 'GPU')}", "lower it"
+        yield Obstacle(f"VLLM_TENSOR_PARALLEL_SIZE is {gpus}, but this machine has {counted(here, 'GPU')}", "lower it")
     if on_gpu and model.backend == "unsloth" and find_spec("unsloth") is None:
-        yield "unsloth is not installed here", f"{clone} '.[unsloth]'; or --backend transformers"
+        yield Obstacle("unsloth is not installed here", f"{clone} '.[unsloth]'; or --backend transformers")
     if on_gpu and model.load_in_4bit and find_spec("bitsandbytes") is None:
-        yield "bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", "pip install bitsandbytes"
+        yield Obstacle("bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", "pip install bitsandbytes")
     if model.device.startswith("cuda") and not on_gpu:
-        yield f"EMAILRL_DEVICE is {model.device}, but this machine has no GPU", "EMAILRL_DEVICE=auto"
+        yield Obstacle(f"EMAILRL_DEVICE is {model.device}, but this machine has no GPU", "EMAILRL_DEVICE=auto")
     if on_gpu and metadata.version("torch").endswith("+cpu"):
-        yield "the torch installed here is built for CPUs", "install a CUDA build: pytorch.org/get-started"
+        yield Obstacle("the torch installed here is built for CPUs", "install a CUDA build: pytorch.org/get-started")
 
 
 def ways_to_fit(job: Job) -> list[Way]:

@@ -10,18 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from emailrl.engines import engine_gpus, has_servers, vllm_in_process
-from emailrl.engines.budget import (
-    BLOCK,
-    FREE_SHARE,
-    GROWTH,
-    PREFILL_TOKENS,
-    blocks_of,
-    blocks_within,
-    merges,
-    most_rows,
-    rows_per_server,
-)
+from emailrl.engines import budget, engine_gpus, has_servers, vllm_in_process
 from emailrl.engines.vllm_graphs import capture_sizes, graph_bytes
 from emailrl.engines.vllm_sleep import VLLM_WORK, Trainer, sleeps, vllm_share
 from emailrl.plan.devices import GIB, Device
@@ -52,7 +41,7 @@ CONTEXT: Final = int(0.6 * GIB)
 """Memory that CUDA itself takes on a GPU."""
 PROCESS: Final = int(0.8 * GIB)
 """A Python process with torch and transformers on a CPU."""
-CACHE_GROWTH: Final = (1 + GROWTH) / 2
+CACHE_GROWTH: Final = (1 + budget.GROWTH) / 2
 """The in-process engine's cache is between 1 and ``GROWTH`` times as large as needed."""
 HEAP: Final = 1.0
 """Freed blocks that glibc's heap keeps on a CPU, relative to the activations; measured with nano.
@@ -309,12 +298,12 @@ def samples_in_process(settings: Settings) -> bool:
 
 def samples_merged(shape: Shape, settings: Settings) -> bool:
     """Whether the in-process engine samples from its own merged weights."""
-    return merges(shape.parameters, quantized=settings.model.load_in_4bit)
+    return budget.merges(shape.parameters, quantized=settings.model.load_in_4bit)
 
 
 def rollout_pass(settings: Settings, layout: Layout) -> int:
     """Prompt tokens that the in-process engine processes at once."""
-    return settings.agent.max_tokens_per_rollout_pass or PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
+    return settings.agent.max_tokens_per_rollout_pass or budget.PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
 
 
 def _resident(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
@@ -349,9 +338,9 @@ def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> 
     """Trajectories sampled concurrently if memory allows."""
     agent = settings.agent
     if samples_in_process(settings):
-        most = most_rows(agent, shape.parameters, on_gpu=layout.on_gpu)
+        most = budget.most_rows(agent, shape.parameters, on_gpu=layout.on_gpu)
     else:
-        most = rows_per_server(agent) if has_servers(settings) else agent.max_batch_trajectories
+        most = budget.rows_per_server(agent) if has_servers(settings) else agent.max_batch_trajectories
     return min(most, tokens.at_once)
 
 
@@ -403,10 +392,10 @@ def _sampled_in_process(
     forward = max(prefill, decode)
     if settings.agent.kv_cache_gib is None:
         # If its share is too large, the engine detects it and samples fewer at once.
-        share = FREE_SHARE["cuda" if layout.on_gpu else "cpu"] * (total - layout.context - resident)
-        budget = min(share, USABLE * total - resident - forward)
+        share = budget.FREE_SHARE["cuda" if layout.on_gpu else "cpu"] * (total - layout.context - resident)
+        room_bytes = min(share, USABLE * total - resident - forward)
     else:
-        budget = settings.agent.kv_cache_gib * GIB
-    room = blocks_within(budget, shape.layers, token) * BLOCK
-    wanted = slots * blocks_of(tokens.per_trajectory) * BLOCK * token * CACHE_GROWTH
-    return {"KV cache": int(max(min(wanted, budget), 0)), "forward": forward}, room, tokens.longest
+        room_bytes = settings.agent.kv_cache_gib * GIB
+    room = budget.blocks_within(room_bytes, shape.layers, token) * budget.BLOCK
+    wanted = slots * budget.blocks_of(tokens.per_trajectory) * budget.BLOCK * token * CACHE_GROWTH
+    return {"KV cache": int(max(min(wanted, room_bytes), 0)), "forward": forward}, room, tokens.longest
