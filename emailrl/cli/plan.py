@@ -22,20 +22,23 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console
-from emailrl.plain import counted
+from emailrl.plain import counted, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from emailrl.plan import Plan
-    from emailrl.plan.cluster import Split
+    from emailrl.plan.advice import Way
+    from emailrl.plan.several import Split
+    from emailrl.plan.time import Seconds
 
+GIB = 2**30
 Gpu = Annotated[
     str | None,
     typer.Option(
@@ -78,8 +81,7 @@ def plan(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.plan import base_of, find_device, make_plan, measure_run, this_machine
-    from emailrl.plan.report import plan_json
+    from emailrl.plan import Known, base_of, find_device, make_plan, measure_run, this_machine
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, preset, trust=trust)
@@ -88,13 +90,13 @@ def plan(
     if measured is not None:
         settings = base_of(settings, measured)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
+    device = this_machine() if name is None else find_device(name)
+    known = Known(tokens_per_trajectory, trainable_share, measured, mfu)
     planned = make_plan(
-        settings, this_machine() if name is None else find_device(name), num_gpus=num_gpus, nodes=nodes,
-        network=network, price=price, tokens_per_trajectory=tokens_per_trajectory, trainable_share=trainable_share,
-        utilization=mfu, measured=measured, here=gpu is None,
-    )  # fmt: skip
+        settings, device, num_gpus=num_gpus, nodes=nodes, network=network, price=price, known=known, here=gpu is None
+    )
     if json:
-        print_json(plan_json(planned))
+        print_json(_json(planned))
     else:
         _print(planned)
     if not planned.runs:
@@ -121,7 +123,7 @@ def _print(planned: Plan) -> None:
     if planned.ways:
         console.print(Text("To make it fit", style="bold"))
     for way in planned.ways:
-        console.print(Text(f"  {way.text}: {way.peak / 2**30:.1f} GiB, {duration(way.run_seconds)}"), soft_wrap=True)
+        console.print(Text(f"  {way.text}: {way.peak / GIB:.1f} GiB, {duration(way.run_seconds)}"), soft_wrap=True)
     for note in planned.notes:
         console.print(Text(f"Note: {note}", style="dim"))
     console.print(Text(planned.verdict, style="bold green" if planned.runs else "bold red"), soft_wrap=True)
@@ -130,8 +132,6 @@ def _print(planned: Plan) -> None:
 def _table(planned: Plan) -> Table:
     from rich.table import Table
     from rich.text import Text
-
-    from emailrl.plain import one_line
 
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -148,12 +148,13 @@ def _table(planned: Plan) -> Table:
 
 
 Row = tuple[str, str, str]
+_KEPT = ("only their input", "their input and the attention output", "all but the MLP's gate and up", "everything")
 
 
 def _memory(planned: Plan) -> list[Row]:
-    memory, shape, gib = planned.memory, planned.shape, 2**30
+    memory, shape, device = planned.memory, planned.job.shape, planned.job.cluster.device
     remarks = {
-        "weights": f"{planned.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
+        "weights": f"{planned.job.settings.model.name}, {shape.parameters / 1e9:.2f} billion parameters",
         "adapter": f"rank {memory.layout.rank}: weights and gradients",
         "activations": f"{memory.micro_batch_tokens:,} tokens; {memory.layout.layers} layers keep {_KEPT[memory.keep]}",
         "gathered": "the layer at work and the next one; the embeddings",
@@ -162,42 +163,37 @@ def _memory(planned: Plan) -> list[Row]:
         "KV cache": f"{shape.cache_bytes(memory.layout.itemsize):,} bytes per token",
         "vLLM": "" if memory.cache_tokens is None else f"room for {memory.cache_tokens:,} tokens in its cache",
     }
-    rows = [(name, f"{size / gib:.2f}", remarks.get(name, "")) for name, size in memory.resident.items()]
+    rows = [(name, f"{size / GIB:.2f}", remarks.get(name, "")) for name, size in memory.resident.items()]
     for phase, parts, peak in (
         ("sampling", memory.sampling, memory.sampling_peak),
         ("training", memory.training, memory.training_peak),
     ):
-        rows += [(f"{name} ({phase})", f"{size / gib:.2f}", remarks.get(name, "")) for name, size in parts.items()]
-        remarks["vLLM"] = "asleep" if planned.memory.vllm_sleeps else "awake"
-        rows.append((f"peak while {phase}", f"{peak / gib:.2f}", ""))
-    usable = f"{planned.device.name}, {memory.usable / gib:.1f} usable"
-    return [*rows, ("device", f"{planned.device.gib:.2f}", usable)]
-
-
-_KEPT = ("only their input", "their input and the attention output", "all but the MLP's gate and up", "everything")
+        rows += [(f"{name} ({phase})", f"{size / GIB:.2f}", remarks.get(name, "")) for name, size in parts.items()]
+        remarks["vLLM"] = "asleep" if memory.vllm_sleeps else "awake"
+        rows.append((f"peak while {phase}", f"{peak / GIB:.2f}", ""))
+    return [*rows, ("device", f"{device.gib:.2f}", f"{device.name}, {memory.usable / GIB:.1f} usable")]
 
 
 def _tokens(planned: Plan) -> list[Row]:
     tokens = planned.tokens
     trained = f"{counted(tokens.trajectories, 'trajectory')}, {tokens.trainable_share:.0%} of their tokens trained"
+    passes = f"{tokens.epochs:.2g} epochs of {counted(tokens.questions, 'question')}"
     return [
         ("per trajectory", f"{tokens.per_trajectory:,}", f"{tokens.source}; at most {tokens.most_per_trajectory:,}"),
         ("per step", f"{tokens.per_step:,}", trained),
-        (
-            "whole run",
-            f"{tokens.per_step * tokens.steps:,}",
-            f"{counted(tokens.steps, 'step')}, {tokens.epochs:.2g} epochs of {counted(tokens.questions, 'question')}",
-        ),
+        ("whole run", f"{tokens.per_step * tokens.steps:,}", f"{counted(tokens.steps, 'step')}, {passes}"),
     ]
 
 
 def _time(planned: Plan) -> list[Row]:
-    seconds, tokens, split = planned.seconds, planned.tokens, planned.split
+    from emailrl.plan import duration
+
+    seconds, tokens, split, cluster = planned.seconds, planned.tokens, planned.split, planned.job.cluster
     order, loading = _sampling_remarks(planned)
     evaluations = f"{counted(tokens.evaluations, 'evaluation')} of {counted(tokens.eval_trajectories, 'trajectory')}"
     if confirmed := round(tokens.confirmed * tokens.eval_trajectories):
         evaluations += f"; {confirmed:,} more at the end"
-    reached = f"{seconds.utilization:.0%} of {planned.device.tflops:,.1f} TFLOP/s"
+    reached = f"{seconds.utilization:.0%} of {cluster.device.tflops:,.1f} TFLOP/s"
     gradients = "" if split is None else f"adapter gradients of {counted(split.trainers, 'rank')}"
     phases = [
         ("sampling per step", seconds.rollout, order),
@@ -210,13 +206,18 @@ def _time(planned: Plan) -> list[Row]:
         ("per evaluation", seconds.evaluation, evaluations),
     ]
     rows = [(name, f"{value:,.{1 if value >= 0.05 else 2}f} s", remark) for name, value, remark in phases if value]
-    basis = _shares(planned)
+    basis = _shares(seconds)
     if planned.measured is not None:
         measured = planned.measured.seconds
         each = ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "total")
         rows.append(("measured per step", f"{measured['total']:,.1f} s", each))
         basis = "as measured"
-    return [*_gpus(split), *rows, *_ending(planned, basis)]
+    rows.append(("whole run", duration(planned.run_seconds), basis))
+    if planned.cost is not None:
+        rows.append(
+            ("cost", f"{planned.cost:,.2f}", f"{counted(cluster.gpus, 'GPU')} at {planned.price:g} per GPU-hour")
+        )
+    return [*_gpus(split), *rows]
 
 
 def _gpus(split: Split | None) -> list[Row]:
@@ -236,33 +237,20 @@ def _sampling_remarks(planned: Plan) -> tuple[str, str]:
     """How rollouts are sampled, and what a new adapter takes time for."""
     from emailrl.engines import vllm_in_process
 
+    order, loading, settings = "then training", "loading it into the servers", planned.job.settings
     if planned.seconds.overlaps:
         order, loading = "while the previous step trains", "saving it; the servers load it during the next update"
-    elif vllm_in_process(planned.settings):
-        order, loading = "then training", "saving it, loading it into vLLM"
-        loading += "; vLLM wakes and sleeps" if planned.memory.vllm_sleeps else ""
-    else:
-        order, loading = "then training", "loading it into the servers"
+    elif vllm_in_process(settings):
+        loading = "saving it, loading it into vLLM" + "; vLLM wakes and sleeps" * planned.memory.vllm_sleeps
     if planned.split is None:
-        engine = planned.settings.agent.engine.replace("auto", "transformers")
+        engine = settings.agent.engine.replace("auto", "transformers")
         at_once = min(planned.memory.at_once, planned.tokens.trajectories)
         order = f"{engine}, {counted(at_once, 'concurrent trajectory')}"
     return order, loading
 
 
-def _ending(planned: Plan, basis: str) -> list[Row]:
-    from emailrl.plan import duration
-
-    rows = [("whole run", duration(planned.run_seconds), basis)]
-    if planned.cost is not None:
-        gpus = counted(planned.fabric.gpus, "GPU")
-        rows.append(("cost", f"{planned.cost:,.2f}", f"{gpus} at {planned.price:g} per GPU-hour"))
-    return rows
-
-
-def _shares(planned: Plan) -> str:
+def _shares(seconds: Seconds) -> str:
     """The run's time, by phase; none if phases overlap."""
-    seconds = planned.seconds
     if seconds.overlaps:
         return ""
     parts = {
@@ -273,3 +261,102 @@ def _shares(planned: Plan) -> str:
         "evaluation": seconds.evaluating,
     }
     return ", ".join(f"{name} {part / seconds.run:.0%}" for name, part in parts.items() if part)
+
+
+def _json(planned: Plan) -> dict[str, Any]:
+    """Memory in GiB, times in seconds."""
+    from emailrl.plan.time import scoring_passes
+
+    job, tokens, cost = planned.job, planned.tokens, planned.cost
+    lora, device = job.settings.lora, job.cluster.device
+    return {
+        "runs": planned.runs,
+        "fits": planned.fits,
+        "obstacles": [{"reason": one.reason, "remedy": one.remedy} for one in planned.obstacles],
+        "verdict": planned.verdict,
+        "model": {
+            "name": job.settings.model.name,
+            "parameters": job.shape.parameters,
+            "lora_parameters": job.shape.lora_parameters(lora.lora_rank, lora.target_modules),
+        },
+        "device": {"name": device.name, "gib": round(device.gib, 1), "num_gpus": job.cluster.gpus},
+        "memory": _json_memory(planned),
+        "tokens": {
+            "per_trajectory": tokens.per_trajectory,
+            "longest": tokens.longest,
+            "most_per_trajectory": tokens.most_per_trajectory,
+            "source": tokens.source,
+            "trainable_share": round(tokens.trainable_share, 4),
+            "trajectories_per_step": tokens.trajectories,
+            "per_step": tokens.per_step,
+            "run": tokens.per_step * tokens.steps,
+            "steps": tokens.steps,
+            "epochs": round(tokens.epochs, 4),
+            "questions": tokens.questions,
+        },
+        "seconds": _phases(planned.seconds)
+        | {
+            "evaluations": tokens.evaluations,
+            "confirmed": round(tokens.confirmed, 4),
+            "scoring_passes": scoring_passes(job.settings),
+            "utilization": round(planned.seconds.utilization, 3),
+            "measured": planned.measured.seconds if planned.measured else None,
+            "run": round(planned.run_seconds, 1),
+        },
+        "tokens_per_second": round(planned.tokens_per_second, 1),
+        "split": _json_split(planned.split),
+        "alternative": _json_split(planned.alternative),
+        "price_per_gpu_hour": planned.price,
+        "cost": None if cost is None else round(cost, 2),
+        "ways": [_json_way(way) for way in planned.ways],
+        "faster": [_json_way(way) for way in planned.faster],
+        "notes": planned.notes,
+    }
+
+
+def _json_way(way: Way) -> dict[str, Any]:
+    return {"change": way.text, "peak": _gib(way.peak), "run_seconds": round(way.run_seconds, 1)}
+
+
+def _json_memory(planned: Plan) -> dict[str, Any]:
+    memory = planned.memory
+    parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
+    return {
+        **{phase: {name: _gib(size) for name, size in sizes.items()} for phase, sizes in parts.items()},
+        **{name: _gib(getattr(memory, name)) for name in ("sampling_peak", "training_peak", "peak", "usable")},
+        "worst_peak": _gib(planned.worst.peak),
+        "worst_fits": planned.worst.fits,
+        "layers": memory.layout.layers,
+        "kept": memory.keep.name.lower(),
+        "micro_batch_tokens": memory.micro_batch_tokens,
+        "cache_bytes_per_token": planned.job.shape.cache_bytes(memory.layout.itemsize),
+        "cache_tokens": memory.cache_tokens,
+        "cache_needs_tokens": memory.cache_needs,
+        "trajectories_at_once": memory.at_once,
+    }
+
+
+def _phases(seconds: Seconds) -> dict[str, Any]:
+    names = ("rollout", "handover", "score", "train", "gather", "reduce", "step", "evaluation")
+    phases = {name.replace("reduce", "all_reduce"): round(getattr(seconds, name), 3) for name in names}
+    return phases | {"overlaps": seconds.overlaps}
+
+
+def _json_split(split: Split | None) -> dict[str, Any] | None:
+    if split is None:
+        return None
+    return {
+        "shared": split.shared,
+        "trainers": split.trainers,
+        "servers": split.servers,
+        "tensor_parallel": split.tensor_parallel,
+        "sharded_over": split.memory.cards,
+        "sampling": round(split.sampling, 2),
+        "playing": round(split.playing, 2),
+        "seconds": _phases(split.seconds),
+        "tokens_per_second": round(split.tokens_per_second, 1),
+    }
+
+
+def _gib(size: int) -> float:
+    return round(size / GIB, 3)

@@ -17,9 +17,10 @@ import typer.main
 
 from emailrl.cli.app import app
 from emailrl.cli.llms import llms_txt
-from emailrl.openrlhf.page import page as openrlhf_page
+from emailrl.openrlhf import FLAGS, Flag
 from emailrl.settings import PRESETS
 from emailrl.settings.names import Leaf, by_name, leaves
+from emailrl.settings.needs import needs_of
 
 WIDTH: Final = 100
 _GENERATED: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
@@ -41,6 +42,7 @@ Values are looked up in this order: command-line flag, environment variable, `.e
   errors.
 - **Trust**: if `.env` or `emailrl.toml` sets servers, keys, code, or paths outside the folder, the folder must be
   trusted once (`emailrl trust`, docs/security.md).
+- **Needs**: a setting without what it needs is an error or, if nothing else depends on it, a note in the run's header.
 - **Secrets** (marked below) never appear in logs, metadata or error messages.
 """
 
@@ -57,15 +59,30 @@ def settings_reference() -> str:
     """``docs/settings.md``: a table for each section of the tree, then the presets."""
     parts = [_SETTINGS, _GENERATED]
     for section, members in groupby(leaves(), key=lambda leaf: leaf.section):
-        parts.append(f"## [{section}]\n\n| setting | environment | default | meaning |\n|---|---|---|---|")
+        parts.append(f"## [{section}]\n\n| setting | environment | default | needs | meaning |\n|---|---|---|---|---|")
         parts[-1] += "".join(f"\n{_row(leaf)}" for leaf in members) + "\n"
     return "\n".join([*parts, _presets()])
 
 
 def openrlhf_reference() -> str:
-    """``docs/openrlhf.md``: every flag of OpenRLHF and its equivalent here."""
-    head, _, rest = openrlhf_page().partition("\n\n")
-    return f"{head}\n\n{_GENERATED}\n{rest}"
+    """The tables of ``docs/openrlhf.md``, below its prose: every flag of OpenRLHF and its equivalent here."""
+    parts = []
+    for group, flags in groupby((flag for flag in FLAGS if flag.settings), key=lambda flag: flag.group):
+        head = "| flag | since 2026-04 | setting here | OpenRLHF default | default here | what differs |\n"
+        rows = "".join(map(_flag_row, flags))
+        parts.append(f"## {group}\n\n{head}|---|---|---|---|---|---|\n{rows}")
+    without = "".join(f"| {_names(flag)} | {flag.note} |\n" for flag in FLAGS if not flag.settings)
+    return "\n".join([*parts, f"## Without a setting\n\n| flag | since 2026-04 | why |\n|---|---|---|\n{without}"])
+
+
+def _flag_row(flag: Flag) -> str:
+    keys = ", ".join(f"`{leaf.key}`" for leaf in flag.leaves)
+    here = ", ".join(_shown(leaf.default if leaf.default != "" else None) for leaf in flag.leaves)
+    return f"| {_names(flag)} | {keys} | {flag.default} | {here} | {flag.note or ' '} |\n"
+
+
+def _names(flag: Flag) -> str:
+    return f"`--{flag.name}` | " + (f"`--{flag.dotted}`" if flag.dotted else "–")
 
 
 def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, str]]:
@@ -81,7 +98,8 @@ def _row(leaf: Leaf) -> str:
     choices = f" One of {', '.join(f'`{choice}`' for choice in leaf.choices)}." if leaf.choices else ""
     secret = " Secret." if leaf.secret else ""
     meaning = " ".join(leaf.description.split()).replace("|", "\\|")
-    return f"| `{leaf.field}` | {names} | {_shown(leaf.default)} | {meaning}{choices}{secret} |"
+    needs = "; ".join(needs_of(leaf.key))
+    return f"| `{leaf.field}` | {names} | {_shown(leaf.default)} | {needs} | {meaning}{choices}{secret} |"
 
 
 def _presets() -> str:
@@ -105,7 +123,9 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     (folder / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (folder / "settings.md").write_text(settings_reference(), encoding="utf-8")
-    (folder / "openrlhf.md").write_text(openrlhf_reference(), encoding="utf-8")
+    openrlhf = folder / "openrlhf.md"
+    prose = openrlhf.read_text(encoding="utf-8").partition(_GENERATED)[0]
+    openrlhf.write_text(f"{prose}{_GENERATED}\n{openrlhf_reference()}", encoding="utf-8")
     (folder / "llms.txt").write_text(llms_txt(folder), encoding="utf-8")
 
 

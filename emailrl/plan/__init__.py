@@ -6,41 +6,42 @@ validate the arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.engines import has_servers, vllm_in_process
 from emailrl.errors import UsageError
-from emailrl.plan.cluster import Fabric, Split
-from emailrl.plan.estimate import Estimator, on_several
-from emailrl.plan.gpus import GIB, MEASURED, Device, find_device, this_machine
+from emailrl.plan.advice import Obstacle, Way, faster_ways, find_obstacles, ways_to_fit
+from emailrl.plan.devices import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
-from emailrl.plan.obstacles import Obstacle, find_obstacles, sharding_obstacles, shared_obstacles
-from emailrl.plan.questions import limit_to_questions
+from emailrl.plan.several import Cluster, Job, Split, in_turn, with_servers
 from emailrl.plan.time import Seconds
-from emailrl.plan.tokens import Measured, Tokens, base_of, measure_run
-from emailrl.plan.ways import Way, faster_ways, ways_to_fit, wider_engines
-from emailrl.policy.shape import Shape, find_shape
+from emailrl.plan.tokens import Known, Measured, Tokens, base_of, limit_to_questions, measure_run
+from emailrl.policy.shape import find_shape
 from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings.names import changed
 from emailrl.training.run.printing import duration
 
-__all__ = ["Measured", "Plan", "base_of", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
+__all__ = [
+    "Known",
+    "Measured",
+    "Plan",
+    "base_of",
+    "duration",
+    "find_device",
+    "make_plan",
+    "measure_run",
+    "this_machine",
+]
 
-NETWORK: Final = 100.0
-"""Default Gbit/s between hosts."""
-MOST_GPUS: Final = 16_384
-"""Maximum GPUs of a plan: every division into trainers and servers is tried, which takes seconds."""
+MOST_GPUS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run needs on one device."""
+    """What a run needs."""
 
-    settings: Settings
-    shape: Shape
-    device: Device
-    fabric: Fabric
-    """The available GPUs."""
+    job: Job
     tokens: Tokens
     memory: Memory
     """Of one trainer."""
@@ -55,14 +56,14 @@ class Plan:
     price: float | None
     """Per GPU-hour."""
     ways: list[Way]
-    """Changes that make the run fit on one GPU, if it does not."""
+    """Changes that make the run fit, if it does not."""
     faster: list[Way]
     """Engines that would make a fitting run clearly faster."""
-    obstacles: list[Obstacle] = field(default_factory=list)
+    obstacles: list[Obstacle]
     """What prevents the run from starting, regardless of memory."""
-    measured: Measured | None = None
+    measured: Measured | None
     """From a run of this model on this machine."""
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str]
     """On what was measured, and on the questions."""
 
     @property
@@ -73,7 +74,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether memory suffices: of one GPU, or of the trainers and servers on several."""
-        return self.memory.fits and (self.split is not None or self.fabric.gpus == 1)
+        return self.memory.fits and (self.split is not None or self.job.cluster.gpus == 1)
 
     @property
     def run_seconds(self) -> float:
@@ -98,7 +99,7 @@ class Plan:
         return self._cost(self.run_seconds)
 
     def _cost(self, seconds: float) -> float | None:
-        return None if self.price is None else self.price * self.fabric.gpus * seconds / 3600
+        return None if self.price is None else self.price * self.job.cluster.gpus * seconds / 3600
 
     @property
     def verdict(self) -> str:
@@ -108,49 +109,49 @@ class Plan:
         return f"cannot run: {'; '.join(map(str, self.obstacles))}; its memory {self._memory_verdict()}"
 
     def _memory_verdict(self) -> str:
-        memory = self.memory
-        amounts = f"{memory.peak / GIB:.1f} of {self.device.gib:.0f} GiB"
+        memory, cluster = self.memory, self.job.cluster
+        amounts = f"{memory.peak / GIB:.1f} of {cluster.device.gib:.0f} GiB"
         if self.fits or (memory.fits and self.obstacles):
             return f"fits: {amounts}"
         if memory.fits:
-            return f"does not fit: {self.fabric.gpus:,} GPUs are too few for a trainer and a server; use more"
+            return f"does not fit: {cluster.gpus:,} GPUs are too few for a trainer and a server; use more"
         if memory.peak <= memory.usable:
-            whose = "vLLM's share" if vllm_in_process(self.settings) else "the KV cache"
+            whose = "vLLM's share" if vllm_in_process(self.job.settings) else "the KV cache"
             amounts = f"{whose} has room for {memory.cache_tokens:,} tokens of {memory.cache_needs:,}"
-        elif memory.peak <= self.device.gib * GIB:
+        elif memory.peak <= memory.device_bytes:
             amounts += f", {memory.usable / GIB:.1f} of them usable"
         return f"does not fit: {amounts}; {f'try {self.ways[0].text}' if self.ways else 'choose a smaller model'}"
 
     @property
     def notes(self) -> list[str]:
         """What the numbers are based on, and what they exclude."""
-        notes = [*self.remarks, *self.memory.notes, *([self.device.note] if self.device.note else [])]
-        if self.device.is_gpu and not self.device.note and self.device.name != MEASURED:
-            notes.append(f"times were measured on an {MEASURED} and scaled to the {self.device.name} by its data sheet")
-        worst = self.worst
+        device, split, worst = self.job.cluster.device, self.split, self.worst
+        notes = list(self.remarks)
+        if self.memory.layout.layers == "unsloth":
+            notes.append("Unsloth's memory is fitted to two measured peaks, not derived")
+        if device.note:
+            notes.append(device.note)
+        elif device.is_gpu and device.name != MEASURED:
+            notes.append(f"times were measured on an {MEASURED} and scaled to the {device.name} by its data sheet")
         if self.memory.fits and not worst.fits:
-            longest = (
-                f"a trajectory of {self.tokens.most_per_trajectory:,} tokens, the most MAX_TURNS and MAX_TOKENS allow, "
-            )
+            most = self.tokens.most_per_trajectory
             if worst.peak > worst.usable:
-                notes.append(f"{longest}would need {worst.peak / GIB:.1f} GiB")
+                needs = f"would need {worst.peak / GIB:.1f} GiB"
             else:
-                notes.append(f"{longest}would be cut off at {worst.cache_tokens:,}, the size of the KV cache")
-        if self.split is None and self.fabric.gpus > 1 and has_servers(self.settings):
+                needs = f"would be cut off at {worst.cache_tokens:,}, the size of the KV cache"
+            notes.append(f"a trajectory of {most:,} tokens, the most MAX_TURNS and MAX_TOKENS allow, {needs}")
+        if split is None and self.job.cluster.gpus > 1 and has_servers(self.job.settings):
             notes.append("memory and tokens are those of one trainer")
-        if self.split is not None and self.split.trainers > 1:
+        if split is not None and split.trainers > 1:
             notes.append(
                 f"a step has {self.tokens.trajectories:,} trajectories: PER_DEVICE_TRAIN_BATCH_SIZE is per rank; "
                 "lower it to keep the batch"
             )
-        if self.split is not None and self.split.rank_0_decides:
+        if split is not None and split.rank_0_decides:
             notes.append("rank 0 runs all conversations with servers and is the bottleneck: more servers do not help")
-        return [
-            *notes,
-            *self._other_use(),
-            *map(self._comparison, self.faster),
-            f"times exclude {'mailbox search, ' if self.split is None else ''}the judge, checkpoints and start-up",
-        ]
+        searching = "mailbox search, " if split is None else ""
+        excluded = f"times exclude {searching}the judge, checkpoints and start-up"
+        return [*notes, *self._other_use(), *map(self._comparison, self.faster), excluded]
 
     def _other_use(self) -> list[str]:
         """How the GPUs would do used the other way, if that may be better."""
@@ -176,15 +177,12 @@ def make_plan(
     *,
     num_gpus: int | None = None,
     nodes: int | None = None,
-    network: float = NETWORK,
+    network: float = 100.0,
     price: float | None = None,
-    tokens_per_trajectory: int | None = None,
-    trainable_share: float | None = None,
-    utilization: float | None = None,
-    measured: Measured | None = None,
+    known: Known | None = None,
     here: bool = False,
 ) -> Plan:
-    """Plan the run of ``settings`` on ``device``; ``measured`` holds the metrics of a similar run.
+    """Plan the run of ``settings`` on ``device``.
 
     With several GPUs (``num_gpus`` on each of ``nodes`` hosts, ``network`` Gbit/s between them) some train and the
     others are vLLM servers; with ENGINE=vllm or transformers and no VLLM_URLS, all train and sample in turn. Without
@@ -195,52 +193,50 @@ def make_plan(
     Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and
     questions that training refuses.
     """
-    settings, fabric, started = _as_started(settings, device, num_gpus, nodes, network)
-    per_host, gpus = fabric.per_host, fabric.gpus
+    ranks, counts_ranks = settings.training if device.is_gpu else TrainingSettings(), not (num_gpus or nodes)
+    cluster = Cluster(device, num_gpus or ranks.nproc, nodes or ranks.nnodes, network)
+    if cluster.gpus > MOST_GPUS:
+        raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs.", "Lower --num-gpus or --nodes.")
+    known, model = known or Known(), settings.model.name
+    remarks = list(known.measured.remarks_on(model)) if known.measured else []
     settings, confirmed, assumed = limit_to_questions(settings)
-    shape = find_shape(settings.model.name)
-    settings, shares = on_several(settings) if gpus > 1 else (settings, False)
-    estimate = Estimator(shape, settings, tokens_per_trajectory, trainable_share, measured, utilization, confirmed)
-    split = estimate.split(settings, device, fabric, shared=shares)
-    memory, seconds = estimate(settings, device, cards=per_host)
-    refused = sharding_obstacles(settings, per_host)
-    refused += shared_obstacles(settings, per_host, sharded=memory.cards > 1) if shares else []
-    tokens = estimate.tokens(gpus if shares else 1)
+    remarks += assumed
+    if cluster.gpus > 1 and counts_ranks and has_servers(settings):
+        remarks.append(
+            "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nodes"
+        )
+    job = Job(find_shape(model), settings, cluster, replace(known, confirmed=confirmed))
+    if cluster.gpus > 1:
+        job = replace(job, settings=_on_several(settings, counts_ranks=counts_ranks))
+    shared = not has_servers(job.settings)
+    other = replace(job, settings=with_servers(job.settings) if shared else in_turn(job.settings))
+    split = job.split()
+    memory, seconds = job.rank(cluster.per_host)
+    spread = memory.cards > 1
+    tokens = job.tokens(cluster.gpus if shared else 1)
     if split:
         memory, tokens, seconds = split.memory, split.tokens, split.seconds
+    own = here and split is None and known.measured and known.measured.is_of(model)
     return Plan(
-        settings=settings, shape=shape, device=device, fabric=fabric, tokens=tokens, memory=memory, seconds=seconds,
-        split=split, alternative=estimate.split(settings, device, fabric, shared=not shares), price=price,
-        worst=plan_memory(shape, settings, device, estimate.tokens(1).at_worst(), cards=memory.cards),
-        ways=[] if memory.fits else _ways(estimate, device, fabric, shared=shares),
-        faster=faster_ways(settings, device, tokens.longest, estimate) if memory.fits and gpus == 1 else [],
-        obstacles=refused + find_obstacles(settings, shape, device, here=here),
-        measured=measured if here and split is None and measured and measured.is_of(settings.model.name) else None,
-        remarks=[*(measured.remarks_on(settings.model.name) if measured else []), *assumed, *started],
-    )  # fmt: skip
+        job=job,
+        tokens=tokens,
+        memory=memory,
+        worst=plan_memory(job.shape, job.settings, device, job.tokens().at_worst(), cards=memory.cards),
+        seconds=seconds,
+        split=split,
+        alternative=other.split(),
+        price=price,
+        ways=[] if memory.fits else ways_to_fit(job),
+        faster=faster_ways(job) if memory.fits and cluster.gpus == 1 else [],
+        obstacles=find_obstacles(job, sharded=spread, here=here),
+        measured=known.measured if own else None,
+        remarks=remarks,
+    )
 
 
-def _as_started(
-    settings: Settings, device: Device, num_gpus: int | None, nodes: int | None, network: float
-) -> tuple[Settings, Fabric, list[str]]:
-    """The GPUs, the settings with the engine that ``train`` takes there, and a remark if servers are not counted."""
-    ranks = settings.training if device.is_gpu else TrainingSettings()
-    fabric = Fabric.of(device, per_host=num_gpus or ranks.nproc, hosts=nodes or ranks.nnodes, gigabits=network)
-    if fabric.gpus > MOST_GPUS:
-        message = f"A plan covers at most {MOST_GPUS:,} GPUs, not {fabric.gpus:,}."
-        raise UsageError(message, "Lower --num-gpus or --nodes.")
-    if fabric.gpus == 1 or num_gpus is not None or nodes is not None:
-        return settings, fabric, []
-    if settings.agent.engine == "auto":
-        agent = settings.agent.model_copy(update={"engine": "transformers"})
-        return settings.model_copy(update={"agent": agent}), fabric, []
-    remark = "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nodes"
-    return settings, fabric, [remark] * has_servers(settings)
-
-
-def _ways(estimate: Estimator, device: Device, fabric: Fabric, *, shared: bool) -> list[Way]:
-    """Changes that make a run fit, with the seconds of all GPUs."""
-    settings, longest = estimate.settings, estimate.tokens(1).longest
-    tried = estimate.on(fabric, shared=shared)
-    wider = wider_engines(settings, device, fabric.per_host, tried) if shared else []
-    return wider + ways_to_fit(settings, device, estimate.shape, longest, tried)
+def _on_several(settings: Settings, *, counts_ranks: bool) -> Settings:
+    """The settings for several GPUs: their engine if it samples in the trainers' processes, else vLLM servers."""
+    if counts_ranks and settings.agent.engine == "auto":
+        return changed(settings, engine="transformers")  # as every rank of train does
+    in_process = settings.agent.engine == "transformers" or vllm_in_process(settings)
+    return settings if in_process else with_servers(settings)

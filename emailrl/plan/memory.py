@@ -1,27 +1,22 @@
-"""A run's memory on one device, from settings and shape: resident parts, sampling and training."""
+"""A run's memory on one GPU, from settings and shape: what is always there, what sampling adds, what training adds.
+
+Each term of a layer's activations is a tensor of `policy/fused/layer.py`, or of transformers' and PEFT's modules;
+`tests/plan/test_activations.py` counts the tensors that autograd actually saves. ``w`` is the number of bytes per
+number in the base's dtype.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from emailrl.engines import engine_gpus, has_servers, vllm_in_process
-from emailrl.engines.budget import (
-    BLOCK,
-    FREE_SHARE,
-    GROWTH,
-    PREFILL_TOKENS,
-    blocks_of,
-    blocks_within,
-    merges,
-    most_rows,
-    rows_per_server,
-)
-from emailrl.plan.activations import WORKSPACES, Layers, Layout, head_bytes, kept_bytes, work_bytes
-from emailrl.plan.gpus import GIB, Device
+from emailrl.engines import budget, engine_gpus, has_servers, vllm_in_process
+from emailrl.engines.vllm_graphs import capture_sizes, graph_bytes
+from emailrl.engines.vllm_sleep import VLLM_WORK, Trainer, sleeps, vllm_share
+from emailrl.plan.devices import GIB, Device
 from emailrl.plan.tokens import Tokens
-from emailrl.plan.vllm import ASLEEP, sampling_bytes, vllm_sleeps
 from emailrl.policy.layout import (
+    CHUNK_ELEMENTS,
     Keep,
     choose_keep,
     dtype_name,
@@ -35,17 +30,126 @@ from emailrl.policy.layout import (
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
 
+Layers = Literal["fused", "transformers", "unsloth"]
+WORKSPACES: Final = 2**27
+"""cuBLAS workspaces, 32 MiB per handle; two handles in each of autograd's two threads, fitted to one peak."""
+UNSLOTH: Final = 1.2
+"""Active Unsloth layer relative to a fused one that keeps its input; fitted to two peaks. Inputs are in host memory."""
 USABLE: Final = 0.95
 """Share of a GPU's memory available to tensors; the rest is the CUDA context and fragmentation."""
 CONTEXT: Final = int(0.6 * GIB)
 """Memory that CUDA itself takes on a GPU."""
 PROCESS: Final = int(0.8 * GIB)
 """A Python process with torch and transformers on a CPU."""
-CACHE_GROWTH: Final = (1 + GROWTH) / 2
+CACHE_GROWTH: Final = (1 + budget.GROWTH) / 2
 """The in-process engine's cache is between 1 and ``GROWTH`` times as large as needed."""
 HEAP: Final = 1.0
 """Freed blocks that glibc's heap keeps on a CPU, relative to the activations; measured with nano.
 MALLOC_MMAP_THRESHOLD_=65536 returns them."""
+ASLEEP: Final = int(1.5 * GIB)
+"""Memory a sleeping vLLM keeps on the GPU. Assumed; 0.9 and 1.2 GiB on 14B (docs/performance.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the model processes batches."""
+
+    layers: Layers
+    itemsize: int
+    rank: int
+    targets: tuple[str, ...]
+    """The projections with an adapter."""
+    dropout: bool = False
+    eager: bool = False
+    """Attention that materializes the full score matrix."""
+    on_gpu: bool = True
+    fused_head: bool = True
+    shares: bool = False
+    """Whether common prefixes are computed once."""
+
+    @property
+    def context(self) -> int:
+        """Memory that CUDA itself takes."""
+        return CONTEXT if self.on_gpu else 0
+
+
+def kept_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
+    """Bytes that one layer keeps per token; ``longest`` is the longest sample, used only for eager attention."""
+    own = shape.hidden * layout.itemsize
+    if layout.layers == "unsloth":
+        return 0
+    if layout.layers == "transformers":
+        return own if keep < Keep.ALL else _transformers_layer(shape, layout, longest)
+    w, ranks = layout.itemsize, layout.rank * layout.itemsize
+    count = own
+    if keep >= Keep.ATTENTION:
+        count += shape.queries * w + 4 * shape.heads  # attention's result and its log-sum-exp
+    if keep >= Keep.HIDDEN:
+        count += (shape.hidden + shape.queries + 2 * shape.keys) * w
+        count += ranks * sum(name in layout.targets for name in ("q_proj", "k_proj", "v_proj"))
+    if keep >= Keep.ALL:
+        count += 2 * shape.ffn * w + ranks * sum(name in layout.targets for name in ("gate_proj", "up_proj"))
+    return count
+
+
+def work_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
+    """Bytes per token that the backward pass of one layer holds in addition to what all layers keep."""
+    if layout.layers == "transformers":
+        again = 0 if keep == Keep.ALL else _transformers_layer(shape, layout, longest)
+        # Fitted to one peak; with PEFT it is a wide gradient, its float32 copy and another half copy.
+        return again + (7 if layout.itemsize == 2 else 12) * shape.ffn
+    keep = Keep.INPUT if layout.layers == "unsloth" else keep
+    fused = Layout("fused", layout.itemsize, layout.rank, layout.targets)
+    again = kept_bytes(shape, fused, Keep.ALL) - kept_bytes(shape, fused, keep)
+    work = again + max(_attention_backward(shape, layout), (shape.hidden + shape.ffn) * layout.itemsize)
+    return int(UNSLOTH * work) if layout.layers == "unsloth" else work
+
+
+def _attention_backward(shape: Shape, layout: Layout) -> int:
+    """Two gradients of hidden size, one of attention's output, rotated queries and keys, and FlashAttention's buffers.
+
+    These are gradients of queries (also in float32), keys and values; with grouped heads, those of keys and values are
+    expanded to one per query head. Gate and up are freed by then.
+    """
+    w = layout.itemsize
+    shared = 2 * shape.queries * w if shape.heads != shape.kv_heads else 0
+    return (2 * shape.hidden + 3 * shape.queries + 3 * shape.keys - 2 * shape.ffn) * w + 4 * shape.queries + shared
+
+
+def _transformers_layer(shape: Shape, layout: Layout, longest: int) -> int:
+    """Everything autograd saves of one layer under PEFT, whose float32 adapters read float32 copies of their inputs."""
+    w = layout.itemsize
+    count = 2 * (4 * shape.hidden + 4)  # the norms: float32 input and root
+    if shape.head_norms:
+        count += 4 * (shape.queries + shape.keys) + 4 * (shape.heads + shape.kv_heads)
+    count += (2 * shape.queries + 2 * shape.keys) * w + 4 * shape.heads
+    if layout.eager:
+        count += longest * shape.heads * (4 + w)  # scores after the softmax, in float32 and as they are multiplied
+    count += 3 * shape.ffn * w  # gate, its activation, up
+    inputs = [shape.linears[name][0] for name in layout.targets]
+    if layout.dropout:
+        count += (5 if layout.on_gpu else 8) * sum(inputs)  # the dropped input and its mask, bool on a GPU
+    elif w == 4:
+        count += 4 * sum(_distinct_inputs(shape, layout.targets))  # nothing to convert: projections share their input
+    else:
+        count += 4 * sum(inputs)
+    return count + 4 * layout.rank * len(layout.targets)
+
+
+def _distinct_inputs(shape: Shape, targets: tuple[str, ...]) -> list[int]:
+    groups = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)]
+    return [shape.linears[group[0]][0] for group in groups if set(group) & set(targets)]
+
+
+def head_bytes(shape: Shape, layout: Layout, trained: int) -> int:
+    """Peak bytes of the vocabulary projection, for ``trained`` hidden states and a chunk of logits.
+
+    The states are gathered, normalized in float32 and get a gradient; the fused head allocates logits and their
+    gradient, the unfused one float32 logits, probabilities and three more tensors of that size.
+    """
+    chunk = min(CHUNK_ELEMENTS, trained * shape.vocab)
+    per_logit = 2 * layout.itemsize if layout.fused_head else layout.itemsize + 20
+    return trained * shape.hidden * (3 * layout.itemsize + 4) + chunk * per_logit
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +175,6 @@ class Memory:
     """GPUs over which the base is sharded."""
     vllm_sleeps: bool = False
     """Whether in-process vLLM sleeps while the trainer works."""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def sampling_peak(self) -> int:
@@ -102,26 +205,31 @@ class Memory:
 
 def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens, *, cards: int = 1) -> Memory:
     """The memory of one process that samples and trains on ``device``, one of ``cards`` ranks on its host."""
-    total = int(device.gib * GIB)
-    layout = layout_of(shape, settings, device)
+    total, layout = int(device.gib * GIB), layout_of(shape, settings, device)
     weights = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
     if not shards_base(settings.model, weight_bytes=weights, card_bytes=total, cards=cards):
         cards = 1
     resident = _resident(shape, settings, layout, cards)
     slots = _slots(shape, settings, layout, tokens)
-    sampling, room, needs = _sampling(shape, settings, layout, tokens, total, sum(resident.values()))
-    asleep = vllm_sleeps(shape, settings, layout, total)
-    awake = sampling if vllm_in_process(settings) else {}
-    training = {"vLLM": ASLEEP} if asleep else awake
+    if vllm_in_process(settings):
+        sampling, room, needs = _sampled_by_vllm(shape, settings, layout, total)
+    elif samples_in_process(settings):
+        sampling, room, needs = _sampled_in_process(
+            shape, settings, layout, tokens, slots, total, sum(resident.values())
+        )
+    else:
+        sampling, room, needs = {}, None, 0
+    asleep = _vllm_sleeps(shape, settings, layout, total)
+    beside = {"vLLM": ASLEEP} if asleep else sampling if vllm_in_process(settings) else {}
     batch = micro_batch_tokens(shape, settings, device, tokens)
-    free = total - context_of(layout) - sum(resident.values()) - sum(training.values())
-    keep = keep_of(shape, settings, layout, batch, free)
-    activations = training_bytes(shape, layout, keep, batch, tokens)
+    keep = keep_of(
+        shape, settings, layout, batch, total - layout.context - sum(resident.values()) - sum(beside.values())
+    )
     return Memory(
         device_bytes=total,
         resident=resident,
         sampling=sampling,
-        training=training | activations,
+        training=beside | training_bytes(shape, layout, keep, batch, tokens),
         layout=layout,
         keep=keep,
         micro_batch_tokens=batch,
@@ -130,7 +238,6 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
         at_once=slots if room is None else max(min(slots, room // tokens.per_trajectory), 1),
         cards=cards,
         vllm_sleeps=asleep,
-        notes=_notes(settings, layout),
     )
 
 
@@ -160,8 +267,7 @@ def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
 def micro_batch_tokens(shape: Shape, settings: Settings, device: Device, tokens: Tokens) -> int:
     """Tokens of training's largest forward pass: the cap, or the step if smaller, or one sample if larger."""
     cap = micro_batch_cap(settings.training, on_gpu=device.is_gpu, hidden=shape.hidden)
-    rows = settings.training.max_rows_per_micro_batch
-    if rows is not None:
+    if (rows := settings.training.max_rows_per_micro_batch) is not None:
         cap = min(cap, rows * tokens.per_trajectory)
     return max(min(cap, tokens.per_step), tokens.longest)
 
@@ -178,12 +284,26 @@ def keep_of(shape: Shape, settings: Settings, layout: Layout, batch: int, free: 
 
 def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens: Tokens) -> dict[str, int]:
     """Bytes that the update adds: what layers keep of a micro-batch, and the active layer or head."""
-    longest = tokens.longest
-    work = batch * work_bytes(shape, layout, keep, longest)
+    work = batch * work_bytes(shape, layout, keep, tokens.longest)
     head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
-    activations = batch * shape.layers * kept_bytes(shape, layout, keep, longest)
+    activations = batch * shape.layers * kept_bytes(shape, layout, keep, tokens.longest)
     heap = {} if layout.on_gpu else {"heap": int(HEAP * activations)}
     return {"activations": activations, "backward pass": max(work, head)} | heap
+
+
+def samples_in_process(settings: Settings) -> bool:
+    """Whether transformers samples in the trainer's process."""
+    return settings.agent.engine in ("auto", "transformers")
+
+
+def samples_merged(shape: Shape, settings: Settings) -> bool:
+    """Whether the in-process engine samples from its own merged weights."""
+    return budget.merges(shape.parameters, quantized=settings.model.load_in_4bit)
+
+
+def rollout_pass(settings: Settings, layout: Layout) -> int:
+    """Prompt tokens that the in-process engine processes at once."""
+    return settings.agent.max_tokens_per_rollout_pass or budget.PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
 
 
 def _resident(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
@@ -196,9 +316,8 @@ def _resident(shape: Shape, settings: Settings, layout: Layout, cards: int) -> d
     }
     if samples_in_process(settings):
         matrices = sum(inputs * outputs for inputs, outputs in (shape.linears[name] for name in layout.targets))
-        weights["sampler's copy"] = (
-            shape.layers * matrices * layout.itemsize if samples_merged(shape, settings) else 4 * adapter
-        )
+        merged = shape.layers * matrices * layout.itemsize
+        weights["sampler's copy"] = merged if samples_merged(shape, settings) else 4 * adapter
     return weights
 
 
@@ -215,64 +334,68 @@ def _weights(shape: Shape, settings: Settings, layout: Layout, cards: int) -> di
     return {"weights": head + part, "gathered": max(2 * layer, embeddings - head)}
 
 
-def samples_merged(shape: Shape, settings: Settings) -> bool:
-    """Whether the in-process engine samples from its own merged weights."""
-    return merges(shape.parameters, quantized=settings.model.load_in_4bit)
+def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> int:
+    """Trajectories sampled concurrently if memory allows."""
+    agent = settings.agent
+    if samples_in_process(settings):
+        most = budget.most_rows(agent, shape.parameters, on_gpu=layout.on_gpu)
+    else:
+        most = budget.rows_per_server(agent) if has_servers(settings) else agent.max_batch_trajectories
+    return min(most, tokens.at_once)
 
 
-def _sampling(
-    shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, total: int, resident: int
-) -> tuple[dict[str, int], int | None, int]:
-    """Bytes by part, the cache's capacity in tokens, and the tokens it must hold."""
-    if vllm_in_process(settings):
-        parts, room = sampling_bytes(shape, settings, layout, total)
-        window = min(settings.model.max_model_len or shape.context, shape.context)
-        return parts, room * engine_gpus(settings) // shape.cache_bytes(2), window
-    if not samples_in_process(settings):
-        return {}, None, 0
-    token, slots = shape.cache_bytes(layout.itemsize), _slots(shape, settings, layout, tokens)
+Sampled = tuple[dict[str, int], int | None, int]
+"""Bytes by part while sampling, the cache's capacity in tokens, and the tokens it must hold."""
+
+
+def _sampled_by_vllm(shape: Shape, settings: Settings, layout: Layout, total: int) -> Sampled:
+    """Of in-process vLLM on each of its GPUs."""
+    weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
+    share, each = int(vllm_share(settings, weights, total)), engine_gpus(settings)
+    parts = {"vLLM": share}
+    if layout.on_gpu and capture_sizes(settings, total):
+        parts["CUDA graphs"] = graph_bytes(layers=shape.layers, hidden=shape.hidden)
+    cache = max(share - weights // each - VLLM_WORK, 0)
+    return (
+        parts,
+        cache * each // shape.cache_bytes(2),
+        min(settings.model.max_model_len or shape.context, shape.context),
+    )
+
+
+def _vllm_sleeps(shape: Shape, settings: Settings, layout: Layout, total: int) -> bool:
+    """Whether in-process vLLM sleeps while the trainer works, as the engine decides."""
+    if not vllm_in_process(settings):
+        return False
+    trainer = None
+    if layout.layers == "fused":
+        trainer = Trainer.of_sizes(
+            settings.training,
+            weights=shape.weight_bytes(layout.itemsize),
+            adapter=shape.lora_parameters(settings.lora.lora_rank, settings.lora.target_modules),
+            itemsize=layout.itemsize,
+            layers=shape.layers,
+            **shape.widths,
+        )
+    return sleeps(settings, trainer, total)
+
+
+def _sampled_in_process(
+    shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, slots: int, total: int, resident: int
+) -> Sampled:
+    """Of the transformers engine, beside ``resident`` bytes of ``total``."""
+    token = shape.cache_bytes(layout.itemsize)
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
     prefill = rollout_pass(settings, layout) * width * layout.itemsize
     # One token of each: float32 logits three times, and one layer's keys and values gathered.
     decode = slots * (4 * shape.vocab * 3 + 2 * tokens.per_trajectory * shape.keys * layout.itemsize)
     forward = max(prefill, decode)
     if settings.agent.kv_cache_gib is None:
-        unused = total - context_of(layout) - resident
         # If its share is too large, the engine detects it and samples fewer at once.
-        budget = min(FREE_SHARE["cuda" if layout.on_gpu else "cpu"] * unused, USABLE * total - resident - forward)
+        share = budget.FREE_SHARE["cuda" if layout.on_gpu else "cpu"] * (total - layout.context - resident)
+        room_bytes = min(share, USABLE * total - resident - forward)
     else:
-        budget = settings.agent.kv_cache_gib * GIB
-    room = blocks_within(budget, shape.layers, token) * BLOCK
-    wanted = slots * blocks_of(tokens.per_trajectory) * BLOCK * token * CACHE_GROWTH
-    return {"KV cache": int(max(min(wanted, budget), 0)), "forward": forward}, room, tokens.longest
-
-
-def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> int:
-    """Trajectories sampled concurrently if memory allows."""
-    if not samples_in_process(settings):
-        agent = settings.agent
-        most = rows_per_server(agent) if has_servers(settings) else agent.max_batch_trajectories
-        return min(most, tokens.at_once)
-    return min(most_rows(settings.agent, shape.parameters, on_gpu=layout.on_gpu), tokens.at_once)
-
-
-def context_of(layout: Layout) -> int:
-    """Memory that CUDA itself takes."""
-    return CONTEXT if layout.on_gpu else 0
-
-
-def rollout_pass(settings: Settings, layout: Layout) -> int:
-    """Prompt tokens that the in-process engine processes at once."""
-    return settings.agent.max_tokens_per_rollout_pass or PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
-
-
-def samples_in_process(settings: Settings) -> bool:
-    """Whether transformers samples in the trainer's process."""
-    return settings.agent.engine in ("auto", "transformers")
-
-
-def _notes(settings: Settings, layout: Layout) -> list[str]:
-    notes = []
-    if layout.layers == "unsloth":
-        notes.append("Unsloth's memory is fitted to two measured peaks, not derived")
-    return notes
+        room_bytes = settings.agent.kv_cache_gib * GIB
+    room = budget.blocks_within(room_bytes, shape.layers, token) * budget.BLOCK
+    wanted = slots * budget.blocks_of(tokens.per_trajectory) * budget.BLOCK * token * CACHE_GROWTH
+    return {"KV cache": int(max(min(wanted, room_bytes), 0)), "forward": forward}, room, tokens.longest

@@ -1,4 +1,4 @@
-"""Time and cost of a step and a run: operations divided by the speed measured for similar models.
+"""Time of a step and a run on one GPU: operations divided by the speed measured for similar models.
 
 Estimated without network or GPU; expect errors of about a third in the times, but not in the memory.
 """
@@ -10,18 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from emailrl.engines import engine_gpus
-from emailrl.plan.activations import Layout
-from emailrl.plan.gpus import Device
-from emailrl.plan.handover import handover_seconds, overlaps
-from emailrl.plan.memory import Memory, samples_merged
+from emailrl.engines import engine_gpus, has_servers
+from emailrl.plan.devices import Device
+from emailrl.plan.memory import Layout, Memory, samples_merged
 from emailrl.plan.tokens import Tokens, count_tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
-from emailrl.training.idle import updates_per_step
+from emailrl.settings.names import changed
 from emailrl.training.mix import resolve
-from emailrl.training.passes import needs_old_logprobs, needs_reference
+from emailrl.training.passes import needs_old_logprobs, needs_reference, updates_per_step
 
 Curve = tuple[tuple[int, float], ...]
 UTILIZATION: Final[dict[str, Curve]] = {
@@ -53,6 +51,18 @@ GATHERED: Final = 2
 ON_CPU_PER_LAYER: Final = 0.3e-3
 BANDWIDTH: Final = 0.7
 """Share of the bandwidth reached when reading weights and cache. Assumed."""
+HANDOVER: Final = 0.7
+"""Seconds to write an adapter, load it into vLLM and verify it: 0.54 and 0.68 were measured on 4B, 0.80 and 0.87 on
+14B (``tests/gpu/bench_grpo_trl.py`` and ``bench_grpo_step.py``)."""
+HANDED_OVER: Final = 0.5
+"""The trainer's part of it if servers do the rest during the next update: it saves the adapter, reads it and copies it
+into its model. 0.42 were measured on 4B and 0.58 on 14B, in the same steps."""
+WAKING: Final = 0.55
+"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, besides moving its weights."""
+MOVED: Final = 25e9
+"""Bytes of weights that it moves per second. Both were fitted to 0.87 s on 4B and 1.71 on 14B, in the same steps."""
+TYPICAL_SAMPLED: Final = 0.25
+"""Share of a trajectory that is sampled, if everything after the prompt is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +112,16 @@ class Seconds:
 
 
 def plan_seconds(
-    shape: Shape, settings: Settings, device: Device, tokens: Tokens, memory: Memory, *,
+    shape: Shape,
+    settings: Settings,
+    device: Device,
+    tokens: Tokens,
+    memory: Memory,
+    *,
     utilization: float | None = None,
-) -> Seconds:  # fmt: skip
+) -> Seconds:
     """Seconds on ``device``; ``utilization`` overrides the measured share."""
-    layout = memory.layout
+    layout, training = memory.layout, settings.training
     share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
     speed = device.tflops * 1e12 * share
     moving = MOVING / shape.hidden if device.is_gpu else 0.0
@@ -114,26 +129,35 @@ def plan_seconds(
     train = spared * training_flops(shape, layout, memory.keep, tokens) / speed
     if layout.layers == "fused":
         together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
-        batches = math.ceil(tokens.trajectories / together)
-        train = max(train, batches * shape.layers * LAUNCH)
-    score = scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed
+        train = max(train, math.ceil(tokens.trajectories / together) * shape.layers * LAUNCH)
     sampling = Sampling(shape, settings, device.times(engine_gpus(settings)), tokens, memory)
-    rollout = sampling.seconds(tokens.trajectories, members=settings.training.num_generations)
-    evaluation = sampling.evaluating().seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples)
     return Seconds(
-        rollout=rollout,
-        handover=handover_seconds(
-            settings, shape.weight_bytes(2, four_bit=settings.model.load_in_4bit), vllm_sleeps=memory.vllm_sleeps
-        ),
-        score=score,
-        train=train * settings.training.update_epochs,
-        evaluation=evaluation,
+        rollout=sampling.seconds(tokens.trajectories, members=training.num_generations),
+        handover=_handover(shape, settings, vllm_sleeps=memory.vllm_sleeps),
+        score=scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed,
+        train=train * training.update_epochs,
+        evaluation=sampling.evaluating().seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples),
         steps=tokens.steps,
         evaluations=tokens.evaluations,
         confirmed=tokens.confirmed,
         utilization=share,
         overlaps=overlaps(settings),
     )
+
+
+def overlaps(settings: Settings) -> bool:
+    """Whether servers sample the next step while this one trains."""
+    return has_servers(settings) and settings.vllm.staleness(servers=True) > 0
+
+
+def _handover(shape: Shape, settings: Settings, *, vllm_sleeps: bool) -> float:
+    """Seconds per step for which neither rollouts nor training can go on; 0 with the transformers engine."""
+    if settings.agent.engine != "vllm":
+        return 0.0
+    if has_servers(settings):
+        return HANDED_OVER if overlaps(settings) else HANDOVER
+    weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
+    return HANDOVER + (WAKING + weights / engine_gpus(settings) / MOVED if vllm_sleeps else 0.0)
 
 
 def reached(shape: Shape, layout: Layout) -> float:
@@ -197,10 +221,6 @@ def scoring_passes(settings: Settings) -> int:
     return needs_reference(beta) + old
 
 
-TYPICAL_SAMPLED: Final = 0.25
-"""Share of a trajectory that is sampled, if everything after the prompt is trained."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Time of sampling trajectories on one device."""
@@ -226,8 +246,7 @@ class Sampling:
         """Evaluations play whole conversations in mode simple too."""
         if self.settings.training.mode != "simple":
             return self
-        training = self.settings.training.model_copy(update={"mode": "masked"})
-        settings = self.settings.model_copy(update={"training": training})
+        settings = changed(self.settings, mode="masked")
         tokens, room, memory = count_tokens(self.shape, settings), self.memory.cache_tokens, self.memory
         if room is not None:
             memory = replace(memory, at_once=max(min(memory.at_once, room // tokens.per_trajectory), 1))

@@ -1,4 +1,4 @@
-"""Token counts of a step and a run: from settings, from the caller, or measured in a run."""
+"""Questions, trajectories and tokens of a step and a run: from settings, from the caller, or measured in a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from emailrl.errors import UsageError
 from emailrl.policy.resolve import NANO, same_base
 from emailrl.policy.shape import Shape
 from emailrl.recording import read_records
+from emailrl.scenarios import read_questions
+from emailrl.scenarios.beside import questions_file
 from emailrl.settings import Settings
+from emailrl.settings.names import changed
 from emailrl.training.run.state import count_steps, num_epochs, questions_per_step
 
 PROMPT: Final = 900
@@ -26,6 +29,8 @@ TYPICAL_OF_NANO: Final = {"simple": (350, 0.05), "rollout": (290, 0.8), "masked"
 """The same for the packaged policy, measured on the demo mailbox, for which its tokenizer was made."""
 LONGEST: Final = 1.4
 """Ratio of a step's longest trajectory to the mean: 5,406 to 3,763 tokens in that benchmark."""
+
+_NEEDED: Final = {"total_tokens", "trainable_tokens", "num_trajectories", "groups_kept", "dropped", "seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,20 @@ class Measured:
         if self.is_of(model):
             return []
         return [f"the run used {self.base_model}, not {model}: its token counts apply, its times do not"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the caller knows of a run beyond its settings."""
+
+    per_trajectory: int | None = None
+    trainable_share: float | None = None
+    measured: Measured | None = None
+    """Averages of a similar run."""
+    utilization: float | None = None
+    """Share of a GPU's FLOP/s that training reaches."""
+    confirmed: float = 0.0
+    """As in ``Tokens``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,56 +114,59 @@ class Tokens:
         return replace(self, longest=self.most_per_trajectory)
 
 
-def count_tokens(
-    shape: Shape,
-    settings: Settings,
-    *,
-    per_trajectory: int | None = None,
-    trainable_share: float | None = None,
-    measured: Measured | None = None,
-    ranks: int = 1,
-    confirmed: float = 0.0,
-) -> Tokens:
+def count_tokens(shape: Shape, settings: Settings, known: Known | None = None, *, ranks: int = 1) -> Tokens:
     """Tokens of a step over all ``ranks``: given, measured, or typical of the mode, within the settings' limits."""
-    agent, training = settings.agent, settings.training
+    agent, training, known = settings.agent, settings.training, known or Known()
     turns = 1 if training.mode == "simple" else agent.max_turns
     window = min(settings.model.max_model_len or shape.context, shape.context)
     most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, window)
-    typical, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
-    source = "typical"
-    if measured is not None:
-        typical, share, source = measured.per_trajectory, measured.trainable_share, "measured"
-    if per_trajectory is not None:
-        typical, source = per_trajectory, "given"
-    if per_trajectory is not None and per_trajectory > window:
-        raise UsageError(
-            f"A trajectory of {per_trajectory} tokens is longer than the model's context of {window}.",
-            "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
-        )
-    per_step = questions_per_step(training) * ranks
-    num_questions = settings.data.train_dataset_size
-    steps = count_steps(
-        num_questions,
-        per_step,
-        training.max_steps,
-        None if training.mode == "masked" else training.num_train_epochs,
-    )
-    per_trajectory = min(typical, most) if source == "typical" else typical
-    most = max(most, per_trajectory)
+    mean, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
+    mean, source = min(mean, most), "typical"
+    if known.measured is not None:
+        mean, share, source = known.measured.per_trajectory, known.measured.trainable_share, "measured"
+    if known.per_trajectory is not None:
+        mean, source = known.per_trajectory, "given"
+        if mean > window:
+            raise UsageError(
+                f"A trajectory of {mean} tokens is longer than the model's context of {window}.",
+                "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
+            )
+    most = max(most, mean)
+    per_step, questions = questions_per_step(training, ranks), settings.data.train_dataset_size
+    epochs = None if training.mode == "masked" else training.num_train_epochs
+    steps = count_steps(questions, per_step, training.max_steps, epochs)
     return Tokens(
-        per_trajectory=per_trajectory,
-        longest=min(round(LONGEST * per_trajectory), most),
+        per_trajectory=mean,
+        longest=min(round(LONGEST * mean), most),
         most_per_trajectory=most,
-        trainable_share=share if trainable_share is None else trainable_share,
+        trainable_share=share if known.trainable_share is None else known.trainable_share,
         trajectories=per_step * training.num_generations,
         eval_trajectories=settings.data.eval_dataset_size * settings.evaluation.eval_samples,
         steps=steps,
-        epochs=num_epochs(steps, per_step, num_questions),
-        questions=num_questions,
+        epochs=num_epochs(steps, per_step, questions),
+        questions=questions,
         evaluations=1 + math.ceil(steps / settings.evaluation.eval_steps),
         source=source,
-        confirmed=confirmed,
+        confirmed=known.confirmed,
     )
+
+
+def limit_to_questions(settings: Settings) -> tuple[Settings, float, list[str]]:
+    """Lower the numbers of training and validation questions to those in the question file.
+
+    The second value is the number of other validation questions, on which the best model is measured again, relative to
+    those of an evaluation. Without a local file there are enough of all, and the third value is a note that says so.
+    Raises UsageError for a file that training would refuse.
+    """
+    data = settings.data
+    file = data.questions or questions_file(settings.store.db)
+    if not file.exists():
+        return settings, 1.0, [f"no question file at {file}: assuming {data.train_dataset_size:,} training questions"]
+    found, seed = read_questions(file, data), settings.training.seed
+    num_train, num_val = (len(found.of(split, limit=None, seed=seed).scenarios) for split in ("train", "val"))
+    evaluated = min(num_val, data.eval_dataset_size)
+    limited = changed(settings, train_dataset_size=min(num_train, data.train_dataset_size), eval_dataset_size=evaluated)
+    return limited, min(num_val / max(evaluated, 1) - 1, 1.0), []
 
 
 def measure_run(run: Path) -> Measured:
@@ -152,17 +174,11 @@ def measure_run(run: Path) -> Measured:
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
         raise UsageError(f"{run} has no metrics.jsonl.", "Name a run's folder, such as outputs/grpo_masked.")
-    trained = [record for record in read_records(metrics) if record.get("total_tokens") and record.get("seconds")]
+    trained = [record for record in read_records(metrics) if record.keys() >= _NEEDED and record["total_tokens"]]
     if not trained:
         raise UsageError(f"{metrics} has no step with an update.", "Name a run with at least one update.")
-    needed = ("trainable_tokens", "num_trajectories", "groups_kept", "dropped")
-    lacking = {name for name in needed if not all(name in record for record in trained)}
-    if lacking:
-        raise UsageError(
-            f"{metrics} is missing {', '.join(sorted(lacking))}.", "Name a run made with this version of emailrl."
-        )
     tokens = sum(record["total_tokens"] for record in trained)
-    trajectories = sum(_trained_trajectories(record) for record in trained)
+    trajectories = sum(_kept_trajectories(record) for record in trained)
     phases = sorted({phase for record in trained for phase in record["seconds"]})
     evaluations = [record["seconds"]["evaluation"] for record in trained if "eval_accuracy" in record]
     return Measured(
@@ -179,10 +195,10 @@ def base_of(settings: Settings, measured: Measured) -> Settings:
     """The settings with the measured run's model, if none was named and its checkpoints name one."""
     if "name" in settings.model.model_fields_set or measured.base_model is None:
         return settings
-    return settings.model_copy(update={"model": settings.model.model_copy(update={"name": measured.base_model})})
+    return changed(settings, model_name=measured.base_model)
 
 
-def _trained_trajectories(record: Mapping[str, Any]) -> float:
+def _kept_trajectories(record: Mapping[str, Any]) -> float:
     """Trajectories of kept groups; ``total_tokens`` excludes dropped groups."""
     kept = record["groups_kept"]
     dropped = sum(count for name, count in record["dropped"].items() if name.startswith("groups_"))

@@ -103,6 +103,16 @@ def by_env_name() -> dict[str, Leaf]:
     return {name: leaf for leaf in leaves() for name in leaf.env_names}
 
 
+def changed(settings: Settings, **values: Any) -> Settings:
+    """The settings with these values, by name, as if they had been given; they are not checked again."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        leaf = by_name()[name]
+        sections.setdefault(leaf.section, {})[leaf.field] = value
+    copies = {section: getattr(settings, section).model_copy(update=given) for section, given in sections.items()}
+    return settings.model_copy(update=copies)
+
+
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The valid name most similar to ``name``, ignoring case, or None if none is similar enough.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from documents.pages import DOCS
 
-from emailrl.plan import find_device, make_plan
+from emailrl.plan import Known, find_device, make_plan
 from emailrl.settings import load_settings
 
 
@@ -21,7 +21,7 @@ def test_the_cpu_settings_take_the_time_of_the_page(tmp_path: Path) -> None:
     tomllib.loads(block)
     (tmp_path / "emailrl.toml").write_text(block)
     settings = load_settings({}, environ={}, cwd=tmp_path)
-    planned = make_plan(settings, find_device("CPU"), tokens_per_trajectory=tokens)
+    planned = make_plan(settings, find_device("CPU"), known=Known(tokens))
     assert planned.runs and abs(planned.run_seconds / 60 - minutes) <= 0.1 * minutes
     usual = make_plan(settings, find_device("CPU"))
     assert round(usual.run_seconds / 3600) == 5 and usual.tokens.per_trajectory == 3800

@@ -65,6 +65,6 @@ def test_an_update_that_is_not_finite_is_said_and_kept(
 
 def test_a_mix_that_cannot_work_is_refused_before_anything_is_written(make_settings: MakeSettings) -> None:
     settings = make_settings(value_clip=0.2)
-    with pytest.raises(UsageError, match=r"VALUE_CLIP=0\.2 applies to a critic"):
+    with pytest.raises(UsageError, match=r"VALUE_CLIP=0\.2 has no effect"):
         train(settings)
     assert not settings.output.output_dir.parent.joinpath("grpo_masked").exists()

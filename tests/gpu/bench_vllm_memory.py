@@ -89,7 +89,7 @@ def measure(shape: str, *, eager: bool) -> dict[str, Any]:
                 engine.resume()
                 wake = time.perf_counter() - start
     share = settings.vllm.vllm_gpu_memory_utilization * planned.memory.device_bytes
-    bytes_of = planned.shape.weight_bytes(2) + tokens * planned.shape.cache_bytes(2)
+    bytes_of = planned.job.shape.weight_bytes(2) + tokens * planned.job.shape.cache_bytes(2)
     return {
         "awake": awake / GIB, "planned_awake": planned.memory.sampling["vLLM"] / GIB,
         "asleep": [one / GIB for one in asleep], "planned_asleep": planned.memory.training["vLLM"] / GIB,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from gpu.loop import RunLeft, finish, make_workplace, start
 
-from emailrl.plan import make_plan, this_machine
-from emailrl.plan.gpus import GIB
+from emailrl.plan import Known, make_plan, this_machine
+from emailrl.plan.devices import GIB
 from emailrl.settings import load_settings
 
 pytestmark = pytest.mark.gpu
@@ -73,7 +73,7 @@ def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], 
         }  # fmt: skip
         made = make_plan(
             load_settings(values, environ={}, cwd=tmp_path), this_machine(),
-            tokens_per_trajectory=round(sum(lengths) / len(lengths)), trainable_share=one["share"],
+            known=Known(round(sum(lengths) / len(lengths)), one["share"]),
         )  # fmt: skip
         memory = made.memory
         assert memory.layout.layers == "transformers"

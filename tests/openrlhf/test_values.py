@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from openrlhf.converted import comments_of, settings_of, values_of
 
 from emailrl.errors import UsageError
 from emailrl.openrlhf import parse, to_toml
+from emailrl.settings import load_settings
 
 
 def test_a_shells_quoting_equals_signs_and_continuations() -> None:
@@ -46,49 +49,57 @@ def test_of_a_flag_that_comes_twice_the_last_counts() -> None:
         ("--algo.kl.estimater k3", "Did you mean --algo.kl.estimator?"),
         ("--quux 3", "See docs/openrlhf.md for all flags"),
         ("group_norm", "Expected a flag first"),
-        ("--temperature", "--temperature takes one value, not 0"),
-        ("--temperature 1 2", "--temperature takes one value, not 2"),
-        ("--use_kl_loss true", "--use_kl_loss takes no value, not 1. Omit the flag"),
-        ("--eps_clip_low_high 0.2", "--eps_clip_low_high takes two values, not 1"),
-        ("--target_modules", "--target_modules takes one value or more, not 0"),
-        ("--pretrain=", "--pretrain: the value is empty"),
-        ("--ckpt_path '' --max_steps 3", "--ckpt_path takes one value, not 0. An empty value does not count"),
-        ("--remote_rm_url=' '", "--remote_rm_url: the value is empty"),
-        ("--top_p nan", "--top_p takes a number"),
-        ("--max_norm inf", "--max_norm: max_grad_norm should be a finite number"),
-        ("--adam_betas a b", "--adam_betas takes numbers. OpenRLHF's default is 0.9 0.95"),
-        ("--n_samples_per_prompt 2.5", "--n_samples_per_prompt takes a whole number of at least 1"),
-        ("--vllm_num_engines -1", "--vllm_num_engines must be at least 0"),
-        ("--async_train", "--async_train needs vLLM servers"),
-        ("--async_train --async_queue_size 0 --vllm_num_engines 1", "--async_queue_size must be at least 1"),
-        ("--zero_stage 4", "--zero_stage 4: should be 0, 1, 2 or 3"),
         ("--pretrain 'open", "cannot be read: No closing quotation"),
-        ("--temperature hot", "--temperature takes a number. OpenRLHF's default is 1.0."),
-        ("--max_steps 2.5", "--max_steps: max_steps should be a valid integer"),
-        ("--save_steps soon", "--save_steps takes a whole number"),
-        ("--rollout_batch_size many", "--rollout_batch_size takes a whole number of at least 1"),
-        ("--actor_num_gpus_per_node 0 --rollout_batch_size 8", "--actor_num_gpus_per_node takes a whole number of at"),
-        ("--actor_num_nodes 0 --train_batch_size 8", "--actor_num_nodes takes a whole number of at least 1"),
-        (
-            "--vllm_tensor_parallel_size 0 --vllm_num_engines 2 --colocate_all_models",
-            "--vllm_tensor_parallel_size takes a whole number of at least 1",
-        ),
-        ("--train_batch_size 0", "--train_batch_size takes a whole number of at least 1"),
-        ("--kl_estimator k4", "kl_estimator should be 'k1', 'k2' or 'k3'"),
-        ("--temperature -1", "--temperature: temperature should be greater than or equal to 0"),
-        ("--advantage_estimator ppo", "should be one of gae, reinforce,"),
-        ("--policy_loss_type dpo", "should be ppo or gspo"),
-        ("--lr_scheduler polynomial", "lr_scheduler should be 'constant', 'linear' or 'cosine'"),
-        ("--lora_rank 0", "trains all weights"),
-        ("--input_template plain", r"question_template should be a text with one \{\} in it"),
-        ("--prompt_split test", "train_split should be a split that nothing is measured on"),
-        ("--remote_rm_url http://a/,http://b/", "lists several servers"),
         ("--advantage_estimator rloo --n_samples_per_prompt 1", "NUM_GENERATIONS=1 is too low for rloo"),
     ],
 )
-def test_what_cannot_be_converted(text: str, told: str) -> None:
+def test_what_cannot_be_read(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         to_toml(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--temperature",
+        "--temperature 1 2",
+        "--use_kl_loss true",
+        "--eps_clip_low_high 0.2",
+        "--target_modules",
+        "--pretrain=",
+        "--ckpt_path '' --max_steps 3",
+        "--remote_rm_url=' '",
+        "--top_p nan",
+        "--max_norm inf",
+        "--adam_betas a b",
+        "--n_samples_per_prompt 2.5",
+        "--vllm_num_engines -1",
+        "--async_train",
+        "--async_train --async_queue_size 0 --vllm_num_engines 1",
+        "--zero_stage 4",
+        "--temperature hot",
+        "--max_steps 2.5",
+        "--save_steps soon",
+        "--rollout_batch_size many",
+        "--actor_num_gpus_per_node 0 --rollout_batch_size 8",
+        "--actor_num_nodes 0 --train_batch_size 8",
+        "--vllm_tensor_parallel_size 0 --vllm_num_engines 2 --colocate_all_models",
+        "--train_batch_size 0",
+        "--kl_estimator k4",
+        "--temperature -1",
+        "--advantage_estimator ppo",
+        "--policy_loss_type dpo",
+        "--lr_scheduler polynomial",
+        "--lora_rank 0",
+        "--input_template plain",
+        "--prompt_split test",
+        "--remote_rm_url http://a/,http://b/",
+    ],
+)
+def test_what_cannot_be_converted_names_the_flag(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        to_toml(text)
+    assert any(flag in str(caught.value) for flag in re.findall(r"--\w+", text))
 
 
 @pytest.mark.parametrize(
@@ -229,17 +240,25 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
     ("text", "absent", "told"),
     [
         ("--use_icepop", "importance_correction", "--use_icepop: no effect without --enable_vllm_is_correction"),
-        ("--vllm_is_truncated_threshold 0.5 5", "correction_low", "no effect without --enable_vllm_is_correction"),
-        ("--advantage_estimator rloo --lambd 0.9", "gae_lambda", "--lambd: no effect: rloo has no critic"),
-        ("--advantage_estimator rloo --gamma 0.9", "gamma", "--gamma: no effect, as in OpenRLHF"),
-        ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: no effect without a KL"),
+        ("--vllm_is_truncated_threshold 0.5 5", "correction_low", "no effect, it needs IMPORTANCE_CORRECTION"),
+        (
+            "--advantage_estimator rloo --lambd 0.9",
+            "gae_lambda",
+            "--lambd: no effect, it needs ADVANTAGE_",
+        ),
+        (
+            "--advantage_estimator rloo --gamma 0.9",
+            "gamma",
+            "--gamma: no effect, it needs",
+        ),
+        ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: no effect, it needs BETA"),
         (
             "--micro_train_batch_size 2 --use_dynamic_batch",
             "max_rows_per_micro_batch",
             "--use_dynamic_batch: always on",
         ),
-        ("--dynamic_filtering_reward_range 0 1", "filter_low", "no effect without --dynamic_filtering"),
-        ("--overlong_penalty_factor 2", "overlong_penalty", "no effect without --overlong_buffer_len"),
+        ("--dynamic_filtering_reward_range 0 1", "filter_low", "no effect, it needs DYNAMIC_FILTERING"),
+        ("--overlong_penalty_factor 2", "overlong_penalty", "no effect, it needs OVERLONG_BUFFER"),
         (
             "--prompt_data corbt/enron_emails_sample_questions",
             "questions",
@@ -283,3 +302,72 @@ def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:
     assert settings.model.name == 'a"b\\c \N{GRINNING FACE}\x7f'
     assert settings.agent.question_template == "Frage: {}\n# not a comment"
     assert settings.tracking.wandb_name == "x # y"
+
+
+def test_every_default_that_differs_is_a_comment_of_its_own(tmp_path: Path) -> None:
+    """All but what the objective sets: with the ``#`` of these lines taken away, the file is OpenRLHF's own."""
+    lines = re.findall(r"^# (\w+) = (.+?)  # --(\w+) not given", to_toml(""), re.MULTILINE)
+    assert {key: tomllib.loads(f"x = {value}")["x"] for key, value, _ in lines} == {
+        **{"dtype": "bf16", "max_model_len": 2048, "lora_alpha": 16},
+        **{"train_dataset_size": 100_000_000, "max_tokens": 1024, "temperature": 1.0},
+        **{"max_batch_trajectories": 8, "reward_batch_size": 8, "num_train_epochs": 1, "num_generations": 1},
+        **{"per_device_train_batch_size": 1024, "num_mini_batches": 8, "max_rows_per_micro_batch": 4},
+        **{"learning_rate": 1e-6, "critic_learning_rate": 9e-6, "warmup_ratio": 0.03, "lr_scheduler": "cosine"},
+        **{"min_lr_ratio": 0.1, "adam_beta2": 0.95, "packing": False, "gradient_checkpointing": "off"},
+        **{"eval_steps": 10**9, "save_steps": 10**9, "export_dir": "./ckpt", "wandb_mode": "disabled"},
+        **{"wandb_project": "openrlhf_train_ppo", "shard": "off"},
+    }
+    text = re.sub(r"^# (\w+ = .+?  # --\w+ not given)", r"\1", to_toml(""), flags=re.MULTILINE)
+    (tmp_path / "emailrl.toml").write_text(text)
+    assert load_settings(cwd=tmp_path, environ={}).training.num_mini_batches == 8
+
+
+def test_a_default_is_offered_only_beside_flags_that_it_matters_with() -> None:
+    grpo = "--advantage_estimator group_norm --rollout_batch_size 16 --n_samples_per_prompt 16"
+    said = comments_of(grpo)
+    assert "critic_learning_rate" not in said and "vllm_enable_sleep" not in said
+    assert "# num_mini_batches = 2  # --train_batch_size not given: OpenRLHF's default is 128" in said
+    assert "# max_batch_trajectories = 8" in said and "max_batch_" not in comments_of("--vllm_num_engines 2")
+    assert "max_batch_" not in to_toml("--micro_rollout_batch_size 4 --vllm_num_engines 2")
+    assert '# vllm_enable_sleep = "off"  # --vllm_enable_sleep not given' in comments_of("--vllm_num_engines 1")
+    assert "# vllm_gpu_memory_utilization = 0.95  #" in comments_of("--vllm_num_engines 1")
+    off = '# importance_correction = "off"  # --enable_vllm_is_correction not given'
+    assert off in comments_of("--vllm_num_engines 1") and off not in said
+    assert off not in comments_of("--vllm_num_engines 1 --async_train")  # stale rollouts need the correction
+    sharded_only = "shard_offload acts on a sharded base only"
+    assert sharded_only in comments_of("--deepspeed_enable_sleep") and sharded_only not in said
+    assert sharded_only not in comments_of("--deepspeed_enable_sleep --zero_stage 3")
+    only_update = comments_of("--train_batch_size 32")
+    assert "num_mini_batches" not in only_update and "per_device_train_batch_size" not in only_update
+    assert "lora_alpha" not in comments_of("--lora_alpha 8")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 48", "= 64 / 48, rounded up to 2"),
+        ("--train_batch_size 30 --n_samples_per_prompt 4", "= 30 / 4, rounded down to 7: one update per step"),
+        ("--train_batch_size 3 --n_samples_per_prompt 4", "= 3 / 4, rounded up to 1"),
+        ("--top_k -1", "--top_k -1: all, which is 0 here"),
+        ("--lr_scheduler constant_with_warmup", 'lr_scheduler = "constant"  # --lr_scheduler constant_with_warmup'),
+    ],
+)
+def test_a_value_that_does_not_stay_as_it_was_says_so(text: str, told: str) -> None:
+    assert told in to_toml(text)
+    assert "rounded" not in to_toml("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 32")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://me:hunter2@host:5000/score", "http://host:5000/score"),
+        ("https://host/score?api_key=hunter2&v=1", "https://host/score?api_key=***&v=1"),
+    ],
+)
+def test_credentials_in_an_address_are_not_written(url: str, shown: str) -> None:
+    toml = to_toml(f"--remote_rm_url '{url}'")
+    assert "hunter2" not in toml
+    [line] = [line for line in toml.splitlines() if line.startswith("reward = ")]
+    assert line == f'reward = "{shown}"  # --remote_rm_url; credentials removed: ' + (
+        "set the full URL as EMAILRL_REWARD"
+    )

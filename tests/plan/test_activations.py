@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plan.planned import ALL
 
-from emailrl.plan.activations import Layout, head_bytes, kept_bytes, work_bytes
+from emailrl.plan.memory import Layout, head_bytes, kept_bytes, work_bytes
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import KNOWN, Shape
 

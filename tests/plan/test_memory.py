@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from plan.planned import ALL, H200, plan_for, settings_with
 
-from emailrl.plan import find_device, make_plan
-from emailrl.plan.activations import Layout, kept_bytes, work_bytes
-from emailrl.plan.gpus import GIB, Device
-from emailrl.plan.memory import keep_of, plan_memory, training_bytes
+from emailrl.plan import Known, find_device, make_plan
+from emailrl.plan.devices import GIB, Device
+from emailrl.plan.memory import Layout, keep_of, kept_bytes, plan_memory, training_bytes, work_bytes
 from emailrl.plan.tokens import Tokens, count_tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import KNOWN, find_shape
@@ -167,8 +166,7 @@ def test_measured_peaks_and_seconds_are_planned(
     made = make_plan(
         settings_with(tmp_path, **(given | {"prefix_sharing": False} | values)),
         H200,
-        tokens_per_trajectory=3763,
-        trainable_share=0.236,
+        known=Known(3763, 0.236),
     )
     resident = made.memory.resident
     planned = made.memory.training_peak - resident["optimizer"] - resident["sampler's copy"]
@@ -186,7 +184,7 @@ def test_measured_peaks_of_a_sharded_base(tmp_path: Path, name: str, cards: int,
         tmp_path, engine="vllm", vllm_urls="http://server", shard="host", gradient_checkpointing="on",
         max_tokens_per_micro_batch=8192, per_device_train_batch_size=1, num_generations=6,
     )  # fmt: skip
-    tokens = count_tokens(KNOWN[name], settings, per_trajectory=3641)
+    tokens = count_tokens(KNOWN[name], settings, Known(3641))
     memory = plan_memory(KNOWN[name], settings, H200, tokens, cards=cards)
     assert memory.cards == cards
     assert (memory.training_peak - memory.resident["optimizer"]) / GIB == pytest.approx(gib, rel=0.05)
@@ -204,7 +202,7 @@ def test_resident_memory_by_hand(tmp_path: Path) -> None:
 
 def test_the_cache_of_the_in_process_engine(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, max_batch_trajectories=10)
-    memory = make_plan(settings, H200, tokens_per_trajectory=1000).memory
+    memory = make_plan(settings, H200, known=Known(1000)).memory
     # Ten trajectories of 32 blocks of 32 tokens, a quarter more for its growth.
     assert memory.sampling["KV cache"] == 10 * 1024 * 163_840 * 5 // 4
     assert memory.at_once == 10
@@ -265,7 +263,7 @@ def test_vllm_must_hold_its_context_window(tmp_path: Path) -> None:
     small = make_plan(settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B"), find_device("4090"))
     assert small.memory.cache_tokens == 7883 and small.ways[0].text == "MAX_MODEL_LEN=7168"
     # The longest of 5,120 tokens on average is 1.4 times as long, 7,168; of 5,121 it is 7,169.
-    settings = small.settings
+    settings = small.job.settings
     for tokens, offered in ((5120, True), (5121, False)):
-        ways = make_plan(settings, find_device("4090"), tokens_per_trajectory=tokens).ways
+        ways = make_plan(settings, find_device("4090"), known=Known(tokens)).ways
         assert any(way.text.startswith("MAX_MODEL_LEN") for way in ways) is offered

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from plan.planned import ALL, H200, settings_with
 
-from emailrl.plan import Plan, make_plan
-from emailrl.plan.activations import Layout
-from emailrl.plan.handover import HANDOVER, MOVED, WAKING
-from emailrl.plan.time import prefix_share, scoring_passes, training_flops
+from emailrl.plan import Known, Plan, make_plan
+from emailrl.plan.memory import Layout
+from emailrl.plan.time import HANDOVER, MOVED, WAKING, prefix_share, scoring_passes, training_flops
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.layout import Keep
 from emailrl.policy.shape import Shape
@@ -37,18 +36,18 @@ def test_prompts_that_a_group_shares_by_hand(tmp_path: Path) -> None:
 
     def made(**values: Any) -> Plan:
         given = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": "Qwen/Qwen3-4B"} | values
-        return make_plan(settings_with(tmp_path, **given), H200, tokens_per_trajectory=4096, trainable_share=0.25)
+        return make_plan(settings_with(tmp_path, **given), H200, known=Known(4096, 0.25))
 
     shared, apart = made(), made(prefix_sharing=False)
-    assert prefix_share(shared.settings, shared.memory, shared.tokens) == pytest.approx(0.2 * 3 / 4)
+    assert prefix_share(shared.job.settings, shared.memory, shared.tokens) == pytest.approx(0.2 * 3 / 4)
     assert shared.seconds.train == pytest.approx(apart.seconds.train * (1 - (0.15 - 0.05)))
     assert shared.seconds.score == pytest.approx(apart.seconds.score * (1 - (0.15 - 0.05)))
     for other in (
         made(max_tokens_per_micro_batch=4096), made(lora_dropout=0.1), made(packing=False), made(backend="unsloth"),
     ):  # fmt: skip
-        assert prefix_share(other.settings, other.memory, other.tokens) == 0
+        assert prefix_share(other.job.settings, other.memory, other.tokens) == 0
     simple = made(mode="simple", max_tokens_per_micro_batch=65_536)  # a prompt and a quarter of completion
-    assert prefix_share(simple.settings, simple.memory, simple.tokens) == pytest.approx(0.75 * 5 / 6)
+    assert prefix_share(simple.job.settings, simple.memory, simple.tokens) == pytest.approx(0.75 * 5 / 6)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_time_that_shared_prefixes_save_as_measured(
 
     def train(**more: Any) -> float:
         settings = settings_with(tmp_path, max_tokens_per_micro_batch=16_384, **values, **more)
-        return make_plan(settings, H200, tokens_per_trajectory=tokens, trainable_share=sampled).seconds.train
+        return make_plan(settings, H200, known=Known(tokens, sampled)).seconds.train
 
     assert 1 - train() / train(prefix_sharing=False) == pytest.approx(saved, abs=0.03)
 
@@ -81,7 +80,7 @@ def test_the_14b_train_step_as_measured(tmp_path: Path) -> None:
         tmp_path, engine="vllm", vllm_urls="http://server", model_name="Qwen/Qwen3-14B", per_device_train_batch_size=4,
         num_generations=6,
     )  # fmt: skip
-    seconds = make_plan(settings, H200, tokens_per_trajectory=3838).seconds
+    seconds = make_plan(settings, H200, known=Known(3838)).seconds
     assert 92_106 / (seconds.score + seconds.train) == pytest.approx(6755, rel=0.15)
 
 
@@ -93,7 +92,7 @@ def test_time_and_cost(tmp_path: Path) -> None:
     # Before the first step, after the last, and best_model on other questions.
     assert seconds.run == pytest.approx(of_steps + 3 * seconds.evaluation)
     assert made.cost == pytest.approx(seconds.run * 3.6 / 3600)
-    halved = make_plan(settings, H200, utilization=seconds.utilization / 2).seconds
+    halved = make_plan(settings, H200, known=Known(utilization=seconds.utilization / 2)).seconds
     assert halved.train == pytest.approx(2 * seconds.train) and halved.rollout == pytest.approx(seconds.rollout)
     assert make_plan(settings_with(tmp_path, beta=0), H200).seconds.score == 0
 
@@ -122,7 +121,7 @@ def test_a_whole_step_as_measured(tmp_path: Path) -> None:
     """``docs/performance.md``: 48 trajectories of 3,597 tokens on 14B, one H200, 53.37 s."""
     values = {"per_device_train_batch_size": 8, "num_generations": 6, "max_model_len": 16384, "engine": "vllm"}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-14B", **values)
-    made = make_plan(settings, H200, tokens_per_trajectory=3597, trainable_share=1103 / 3597)
+    made = make_plan(settings, H200, known=Known(3597, 1103 / 3597))
     assert made.seconds.step == pytest.approx(53.37, rel=0.05)
     assert made.tokens_per_second == pytest.approx(48 * 3597 / made.seconds.step)
 
@@ -133,13 +132,13 @@ def test_a_step_of_single_completions_as_measured(tmp_path: Path) -> None:
     values = {"per_device_train_batch_size": 12, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
     values |= {"max_batch_trajectories": 256}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **values)
-    made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498)
+    made = make_plan(settings, H200, known=Known(1535, 0.498))
     assert made.seconds.step - made.seconds.handover + 3.2 == pytest.approx(16.28, rel=0.05)
 
 
 def test_seconds_of_sampling_by_hand(tmp_path: Path) -> None:
     values = {"engine": "vllm", "model_name": "Qwen/Qwen3-4B", "eval_dataset_size": 12}
-    made = make_plan(settings_with(tmp_path, **values), H200, tokens_per_trajectory=4000)
+    made = make_plan(settings_with(tmp_path, **values), H200, known=Known(4000))
     # 12 trajectories read 3,000 tokens each, 2 · 36 · 100,925,440 operations a token, at 791.2 TFLOP/s; a fifth is the
     # prompt, which the three of a group read once. A thousand times 36 layers of 0.53 ms.
     a_token = 7_266_631_680 / 791.2e12
@@ -148,7 +147,7 @@ def test_seconds_of_sampling_by_hand(tmp_path: Path) -> None:
     # A card whose memory is slower waits for weights and half-full caches, at 0.7 of its bandwidth.
     slow = replace(H200, bandwidth=0.6e12)
     moving = (8_044_936_192 + 12 * 2000 * 147_456) / (0.7 * 0.6e12)
-    waiting = make_plan(settings_with(tmp_path, **values), slow, tokens_per_trajectory=4000).seconds
+    waiting = make_plan(settings_with(tmp_path, **values), slow, known=Known(4000)).seconds
     assert waiting.evaluation == pytest.approx(36_000 * a_token + 1000 * moving, rel=1e-5)
 
 
@@ -168,9 +167,7 @@ def test_measured_sampling(
 ) -> None:
     """48 trajectories of five turns on an H200."""
     given = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": f"Qwen/{model}"} | values
-    made = make_plan(
-        settings_with(tmp_path, **given), H200, tokens_per_trajectory=tokens, trainable_share=sampled / tokens
-    )
+    made = make_plan(settings_with(tmp_path, **given), H200, known=Known(tokens, sampled / tokens))
     assert made.seconds.rollout == pytest.approx(seconds, rel=0.06)
 
 
@@ -182,13 +179,12 @@ def test_single_completions_as_measured(
     values = {"model_name": "Qwen/Qwen3-4B", "per_device_train_batch_size": 8, "num_generations": 6, "beta": 0}
     values["vllm_enable_sleep"] = sleep
     settings = settings_with(tmp_path, engine="vllm", max_turns=1, max_tokens=768, **values)
-    made = make_plan(settings, H200, tokens_per_trajectory=1531, trainable_share=768 / 1531)
+    made = make_plan(settings, H200, known=Known(1531, 768 / 1531))
     assert made.seconds.rollout == pytest.approx(sampling, rel=0.03)
     assert made.seconds.train == pytest.approx(update, rel=0.15)
     assert made.seconds.step == pytest.approx(step, rel=0.05)
     simple = make_plan(
-        settings_with(tmp_path, engine="vllm", mode="simple", **values), H200, tokens_per_trajectory=1531,
-        trainable_share=768 / 1531,
+        settings_with(tmp_path, engine="vllm", mode="simple", **values), H200, known=Known(1531, 768 / 1531),
     )  # fmt: skip
     assert simple.seconds.rollout == pytest.approx(made.seconds.rollout)
 
@@ -209,7 +205,7 @@ def test_a_decode_step_as_measured(tmp_path: Path) -> None:
     for rows, milliseconds in ((38, 14.99), (7, 12.0)):
         values = {"max_turns": 1, "per_device_train_batch_size": 1, "num_generations": rows, "eval_dataset_size": 1}
         settings = settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-14B", max_tokens=160, **values)
-        made = make_plan(settings, H200, tokens_per_trajectory=2760, trainable_share=160 / 2760)
+        made = make_plan(settings, H200, known=Known(2760, 160 / 2760))
         reading = 2600 * 2 * 40 * 330_301_440 / 791.2e12  # one prompt for all
         assert 1e3 * (made.seconds.rollout - reading) / 160 == pytest.approx(milliseconds, rel=0.03)
 

@@ -13,7 +13,7 @@ from emailrl import checkpoints
 from emailrl.checkpoints import Metadata
 from emailrl.cli.app import app
 from emailrl.errors import UsageError
-from emailrl.plan import make_plan, measure_run
+from emailrl.plan import Known, make_plan, measure_run
 
 
 def test_tokens_and_steps(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_tokens_and_steps(tmp_path: Path) -> None:
     rollout = plan_for(tmp_path, **values, mode="rollout", train_dataset_size=80, num_train_epochs=2).tokens
     assert rollout.steps == 20
     with pytest.raises(UsageError, match="longer than the model's context of 40960"):
-        make_plan(settings_with(tmp_path), H200, tokens_per_trajectory=50_000)
+        make_plan(settings_with(tmp_path), H200, known=Known(50_000))
 
 
 def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
@@ -34,18 +34,18 @@ def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
     assert measured.per_trajectory == round(9000 / (9 + 12))  # a quarter of the first step's groups was dropped
     assert measured.trainable_share == 0.2
     assert measured.seconds == {"evaluation": 1.0, "rollout": 5.0, "total": 10.0, "update": 2.0}
-    made = make_plan(settings_with(tmp_path, max_steps=30), H200, measured=measured, price=1.0, here=True)
+    made = make_plan(settings_with(tmp_path, max_steps=30), H200, known=Known(measured=measured), price=1.0, here=True)
     assert made.tokens.per_trajectory == 429 and made.run_seconds == 300 and made.cost == pytest.approx(300 / 3600)
     # An evaluation took 2 s: 30 steps of 9 s, four evaluations and best_model on other questions.
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"total": 12.0}', '"total": 12.0}, "eval_accuracy": 0.5'))
     evaluated = measure_run(tmp_path / "run")
-    again = make_plan(settings_with(tmp_path, max_steps=30), H200, measured=evaluated, here=True)
+    again = make_plan(settings_with(tmp_path, max_steps=30), H200, known=Known(measured=evaluated), here=True)
     assert again.run_seconds == 30 * 9 + 5 * 2
     with pytest.raises(UsageError, match=r"has no metrics\.jsonl"):
         measure_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"total_tokens": 5, "seconds": {"total": 1.0}, "groups_kept": 1}\n')
-    with pytest.raises(UsageError, match="is missing dropped, num_trajectories, trainable_tokens"):
+    with pytest.raises(UsageError, match="has no step with an update"):
         measure_run(tmp_path)
 
 

@@ -21,7 +21,6 @@ from emailrl.rollout.collect import Collector, Scores
 from emailrl.rollout.play import Play, Stage, build_stage
 from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
-from emailrl.training.idle import idle_settings
 from emailrl.training.mix import advice, resolve, staleness
 from emailrl.training.run.agreement import check_agrees
 from emailrl.training.run.ahead import Ahead
@@ -118,7 +117,7 @@ def open_run(
 def _noted_data(settings: Settings, algorithm: Algorithm, checkpoint: Checkpoint | None, notes: list[str]) -> RunData:
     """The questions, with the notes to print before this run starts."""
     data = load_data(settings)
-    data.notes += notes + advice(algorithm, settings) + idle_settings(algorithm, settings)
+    data.notes += notes + advice(algorithm, settings)
     if checkpoint:
         changes = check_agrees(checkpoint, settings, data)
         data.notes += [f"changed since the checkpoint: {change}" for change in changes]

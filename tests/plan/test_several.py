@@ -1,8 +1,9 @@
-"""Several GPUs, by hand: collectives, trainers and servers, a sharded base."""
+"""Several GPUs, by hand: collectives, trainers and servers, a sharded base, GPUs that train and sample in turn."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +11,39 @@ import pytest
 from plan.planned import H200, settings_with
 
 from emailrl.cli.app import app
-from emailrl.plan import Plan, find_device, make_plan
-from emailrl.plan.cluster import Fabric, Split
-from emailrl.plan.handover import HANDED_OVER, HANDOVER
+from emailrl.plan import Known, Plan, find_device, make_plan
+from emailrl.plan.several import Cluster, Split
+from emailrl.plan.time import HANDED_OVER, HANDOVER, MOVED, WAKING
 
 H100 = find_device("H100")
 A_TOKEN = 7_266_631_680 / 791.2e12
 """Seconds to read one: 2 · 36 · 100,925,440 operations of Qwen3-4B on an H200."""
+DECODING = 1000 * 36 * 0.53e-3
+"""Seconds of a quarter of 4,000 tokens, one at a time through 36 layers."""
+WEIGHTS = 8_044_936_192
+GIB = 2**30
 
 
-def plan_of(tmp_path: Path, num_gpus: int, nodes: int = 1, **values: Any) -> Plan:
+def plan_of(tmp_path: Path, num_gpus: int, nodes: int = 1, gpu: str = "H200", **values: Any) -> Plan:
     settings = settings_with(tmp_path, **({"model_name": "Qwen/Qwen3-4B"} | values))
-    return make_plan(settings, H200, tokens_per_trajectory=4000, num_gpus=num_gpus, nodes=nodes)
+    return make_plan(settings, find_device(gpu), known=Known(4000), num_gpus=num_gpus, nodes=nodes)
+
+
+shared_of = partial(plan_of, engine="vllm")
+"""GPUs that train and sample in turn."""
 
 
 def test_collectives_by_hand() -> None:
     """257 MB are the float32 gradients of a rank-16 adapter on 14B; 28 GB its base in 16 bits."""
-    fabric = Fabric.of(H200, per_host=8, hosts=2, gigabits=25)
-    assert fabric.reduce_seconds(257_000_000, 1) == 0
-    assert fabric.reduce_seconds(257_000_000, 2) == pytest.approx(257e6 / 200e9 + 20e-6)
-    assert fabric.reduce_seconds(257_000_000, 8) == pytest.approx(2 * 7 / 8 * 257e6 / 200e9 + 140e-6)
+    cluster = Cluster(H200, 8, 2, 25)
+    assert cluster.reduce_seconds(257_000_000, 1) == 0
+    assert cluster.reduce_seconds(257_000_000, 2) == pytest.approx(257e6 / 200e9 + 20e-6)
+    assert cluster.reduce_seconds(257_000_000, 8) == pytest.approx(2 * 7 / 8 * 257e6 / 200e9 + 140e-6)
     # Beyond a host the network's 3.125 GB/s decide.
-    assert fabric.reduce_seconds(257_000_000, 16) == pytest.approx(0.1542 + 0.0003)
-    assert fabric.gather_seconds(28 * 10**9, 8, offload=False) == pytest.approx(0.1225)
-    assert fabric.gather_seconds(28 * 10**9, 8, offload=True) == pytest.approx(0.1225 + 0.175)
-    assert Fabric.of(find_device("L40S"), per_host=2, hosts=1, gigabits=25).inside == 20e9
+    assert cluster.reduce_seconds(257_000_000, 16) == pytest.approx(0.1542 + 0.0003)
+    assert cluster.gather_seconds(28 * 10**9, 8, offload=False) == pytest.approx(0.1225)
+    assert cluster.gather_seconds(28 * 10**9, 8, offload=True) == pytest.approx(0.1225 + 0.175)
+    assert Cluster(find_device("L40S"), 2).inside == 20e9
 
 
 def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
@@ -88,7 +97,7 @@ def served(tmp_path: Path, **values: Any) -> Split:
     """One trainer and one server of the 4B shape: 12 × 8 completions of 764 tokens to prompts of 770."""
     given = {"per_device_train_batch_size": 12, "num_generations": 8, "max_turns": 1, "max_tokens": 768} | values
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://server", engine="vllm", **given)
-    made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=2)
+    made = make_plan(settings, H200, known=Known(1535, 0.498), num_gpus=2)
     assert made.split is not None and (made.split.trainers, made.split.servers) == (1, 1)
     return made.split
 
@@ -109,7 +118,7 @@ def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> N
     """4B on H200s, 48 completions of 768 tokens on each; the new adapter, waking and sleeping took 3.2 s then."""
     given = {"per_device_train_batch_size": 6, "num_generations": 8, "max_turns": 1, "max_tokens": 768}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **given)
-    made = make_plan(settings, H200, tokens_per_trajectory=1535, trainable_share=0.498, num_gpus=gpus)
+    made = make_plan(settings, H200, known=Known(1535, 0.498), num_gpus=gpus)
     assert made.split is not None and made.split.shared
     assert made.seconds.step - made.seconds.handover + 3.2 == pytest.approx(seconds, rel=0.15)
 
@@ -120,7 +129,7 @@ def test_a_server_samples_as_measured(tmp_path: Path, completions: int, seconds:
     batch = {"per_device_train_batch_size": completions // 8, "num_generations": 8, "max_turns": 1, "max_tokens": 256}
     batch |= {"max_batch_trajectories": 384}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://s", engine="vllm", **batch)
-    made = make_plan(settings, H200, tokens_per_trajectory=512, trainable_share=0.5, num_gpus=2)
+    made = make_plan(settings, H200, known=Known(512, 0.5), num_gpus=2)
     assert made.split is not None and made.split.sampling == pytest.approx(seconds, rel=0.1)
 
 
@@ -177,7 +186,7 @@ def test_gathering_that_takes_longer_than_the_work_shows(tmp_path: Path) -> None
     settings = settings_with(
         tmp_path, model_name="Qwen/Qwen3-8B", shard="host", per_device_train_batch_size=1, num_generations=2, beta=0
     )
-    made = make_plan(settings, find_device("L40S"), num_gpus=3, tokens_per_trajectory=400)
+    made = make_plan(settings, find_device("L40S"), num_gpus=3, known=Known(400))
     split = made.split
     assert split is not None and split.memory.cards == 2
     gathered = 2 * 16_381_470_720 / 2 / 20e9  # once forward, once backward, half of the base from the other card
@@ -188,17 +197,6 @@ def test_too_few_gpus(tmp_path: Path) -> None:
     made = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-32B"), H100, num_gpus=2)
     assert made.split is None and not made.runs
     assert made.verdict == "does not fit: 2 GPUs are too few for a trainer and a server; use more"
-
-
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    app(
-        ["plan", "--gpu", "H200", "--model", "Qwen/Qwen3-14B", "--num-gpus", "8", "--nodes", "2", "--json"],
-        standalone_mode=False,
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["device"]["num_gpus"] == 16 and found["runs"]
-    assert found["split"]["trainers"] + found["split"]["servers"] == 16
-    assert found["split"]["tokens_per_second"] == found["tokens_per_second"] > 0
 
 
 def test_the_seconds_of_several_gpus_are_the_same_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,10 +214,135 @@ def test_the_seconds_of_several_gpus_are_the_same_in_text_and_json(capsys: pytes
         assert any(line.startswith(f"{phase} {seconds[name]:.1f} s") for line in lines)
 
 
-def test_the_command_counts_gpus_in_english(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VLLM_TENSOR_PARALLEL_SIZE", "2")
-    app(["plan", "--gpu", "H200", "--model", "Qwen/Qwen3-4B", "--num-gpus", "3"], standalone_mode=False)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "trainers 1 emailrl train" in lines and "servers 1 emailrl serve, 2 GPUs" in lines
+def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> None:
+    """Three ranks of 12 trajectories, each with an engine: the sampling of one GPU, and then its training."""
+    made, alone = shared_of(tmp_path, 3), shared_of(tmp_path, 1)
+    split = made.split
+    assert split is not None and split.shared and made.runs
+    assert (split.trainers, split.servers, split.tensor_parallel) == (3, 3, 1)
+    assert split.tokens.trajectories == 36
+    assert split.sampling == pytest.approx(36_000 * (13 / 15) * A_TOKEN + DECODING, rel=1e-5)
+    assert split.sampling == pytest.approx(alone.seconds.rollout)
+    assert split.playing == pytest.approx(36 * 0.16 / 48)  # rank 0 records all
+    seconds = split.seconds
+    assert seconds.rollout == pytest.approx(split.sampling + split.playing) and seconds.handover == HANDOVER
+    asleep = shared_of(tmp_path, 3, vllm_enable_sleep="on").seconds.handover
+    assert asleep == pytest.approx(HANDOVER + WAKING + WEIGHTS / MOVED)
+    assert seconds.train == pytest.approx(alone.seconds.train / 0.98)
+    assert seconds.reduce == pytest.approx(2 * 2 / 3 * 132_120_576 / 200e9 + 40e-6)
+    training = seconds.score + seconds.train + seconds.reduce
+    assert seconds.step == pytest.approx(seconds.rollout + HANDOVER + training)
+    assert split.tokens_per_second == pytest.approx(36 * 4000 / seconds.step)
+    assert made.run_seconds == pytest.approx(200 * seconds.step + 22 * seconds.evaluation)
+
+
+def test_each_gpu_holds_the_engine_beside_the_trainer(tmp_path: Path) -> None:
+    made = shared_of(tmp_path, 8)
+    assert made.memory == shared_of(tmp_path, 1).memory
+    graphs = int(5.5 * GIB * 36 * 2560 / (40 * 5120))
+    assert made.memory.sampling == {"vLLM": int(0.45 * 139.8 * GIB), "CUDA graphs": graphs}
+    assert made.memory.training.items() >= made.memory.sampling.items()
+    assert shared_of(tmp_path, 8, vllm_enable_sleep="on").memory.training["vLLM"] == int(1.5 * GIB)
+    assert made.memory.resident["weights"] == WEIGHTS
+    assert made.memory.sampling_peak == sum(made.memory.resident.values()) + int(0.45 * 139.8 * GIB) + graphs
+
+
+def test_engines_of_two_gpus(tmp_path: Path) -> None:
+    """Two engines of 24 trajectories each: they read twice as fast, but launch as many kernels."""
+    made = shared_of(tmp_path, 4, vllm_tensor_parallel_size=2)
+    split = made.split
+    assert split is not None and (split.trainers, split.servers, split.tensor_parallel) == (4, 2, 2)
+    assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN / 2 + DECODING, rel=1e-5)
+    asleep = shared_of(tmp_path, 4, vllm_tensor_parallel_size=2, vllm_enable_sleep="on").seconds.handover
+    assert asleep == pytest.approx(HANDOVER + WAKING + WEIGHTS / 2 / MOVED)
+    cache = int(0.45 * 139.8 * GIB) - WEIGHTS // 2 - 2 * GIB  # on each of them
+    assert made.memory.cache_tokens == 2 * cache // 147_456
+
+
+def test_evaluations_are_divided_among_the_engines(tmp_path: Path) -> None:
+    split = shared_of(tmp_path, 4, eval_dataset_size=12).split
+    assert split is not None
+    assert split.seconds.evaluation == pytest.approx(3 * 3000 * A_TOKEN + DECODING, rel=1e-5)
+
+
+def test_a_cache_of_its_own_size_replaces_vllms_share(tmp_path: Path) -> None:
+    made = shared_of(tmp_path, 2, kv_cache_gib=10, vllm_enable_sleep=False)
+    assert made.memory.cache_tokens == 10 * GIB // 147_456
+    assert made.memory.sampling["vLLM"] == made.memory.training["vLLM"] == WEIGHTS + 12 * GIB
+    assert made.seconds.handover == HANDOVER  # nobody sleeps
+
+
+def test_both_uses_of_the_gpus_are_compared(tmp_path: Path) -> None:
+    sleeping = {"vllm_enable_sleep": "on"}
+    shared, apart = shared_of(tmp_path, 8, **sleeping), shared_of(tmp_path, 8, **sleeping, engine="auto")
+    assert shared.split == apart.alternative and apart.split == shared.alternative
+    assert shared.split is not None and apart.split is not None
+    assert shared.split.shared and not apart.split.shared
+    assert apart.split.tokens_per_second > shared.split.tokens_per_second
+    (note,) = [note for note in shared.notes if "would reach" in note]
+    assert (apart.split.trainers, apart.split.servers) == (7, 1)
+    assert note.startswith("7 trainers and 1 server (VLLM_URLS; emailrl serve) would reach")
+    assert f"instead of {shared.split.tokens_per_second:,.0f}" in note
+    assert not any("would reach" in note for note in apart.notes)
+
+
+def test_a_slower_use_of_the_gpus_is_not_advised(tmp_path: Path) -> None:
+    made = shared_of(tmp_path, 8, 125)
+    assert made.split is not None and made.alternative is not None
+    assert made.alternative.tokens_per_second < made.split.tokens_per_second
+    (note,) = [note for note in made.notes if "would reach" in note]
+    assert note.endswith(f"would reach only {made.alternative.tokens_per_second:,.0f} tokens/s")
+
+
+def test_a_base_too_large_for_two_copies_is_divided_among_neighbors(tmp_path: Path) -> None:
+    """Qwen3-32B on H200s: 61 GiB for the trainer, and vLLM's share beside it holds no whole copy."""
+    values = {"model_name": "Qwen/Qwen3-32B"}
+    made = shared_of(tmp_path, 8, **values)
+    assert not made.runs and made.split is None and made.tokens.trajectories == 8 * 12
+    assert made.verdict.endswith("; try VLLM_TENSOR_PARALLEL_SIZE=2")
+    turned = shared_of(tmp_path, 8, **values, vllm_tensor_parallel_size=2)
+    assert turned.runs and turned.split is not None and turned.split.servers == 4
+    assert (made.ways[0].peak, made.ways[0].run_seconds) == (turned.memory.peak, turned.run_seconds)
+    [larger] = [way for way in made.ways if way.text.startswith("--gpu")]
+    assert larger.run_seconds == shared_of(tmp_path, 8, gpu=larger.text.removeprefix("--gpu "), **values).run_seconds
+    three = shared_of(tmp_path, 3, **values).ways
+    assert "VLLM_TENSOR_PARALLEL_SIZE=3" in [way.text for way in three]  # two do not divide three
+    assert not any("PARALLEL" in way.text for way in shared_of(tmp_path, 1, **values).ways)
+
+
+def test_ranks_in_the_settings_are_planned_as_they_train(tmp_path: Path) -> None:
+    def made(**values: Any) -> Plan:
+        return make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-4B", **values), H200)
+
+    shared = made(engine="vllm", nproc=4, nnodes=2, vllm_tensor_parallel_size=2)
+    assert shared.job.cluster.per_host == 4 and shared.split is not None and shared.split.shared
+    assert (shared.split.trainers, shared.split.servers) == (8, 4)
+    # Without an engine every rank samples with transformers, as in train.
+    split = made(nproc=2).split
+    assert split is not None and split.shared and split == made(nproc=2, engine="transformers").split
+    served = made(engine="vllm", nproc=2, vllm_urls="http://one:8000")
+    assert served.split is not None and not served.split.shared
+    assert any(note.startswith("EMAILRL_NPROC counts only trainers") for note in served.notes)
+    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", nproc=4)
+    assert make_plan(settings, H200, num_gpus=1).split is None
+    assert make_plan(settings, find_device("CPU")).split is None
+
+
+def test_transformers_on_every_rank_neither_wakes_nor_sleeps(tmp_path: Path) -> None:
+    split, alone = shared_of(tmp_path, 2, engine="transformers").split, shared_of(tmp_path, 1, engine="transformers")
+    assert split is not None and split.shared and split.seconds.handover == 0
+    assert split.sampling == pytest.approx(alone.seconds.rollout)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"vllm_tensor_parallel_size": 3}, "8 ranks on a host cannot be divided into engines"),
+        ({"model_name": "Qwen/Qwen3-32B"}, "a sharded base model needs vLLM servers"),
+    ],
+)
+def test_what_shared_gpus_cannot_do_is_said(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    made = shared_of(tmp_path, 8, gpu="H100", **values)
+    assert not made.runs and made.verdict.startswith(f"cannot run: {reason}")
+    assert "too few for a trainer and a server" not in made.verdict
+    assert made.alternative is not None and any(note.startswith(f"{made.alternative} would fit") for note in made.notes)

@@ -9,7 +9,7 @@ from plan.planned import H200, settings_with
 
 from emailrl.errors import UsageError
 from emailrl.plan import find_device, make_plan, this_machine
-from emailrl.plan.gpus import GIB, Device
+from emailrl.plan.devices import GIB, Device
 
 
 def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:

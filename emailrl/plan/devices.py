@@ -41,6 +41,7 @@ def _gpu(name: str, gib: float, sheet_tflops: float, terabytes: float, note: str
     return Device(name, gib, PEAK_SHARE * sheet_tflops, terabytes * 1e12, note)
 
 
+_OF_A_T4: Final = "a T4 has neither bf16 nor FlashAttention: it is slower and needs more memory than planned"
 DEVICES: Final = {
     device.name.lower(): device
     for device in (
@@ -57,13 +58,7 @@ DEVICES: Final = {
         _gpu("A10", 22.0, 125, 0.6),
         _gpu("4090", 23.5, 165, 1.0),
         _gpu("3090", 23.6, 71, 0.94),
-        _gpu(
-            "T4",
-            14.6,
-            65,
-            0.3,
-            "a T4 has neither bf16 nor FlashAttention: it is slower and needs more memory than planned",
-        ),
+        _gpu("T4", 14.6, 65, 0.3, _OF_A_T4),
         # Two cores with AVX-512, as docs/experiments.md has them; memory is this machine's.
         Device("CPU", 0.0, 0.1, 2e10, "a CPU's speed is a guess: 0.1 TFLOP/s", is_gpu=False),
     )
@@ -90,14 +85,14 @@ def _described(text: str) -> Device | None:
     """A GPU described by memory, dense half-precision FLOP/s and bandwidth, in any order; None if one is missing."""
     given: dict[str, float] = {}
     for part in text.lower().split(","):
-        amount = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?(?:([gt]i?)b|([tp])flops?)(?:/s)?", part.strip())
+        amount = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([gt]i?b|[tp]flops?)(/s)?", part.strip())
         if amount is None:
             return None
-        number, memory, operations = float(amount[1]), amount[2], amount[3]
-        if operations:
-            given["tflops"] = number * (1000 if operations == "p" else 1)
+        number, unit = float(amount[1]), amount[2]
+        if "flop" in unit:
+            given["tflops"] = number * (1000 if unit[0] == "p" else 1)
         else:
-            given["bandwidth" if part.endswith("/s") else "memory"] = number * _BYTES[memory]
+            given["bandwidth" if amount[3] else "memory"] = number * _BYTES[unit[:-1]]
     if len(given) < 3 or not all(given.values()):
         return None
     gib = given["memory"] / GIB
@@ -114,7 +109,7 @@ def _named(name: str, gib: float | None = None) -> Device | None:
         if gib is None and sizes:  # a different memory size is a different GPU
             cards = [card for card in cards if abs(card.gib - sizes[0]) < sizes[0] / 10]
         if cards:
-            return cards[0] if not (size := gib or max(sizes, default=0.0)) else _nearest(cards, size)
+            return _nearest(cards, gib or max(sizes, default=cards[0].gib))
     return None
 
 
@@ -131,7 +126,7 @@ def this_cpu() -> Device:
 
 def this_machine() -> Device:
     """The first GPU here, with its own memory, else the CPU; UsageError for a GPU unlike any in the table."""
-    found = _gpus()
+    found = driver_gpus()
     if not found:
         return this_cpu()
     name, gib = found[0]
@@ -146,12 +141,7 @@ def this_machine() -> Device:
     return replace(card, name=name, gib=gib, note=f"{name} is not in the table: times are those of the {card.name}")
 
 
-def count_gpus() -> int:
-    """Number of GPUs that the driver lists."""
-    return len(_gpus())
-
-
-def _gpus() -> list[tuple[str, float]]:
+def driver_gpus() -> list[tuple[str, float]]:
     """Name and GiB of each GPU that the driver lists."""
     if shutil.which("nvidia-smi") is None:
         return []

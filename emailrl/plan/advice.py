@@ -1,0 +1,204 @@
+"""What to do about a plan: obstacles to starting the run, changes that make it fit, and engines that make it faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple
+
+from emailrl.engines import engine_gpus, has_servers, vllm_in_process
+from emailrl.plain import counted
+from emailrl.plan.devices import DEVICES, driver_gpus
+from emailrl.plan.memory import Memory, rollout_pass, samples_in_process
+from emailrl.plan.several import Job
+from emailrl.policy.shape import KNOWN, find_shape
+from emailrl.policy.size import GPU_SIZED
+from emailrl.settings.names import by_name, changed
+
+SMALLEST_BATCH: Final = 1024
+SMALLEST_PASS: Final = 256
+WINDOW_STEP: Final = 1024
+SHARES: Final = tuple(percent / 100 for percent in range(20, 95, 5))
+"""Share of the GPU's memory for vLLM."""
+QWEN3: Final = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
+CLEARLY: Final = 0.8
+"""Maximum share of the planned time at which another engine is worth suggesting."""
+_FLAGS: Final = {"engine": "--engine", "model_name": "--model"}
+"""Advised as flags, because the command that gets the advice often has them, and a flag overrides the environment."""
+
+
+class Obstacle(NamedTuple):
+    """One reason that prevents a run from starting, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.remedy})"
+
+
+class Way(NamedTuple):
+    """What to change, and the run's resulting needs."""
+
+    text: str
+    """Settings as environment variables, or command-line options."""
+    peak: int
+    """Bytes."""
+    run_seconds: float
+
+
+def find_obstacles(job: Job, *, sharded: bool, here: bool) -> list[Obstacle]:
+    """Everything ``emailrl train`` would reject before its first step, regardless of memory.
+
+    ``sharded``: the base is spread over a host's GPUs. ``here`` also checks this machine.
+    """
+    return [*_refused(job, sharded=sharded), *(_missing(job) if here else [])]
+
+
+def _refused(job: Job, *, sharded: bool) -> Iterator[Obstacle]:
+    """Reasons and remedies on any machine."""
+    model, on_gpu, per_host = job.settings.model, job.cluster.device.is_gpu, job.cluster.per_host
+    each, shared = engine_gpus(job.settings), job.cluster.gpus > 1 and not has_servers(job.settings)
+    if model.shard == "host" and per_host == 1:
+        yield Obstacle("SHARD=host needs at least two ranks per host", "--num-gpus 2 or more, or unset SHARD")
+    if shared and per_host % each:
+        reason = f"{per_host} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={each}"
+        yield Obstacle(reason, f"--num-gpus a multiple of {each}, or VLLM_URLS")
+    if shared and sharded:
+        yield Obstacle("a sharded base model needs vLLM servers", "VLLM_URLS, or SHARD=off")
+    if job.settings.agent.engine == "openai":
+        yield Obstacle("the openai engine cannot train", "--engine transformers or vllm")
+    if model.backend == "unsloth" and not on_gpu:
+        yield Obstacle("the unsloth backend needs a CUDA GPU", "--backend transformers")
+    if model.load_in_4bit and not on_gpu:
+        yield Obstacle("LOAD_IN_4BIT needs a CUDA GPU", "unset it")
+    if job.shape.parameters > GPU_SIZED and not on_gpu and model.device == "auto":
+        reason = f"{job.shape.parameters / 1e9:.0f} billion parameters are too slow to train on a CPU"
+        yield Obstacle(reason, "--model nano, a GPU, or EMAILRL_DEVICE=cpu to do it anyway")
+
+
+def _missing(job: Job) -> Iterator[Obstacle]:
+    """What this machine lacks, and remedies."""
+    model, on_gpu, gpus = job.settings.model, job.cluster.device.is_gpu, engine_gpus(job.settings)
+    clone = "in the clone: pip install -e"
+    if vllm_in_process(job.settings) and find_spec("vllm") is None:
+        yield Obstacle("vllm is not installed here", f"{clone} '.[vllm]'; VLLM_URLS, or --engine transformers")
+    if on_gpu and gpus > 1 and gpus > (here := len(driver_gpus())):
+        yield Obstacle(f"VLLM_TENSOR_PARALLEL_SIZE is {gpus}, but this machine has {counted(here, 'GPU')}", "lower it")
+    if on_gpu and model.backend == "unsloth" and find_spec("unsloth") is None:
+        yield Obstacle("unsloth is not installed here", f"{clone} '.[unsloth]'; or --backend transformers")
+    if on_gpu and model.load_in_4bit and find_spec("bitsandbytes") is None:
+        yield Obstacle("bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", "pip install bitsandbytes")
+    if model.device.startswith("cuda") and not on_gpu:
+        yield Obstacle(f"EMAILRL_DEVICE is {model.device}, but this machine has no GPU", "EMAILRL_DEVICE=auto")
+    if on_gpu and metadata.version("torch").endswith("+cpu"):
+        yield Obstacle("the torch installed here is built for CPUs", "install a CUDA build: pytorch.org/get-started")
+
+
+def ways_to_fit(job: Job) -> list[Way]:
+    """Each setting that suffices alone, else the strongest together; a smaller Qwen3; a larger GPU."""
+    memory = job.whole()[0]
+    found: list[Way] = []
+    for key, values in _values(job, memory):
+        found += _first_that_fits(job, ({key: value} for value in values))
+    if not found:
+        found = _first_that_fits(job, [_strongest(job, memory)])
+    names = [f"Qwen/Qwen3-{size}" for size in QWEN3 if KNOWN[f"qwen3-{size.lower()}"].parameters < job.shape.parameters]
+    if job.shape.family == "qwen3":
+        found += _first_that_fits(job, ({"model_name": name} for name in names))
+    device = job.cluster.device
+    for card in sorted((one for one in DEVICES.values() if one.is_gpu), key=lambda one: one.gib):
+        larger = replace(job, cluster=replace(job.cluster, device=card))
+        if (card.gib > device.gib or not device.is_gpu) and (way := _way(f"--gpu {card.name}", larger)):
+            return [*found, way]
+    return found
+
+
+def faster_ways(job: Job) -> list[Way]:
+    """Engines with which the run fits and is clearly faster: vLLM in this process."""
+    if not (job.cluster.device.is_gpu and samples_in_process(job.settings)):
+        return []
+    vllm: dict[str, Any] = {"engine": "vllm", "vllm_urls": ""}
+    with_vllm = replace(job, settings=changed(job.settings, **vllm))
+    text = "--engine vllm"
+    if window := _window(with_vllm, with_vllm.whole()[0]):
+        with_vllm = replace(job, settings=changed(job.settings, **vllm, max_model_len=window))
+        text = f"MAX_MODEL_LEN={window} {text}"
+    way = _way(f"vLLM in the same process ({text})", with_vllm)
+    return [way] if way and way.run_seconds < CLEARLY * job.whole()[1].run else []
+
+
+def _values(job: Job, memory: Memory) -> Iterator[tuple[str, Iterable[object]]]:
+    """Settings that affect memory, with values from the mildest.
+
+    First those that cost a little time, then those that limit or round what is learned, then another engine.
+    """
+    settings, vllm = job.settings, vllm_in_process(job.settings)
+    if vllm and job.cluster.gpus > 1:
+        per_host, least = job.cluster.per_host, engine_gpus(settings) + 1
+        yield "vllm_tensor_parallel_size", [size for size in range(least, per_host + 1) if per_host % size == 0]
+    yield "max_tokens_per_micro_batch", _micro_batches(job, memory)
+    yield "gradient_checkpointing", ["selective", "on"] if memory.layout.layers == "fused" else ["on"]
+    if vllm:
+        own = settings.vllm.vllm_gpu_memory_utilization
+        yield "vllm_enable_sleep", ["on"]
+        nearest: list[float] = sorted(SHARES, key=lambda share: (round(abs(share - own), 2), share))
+        yield "vllm_gpu_memory_utilization", nearest
+        yield "max_model_len", filter(None, [_window(job, memory)])
+    elif samples_in_process(settings):
+        yield "max_tokens_per_rollout_pass", _halves(rollout_pass(settings, memory.layout), SMALLEST_PASS)
+        if cache := settings.agent.kv_cache_gib:
+            yield "kv_cache_gib", [cache * factor for factor in (2, 0.5, 4, 0.25, 8, 0.125, 16, 0.0625)]
+    if (rank := settings.lora.lora_rank) > 8:
+        yield "lora_rank", [max(rank // 2, 8), 8]
+    if memory.layout.on_gpu:
+        yield "load_in_4bit", [True]
+    if vllm:
+        yield "engine", ["transformers"]  # one copy of the weights instead of two
+
+
+def _strongest(job: Job, memory: Memory) -> dict[str, object]:
+    """The changes that save most, together."""
+    changes: dict[str, object] = {"load_in_4bit": True} if memory.layout.on_gpu else {"gradient_checkpointing": "on"}
+    if smaller := _micro_batches(job, memory):
+        changes["max_tokens_per_micro_batch"] = smaller[-1]
+    if vllm_in_process(job.settings):
+        changes["engine"] = "transformers"
+    return changes
+
+
+def _micro_batches(job: Job, memory: Memory) -> list[int]:
+    return _halves(memory.micro_batch_tokens, max(job.tokens().longest, SMALLEST_BATCH))
+
+
+def _window(job: Job, memory: Memory) -> int | None:
+    """The largest context window that fits vLLM's cache, if it is too small but holds every typical trajectory."""
+    window = (memory.cache_tokens or 0) // WINDOW_STEP * WINDOW_STEP
+    return window if job.tokens().longest <= window < memory.cache_needs else None
+
+
+def _halves(value: int, least: int) -> list[int]:
+    return [value >> times for times in range(1, value.bit_length()) if value >> times >= least]
+
+
+def _first_that_fits(job: Job, tries: Iterable[dict[str, object]]) -> list[Way]:
+    for values in tries:
+        tried = replace(job, settings=changed(job.settings, **values))
+        if "model_name" in values:
+            tried = replace(tried, shape=find_shape(tried.settings.model.name))
+        if way := _way(" ".join(_written(*change) for change in values.items()), tried):
+            return [way]
+    return []
+
+
+def _written(key: str, value: object) -> str:
+    if key in _FLAGS:
+        return f"{_FLAGS[key]} {value}"
+    return f"{by_name()[key].env_names[0]}={f'{value:g}' if isinstance(value, float) else str(value).lower()}"
+
+
+def _way(text: str, job: Job) -> Way | None:
+    memory, seconds = job.whole()
+    return Way(text, memory.peak, seconds.run) if memory.fits else None
