@@ -32,9 +32,9 @@ SET_BY = {
     "enforce_eager": "VLLM_ENFORCE_EAGER",
     "enable_prefix_caching": "VLLM_ENABLE_PREFIX_CACHING",
     "enable_sleep_mode": "VLLM_ENABLE_SLEEP",
-    "max_loras": "VLLM_MAX_LORAS",
+    "max_loras": "MAX_STALENESS",
     "max_cpu_loras": "MAX_STALENESS",
-    "max_lora_rank": "VLLM_MAX_LORA_RANK",
+    "max_lora_rank": "LORA_RANK",
     "kv_cache_memory_bytes": "KV_CACHE_GIB",
     "served_model_name": "",
     "config": "",
@@ -73,7 +73,7 @@ def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
         arguments["enable_chunked_prefill"] = False
     if settings.model.load_in_4bit:
         arguments["quantization"] = "bitsandbytes"
-    return arguments | speculation(settings, on_gpu=on_gpu) | further_arguments(settings)
+    return arguments | further_arguments(settings)
 
 
 def engine_arguments(
@@ -99,7 +99,7 @@ def engine_arguments(
         "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
         "enable_sleep_mode": sleeps and on_gpu,
         "max_num_seqs": settings.agent.max_batch_trajectories,
-        "max_loras": vllm.vllm_max_loras,
+        "max_loras": 1,
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
     if graphs:
@@ -108,25 +108,6 @@ def engine_arguments(
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
     return arguments | shared_arguments(settings, on_gpu=on_gpu)
-
-
-def speculation(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
-    """``speculative_config`` for VLLM_SPECULATIVE_TOKENS; nothing at 0.
-
-    Drafts are looked up by the last four to two tokens: keywords, ids and quotes recur in a search. UsageError without
-    a GPU, except for greedy sampling.
-    """
-    drafted = settings.vllm.vllm_speculative_tokens
-    if not drafted:
-        return {}
-    if not on_gpu and settings.agent.temperature > 0:
-        # The rejection sampler of vLLM's CPU build (0.31) draws improbable tokens in place of rejected ones.
-        raise UsageError(
-            "Without a GPU, vLLM does not sample from the policy with VLLM_SPECULATIVE_TOKENS.",
-            "Set VLLM_SPECULATIVE_TOKENS=0, or TEMPERATURE=0.",
-        )
-    lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    return {"speculative_config": lookup | {"num_speculative_tokens": drafted}}
 
 
 def further_arguments(settings: Settings) -> dict[str, Any]:
@@ -139,7 +120,6 @@ def further_arguments(settings: Settings) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
     owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if settings.model.load_in_4bit else {})
-    owned |= {"speculative_config": "VLLM_SPECULATIVE_TOKENS"} if settings.vllm.vllm_speculative_tokens else {}
     owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):

@@ -174,9 +174,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        rank = self._settings.vllm.vllm_max_lora_rank or self._lora_rank
-        if self._path is not None:
-            rank = max(rank, adapter_rank(self._path))
+        rank = self._lora_rank if self._path is None else max(self._lora_rank, adapter_rank(self._path))
         arguments = engine_arguments(
             self._settings,
             model=self._model,
@@ -233,7 +231,7 @@ class VllmEngine:
         if rank > room:
             raise UsageError(
                 f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}.",
-                f"Set VLLM_MAX_LORA_RANK={rank}.",
+                f"Set LORA_RANK={rank}.",
             )
         self._loras += 1
         request = LoRARequest(f"{self.version}-{self._loras}", self._loras, str(self._path))

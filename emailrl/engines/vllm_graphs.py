@@ -21,14 +21,14 @@ and an H200 a step of reading prompts and sampling then takes 82 ms instead of 4
 def capture_sizes(settings: Settings, card_bytes: float) -> list[int]:
     """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them.
 
-    It chooses on small GPUs and on CPUs (``card_bytes`` infinite), with drafted tokens or tensor parallelism (not
-    measured), and if VLLM_ENGINE_ARGS bears on it.
+    It chooses on small GPUs and on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if
+    VLLM_ENGINE_ARGS bears on it.
     """
     vllm = settings.vllm
     if not GRAPHS_FROM_GIB * GIB <= card_bytes < math.inf or vllm.vllm_enforce_eager:
         return []
     given = any(word in vllm.vllm_engine_args for word in ("cudagraph", "compilation", "batched_tokens", "speculative"))
-    if given or vllm.vllm_speculative_tokens or vllm.vllm_tensor_parallel_size > 1:
+    if given or vllm.vllm_tensor_parallel_size > 1:
         return []
     rows = settings.agent.max_batch_trajectories
     return sorted({1, 2, 4, *range(8, rows, 8), rows, *(tokens for tokens in LARGE_STEPS if tokens > rows)})

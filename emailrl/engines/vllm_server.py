@@ -9,28 +9,32 @@ verified.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import httpx
 
+from emailrl.disk import LOCK, is_locked
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.budget import most_requests
 from emailrl.engines.probe import LONGEST, SAMPLED, Probe
 from emailrl.engines.replicas import Replica
-from emailrl.engines.vllm_answers import Choice
+from emailrl.engines.report import report
+from emailrl.engines.vllm_answers import Choice, ReplicaDown
 from emailrl.engines.vllm_arguments import read_path_map
 from emailrl.engines.vllm_fleet import Fleet, Version
 from emailrl.engines.vllm_play import Limits, Play
-from emailrl.engines.vllm_sharing import PREFIX, check_distinct, check_unshared
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
 
+PREFIX: Final = "emailrl"
+"""Prefix of the names of adapters that runs load into servers."""
+HINT: Final = "Give each training run servers of its own; emailrl serve starts some."
 Load = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
@@ -47,8 +51,6 @@ class VllmServers:
         self._run = uuid.uuid4().hex[:8]
         self._version: Version | None = None
         """The version that new conversations sample from; None before the first is verified."""
-        self._distinct = False
-        """Whether no two addresses have been found to be the same server."""
         self._held: Counter[str | None] = Counter()
         self._unchecked: list[tuple[str, Choice]] = []
         """What replicas sampled from the version handed over last, until the trainer's model has scored it."""
@@ -121,9 +123,6 @@ class VllmServers:
 
     async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Choice], None]) -> None:
         """Load and verify a version, and unload old ones."""
-        if version.served is not None and version.path is not None and not self._distinct:
-            await check_distinct(client, self.fleet.replicas, version.served, version.path)
-            self._distinct = True
         again = self._version is not None
         await self.fleet.admit(client, self.fleet.replicas, version, again=again, sampled=sampled)
         self._version = version
@@ -174,8 +173,26 @@ class VllmServers:
             self._rollouts.get(version, {}).setdefault(who, (request, completion))
 
     async def _check_unshared(self, client: httpx.AsyncClient, own: Path | None) -> None:
-        checks = (check_unshared(client, replica, own, self._as_seen_here) for replica in self.fleet.replicas)
-        await asyncio.gather(*checks)
+        """Raise UsageError if a replica holds an adapter of another run under way; report runs that cannot be seen
+        here.
+
+        The probe asks for a prompt's log-probabilities, which may end a vLLM engine that answers other requests
+        meanwhile; a run holds back only its own. vLLM lists an adapter with its folder as ``root`` and its base model
+        as ``parent`` (seen with 0.26), so a run is recognized by the folder that its adapters were loaded from. ``own``
+        is the folder of this engine's adapter.
+        """
+        for replica in self.fleet.replicas:
+            try:
+                listed = await replica.listed(client)
+            except ReplicaDown:
+                continue
+            loaded = [each for each in listed if each.root and each.parent and each.id.startswith(f"{PREFIX}-")]
+            others = {_run_of(self._as_seen_here(Path(each.root or ""))) for each in loaded}
+            for run in sorted(filter(None, others - {None if own is None else _run_of(own)})):
+                if is_locked(run / LOCK):
+                    raise UsageError(f"{replica} is in use by another training run, {run}.", HINT)
+                if not run.exists():
+                    report(f"{replica} holds adapters of another run, {run}, which is not visible here. {HINT}")
 
     def _new_name(self, version: str, sha256: str) -> str:
         """A globally unique name, from run, version and content."""
@@ -224,3 +241,11 @@ class PinnedVersion:
     def close(self) -> None:
         """Release the version."""
         self._held[self._play.version.served] -= 1
+
+
+def _run_of(adapter: Path) -> Path | None:
+    """The run that wrote ``RUN/policy/v-000001``; None for what cannot be a path."""
+    try:
+        return adapter.resolve().parent.parent
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a null character
+        return None

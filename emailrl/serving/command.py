@@ -28,7 +28,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
     if find_spec("vllm") is None:
         raise EmailRLError("vLLM is not installed.", "Run in the clone: pip install -e '.[vllm]'.")
     vllm, model = settings.vllm, settings.model
-    adapters = max(vllm.staleness(servers=True) + 2, vllm.vllm_max_loras)
+    adapters = vllm.staleness(servers=True) + 2
     arguments = {
         "model": str(resolve_model(model.name, model.smol_base)),
         "served_model_name": base_name(model.name),
@@ -37,7 +37,7 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
         "dtype": DTYPES[dtype_name(model.dtype, on_gpu=on_gpu)],
         "gpu_memory_utilization": server_share(vllm),
         "max_num_seqs": rows_per_server(settings.agent),
-        "max_lora_rank": lora_rank_limit(vllm.vllm_max_lora_rank or settings.lora.lora_rank),
+        "max_lora_rank": lora_rank_limit(settings.lora.lora_rank),
         "max_loras": adapters,
         # A new version is loaded before the oldest is unloaded.
         "max_cpu_loras": adapters + 1,

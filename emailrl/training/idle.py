@@ -16,8 +16,6 @@ IN_PROCESS = (
     "vllm_enforce_eager",
     "vllm_enable_prefix_caching",
     "vllm_enable_sleep",
-    "vllm_max_loras",
-    "vllm_max_lora_rank",
 )
 """Settings of in-process vLLM, for which servers have their own flags."""
 
@@ -75,5 +73,3 @@ def _of_vllm(settings: Settings) -> Iterator[Row]:
     if settings.vllm.vllm_urls:
         for name in IN_PROCESS:
             yield "vllm", name, "when VLLM_URLS is set: the servers have their own flags"
-    elif settings.vllm.vllm_max_loras > 1:
-        yield "vllm", "vllm_max_loras", "above 1 in-process, where one adapter is active at a time"

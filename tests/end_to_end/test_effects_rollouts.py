@@ -166,19 +166,6 @@ def test_vllm_sleeps_as_it_is_told(make_settings: MakeSettings) -> None:
     ]  # fmt: skip
 
 
-@shows("vllm_speculative_tokens")
-def test_speculation_drafts_tokens(make_settings: MakeSettings) -> None:
-    def speculation(**changes: int) -> object:
-        made = engine_arguments(
-            make_settings(**changes), model="m", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True
-        )
-        return made.get("speculative_config")
-
-    assert speculation() is None
-    lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    assert speculation(vllm_speculative_tokens=3) == lookup | {"num_speculative_tokens": 3}
-
-
 @shows(*VLLM)
 @pytest.mark.parametrize("key", VLLM)
 def test_what_vllm_is_started_with(make_settings: MakeSettings, key: str) -> None:

@@ -12,20 +12,18 @@ from emailrl.engines.vllm_arguments import as_flags, check_vllm, engine_argument
 from emailrl.errors import UsageError
 from emailrl.settings import load_settings
 
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-
 
 def test_arguments_follow_the_settings(tmp_path: Path) -> None:
     settings = settings_for(
         tmp_path, vllm_tensor_parallel_size=2, vllm_gpu_memory_utilization=0.3, vllm_enforce_eager=True,
-        vllm_enable_prefix_caching=False, vllm_max_loras=2, max_model_len=8192, max_batch_trajectories=48, seed=7,
+        vllm_enable_prefix_caching=False, max_model_len=8192, max_batch_trajectories=48, seed=7,
     )  # fmt: skip
     made = engine_arguments(settings, model="/models/x", dtype="bfloat16", lora_rank=20, on_gpu=True, sleeps=True)
     assert made == {
         "model": "/models/x", "dtype": "bfloat16", "skip_tokenizer_init": True, "seed": 7, "max_model_len": 8192,
         "max_num_seqs": 48, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.3, "enforce_eager": True,
         "enable_prefix_caching": False, "enable_sleep_mode": True, "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True, "enable_lora": True, "max_loras": 2, "max_lora_rank": 32,
+        "disable_log_stats": True, "enable_lora": True, "max_loras": 1, "max_lora_rank": 32,
     }  # fmt: skip
 
 
@@ -37,7 +35,6 @@ def test_arguments_follow_the_settings(tmp_path: Path) -> None:
         ({"top_k": 5}, True, {"logprobs_mode": "raw_logprobs"}),
         ({"load_in_4bit": True}, True, {"quantization": "bitsandbytes"}),
         ({"seed": 2**40 + 3}, True, {"seed": 3}),
-        ({"vllm_speculative_tokens": 4}, True, {"speculative_config": SPECULATION}),
     ],
 )
 def test_arguments_depend_on_what_is_possible(
@@ -89,7 +86,7 @@ def test_further_arguments_reach_vllm(tmp_path: Path) -> None:
         ('{"--quantization": "fp8"}', "'--quantization' is not an argument name", "Example"),
         ('{"dtype": "float16"}', "cannot set dtype", "Set EMAILRL_DTYPE instead"),
         ('{"enforce_e": true}', "cannot set enforce_e", "Set VLLM_ENFORCE_EAGER instead"),
-        ('{"max_loras": 4}', "cannot set max_loras", "Set VLLM_MAX_LORAS instead"),
+        ('{"max_loras": 4}', "cannot set max_loras", "Set MAX_STALENESS instead"),
         ('{"logprobs_mode": "raw_logits"}', "cannot set logprobs_mode", "emailrl depends on its value"),
     ],
 )
@@ -113,28 +110,6 @@ def test_a_base_in_4_bits_leaves_no_choice_of_quantization(tmp_path: Path) -> No
             on_gpu=True,
             sleeps=True,
         )
-
-
-def test_drafts_are_configured_in_one_place(tmp_path: Path) -> None:
-    own = '{"speculative_config": {"method": "suffix"}}'
-    alone = load_settings({"vllm_engine_args": own}, environ={}, cwd=tmp_path)
-    made = engine_arguments(alone, model="x", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True)
-    assert made["speculative_config"] == {"method": "suffix"}
-    both = load_settings({"vllm_speculative_tokens": 4, "vllm_engine_args": own}, environ={}, cwd=tmp_path)
-    with pytest.raises(UsageError, match="cannot set speculative_config") as error:
-        check_vllm(both, trainable=True)
-    assert error.value.hint == "Set VLLM_SPECULATIVE_TOKENS instead."
-
-
-def test_drafts_need_a_gpu_unless_greedy(tmp_path: Path) -> None:
-    def made(**changes: Any) -> dict[str, Any]:
-        settings = settings_for(tmp_path, vllm_speculative_tokens=4, **changes)
-        return engine_arguments(settings, model="x", dtype="float32", lora_rank=8, on_gpu=False, sleeps=True)
-
-    with pytest.raises(UsageError, match="Without a GPU") as error:
-        made(temperature=0.7)
-    assert "TEMPERATURE=0" in error.value.hint
-    assert made(temperature=0)["speculative_config"] == SPECULATION
 
 
 def test_arguments_as_flags() -> None:

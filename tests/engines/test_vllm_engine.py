@@ -162,10 +162,10 @@ def test_there_must_be_room_for_an_adapter(
     engine = build()
     engine.load_adapter(adapters[0], "v-0")
     assert vllm[0].arguments.max_lora_rank == 8
-    with pytest.raises(UsageError, match=r"up to rank 8, but .* has rank 20\. Set VLLM_MAX_LORA_RANK=20"):
+    with pytest.raises(UsageError, match=r"up to rank 8, but .* has rank 20\. Set LORA_RANK=20"):
         engine.load_adapter(adapters[2], "v-2")
     build().load_adapter(adapters[2], "v-2")  # the first one makes room for itself
-    roomy = build(vllm_max_lora_rank=20)
+    roomy = build(lora_rank=20)
     roomy.load_adapter(adapters[0], "v-0")
     roomy.load_adapter(adapters[2], "v-2")
     assert vllm[1].arguments.max_lora_rank == vllm[2].arguments.max_lora_rank == 32

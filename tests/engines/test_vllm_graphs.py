@@ -30,7 +30,6 @@ def test_every_number_of_conversations_and_a_few_long_steps(tmp_path: Path) -> N
         ({}, 63 * GIB),
         ({"vllm_enforce_eager": True}, 140 * GIB),
         ({}, math.inf),  # a CPU
-        ({"vllm_speculative_tokens": 4}, 140 * GIB),
         ({"vllm_tensor_parallel_size": 2}, 140 * GIB),
         ({"vllm_engine_args": '{"cudagraph_capture_sizes": [1, 2]}'}, 140 * GIB),
         ({"vllm_engine_args": '{"max_num_batched_tokens": 1024}'}, 140 * GIB),

@@ -161,34 +161,6 @@ def test_another_engine_on_the_same_server_takes_other_names(
     assert not any(completion.error for completion in ask(one))
 
 
-def test_a_server_under_two_addresses_is_refused(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
-    """It would count as two, and prompt log-probabilities be asked for beside other requests, which may end vLLM."""
-    one, other = serve(), serve()
-    port = one.http.port
-    engine = connect(vllm_urls=f"{other.url},{one.url},http://127.0.0.1:9,http://localhost:{port}")
-    with pytest.raises(
-        UsageError, match=f"http://127.0.0.1:{port} is listed twice in VLLM_URLS, also as http://localhost:{port}"
-    ):
-        engine.load_adapter(adapters[0], "v-1")
-    assert "/v1/completions" not in one.calls + other.calls
-
-
-def test_servers_are_told_apart_once(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
-    stubs = [serve(), serve()]
-    with closing(connect(*stubs)) as engine:
-        engine.load_adapter(None, "base")
-        engine.load_adapter(adapters[0], "v-1")
-        for stub in stubs:
-            assert stub.calls.count("/v1/load_lora_adapter") == 1
-        before = [stub.calls.count("/v1/models") for stub in stubs]
-        engine.load_adapter(adapters[1], "v-2")
-        assert [stub.calls.count("/v1/models") - count for stub, count in zip(stubs, before, strict=True)] == [3, 3]
-
-
 @pytest.mark.parametrize("wrong", ["ignored", "another"])
 def test_a_replica_with_other_weights_is_named(
     serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], wrong: str

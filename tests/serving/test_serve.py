@@ -122,7 +122,6 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         *("--lora-rank", "12", "--", "--swap-space", "1"),
         VLLM_ENGINE_ARGS='{"kv_cache_dtype": "fp8"}',
         KV_CACHE_GIB="1.5",
-        VLLM_SPECULATIVE_TOKENS="3",
         LOAD_IN_4BIT="true",
     )
     result = json.loads(command.ready())
@@ -139,7 +138,6 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Calla
         assert (flags["--max-lora-rank"], flags["--tensor-parallel-size"]) == ("16", "2")
         assert flags["--logprobs-mode"] == "processed_logprobs" and flags["--swap-space"] == "1"
         assert flags["--kv-cache-memory-bytes"] == "1610612736"  # 1.5 · 2^30
-        assert json.loads(flags["--speculative-config"])["num_speculative_tokens"] == 3
         assert flags["--kv-cache-dtype"] == "fp8" and "--no-enable-chunked-prefill" not in flags
         assert flags["--quantization"] == "bitsandbytes"  # the trainer's base, or the probe would fail
     command.process.send_signal(signal.SIGINT)

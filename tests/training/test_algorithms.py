@@ -220,7 +220,6 @@ IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
         {"vllm": {"vllm_urls": "http://a", "vllm_enforce_eager": True}},
         "VLLM_ENFORCE_EAGER has no effect when",
     ),
-    ("grpo", {"vllm": {"vllm_max_loras": 2}}, "VLLM_MAX_LORAS has no effect above 1 in-process"),
 ]
 
 
@@ -243,8 +242,6 @@ def test_what_has_an_effect_is_not_named() -> None:
     }
     settings = Settings.model_validate(sections)
     assert idle_settings(resolve(settings), settings) == []
-    one_adapter = Settings.model_validate({"vllm": {"vllm_max_loras": 1}})  # as many as are played
-    assert idle_settings(resolve(one_adapter), one_adapter) == []
 
 
 SERVED = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://a", "max_staleness": 1}}

@@ -144,7 +144,8 @@ def _sampler(
 def _overlapping(run: Run, checkpoint: Checkpoint | None) -> Iterator[None]:
     """Run rollouts while steps train, if MAX_STALENESS allows it."""
     played, notes = reusable(checkpoint, run.staleness, run.policy.vocabulary) if checkpoint else ({}, [])
-    _say_notes(run.tracker.say, notes + run.versions.mend())
+    run.versions.check()
+    _say_notes(run.tracker.say, notes)
     if not run.staleness:
         yield
         return
