@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from emailrl.engines import engine_gpus, vllm_in_process
-from emailrl.engines.vllm_graphs import capture_sizes, graph_bytes
-from emailrl.engines.vllm_sleep import VLLM_WORK, Trainer, sleeps, vllm_share
+from emailrl.engines.vllm.arguments import VLLM_WORK, Trainer, capture_sizes, graph_bytes, sleeps, vllm_share
 from emailrl.plan.activations import Layout
 from emailrl.plan.gpus import GIB
 from emailrl.policy.shape import Shape

@@ -23,8 +23,8 @@ from same_run import assert_same_run
 
 from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import stop_ids
-from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.recording import read_records

@@ -13,9 +13,8 @@ from end_to_end.effects import group, shows
 from rewards.stub_scorer import StubScorer
 
 from emailrl.engines import build_engine
-from emailrl.engines.transformers_engine import TransformersEngine
-from emailrl.engines.vllm_arguments import engine_arguments
-from emailrl.engines.vllm_sleep import Trainer, sleeps
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.vllm.arguments import Trainer, engine_arguments, sleeps
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
 from emailrl.rewards.http_reward import HttpReward

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engines.vllm_stand_in import settings_for
 
-from emailrl.engines.vllm_arguments import as_flags, check_vllm, engine_arguments, lora_rank_limit
+from emailrl.engines.vllm.arguments import as_flags, check_vllm, engine_arguments, lora_rank_limit
 from emailrl.errors import UsageError
 from emailrl.settings import load_settings
 

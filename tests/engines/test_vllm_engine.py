@@ -18,9 +18,9 @@ from tiny import make_model
 
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.probe import ProbeError
-from emailrl.engines.transformers_engine import TransformersEngine
-from emailrl.engines.vllm_engine import VllmEngine
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.vllm.local import VllmEngine
+from emailrl.engines.vllm.probe import ProbeError
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.settings import load_settings
@@ -194,10 +194,10 @@ def test_follow_ups_join_at_once_and_an_interrupt_leaves_nothing_behind(
 def test_a_missing_vllm_and_ranks_that_do_not_divide_are_told(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("emailrl.engines.vllm_arguments.find_spec", lambda name: None)
+    monkeypatch.setattr("emailrl.engines.vllm.arguments.find_spec", lambda name: None)
     with pytest.raises(EmailRLError, match=r"not installed\. Run in the clone: pip install -e '\.\[vllm\]'"):
         build_engine(settings_for(Path(policy.path)), policy)
-    monkeypatch.setattr("emailrl.engines.vllm_arguments.find_spec", lambda name: name)
+    monkeypatch.setattr("emailrl.engines.vllm.arguments.find_spec", lambda name: name)
     given = {"engine": "vllm", "backend": "unsloth"}
     unsloth = load_settings(given, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="unsloth backend does not work with vLLM in the same process"):

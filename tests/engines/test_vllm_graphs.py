@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from engines.vllm_stand_in import settings_for
 
-from emailrl.engines.vllm_arguments import engine_arguments
-from emailrl.engines.vllm_graphs import capture_sizes, graph_bytes
-from emailrl.engines.vllm_sleep import Trainer, sleeps
+from emailrl.engines.vllm.arguments import Trainer, capture_sizes, engine_arguments, graph_bytes, sleeps
 
 GIB = 2**30
 

@@ -25,8 +25,8 @@ import torch
 from emailrl.checkpoints import Metadata, write_checkpoint
 from emailrl.engines import PolicyEngine, build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.probe import TEXT, Probe
-from emailrl.engines.vllm_engine import VllmEngine
+from emailrl.engines.vllm.local import VllmEngine
+from emailrl.engines.vllm.probe import TEXT, Probe
 from emailrl.export import export_checkpoint
 from emailrl.policy.load import Policy, load_policy
 from emailrl.policy.resolve import NANO_DIR

@@ -20,11 +20,11 @@ from tiny import cut_matrices, make_database, make_model, make_questions
 
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.probe import ProbeError
-from emailrl.engines.vllm_arguments import read_path_map, read_urls
-from emailrl.engines.vllm_fleet import _certificates
-from emailrl.engines.vllm_server import VllmServers
-from emailrl.engines.weights import adapter_sha256
+from emailrl.engines.local.weights import adapter_sha256
+from emailrl.engines.vllm.arguments import read_path_map, read_urls
+from emailrl.engines.vllm.fleet import _certificates
+from emailrl.engines.vllm.probe import ProbeError
+from emailrl.engines.vllm.servers import VllmServers
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.rollout.audit import audit
@@ -364,9 +364,9 @@ def test_a_slow_replica_is_left_for_another(
     serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
 ) -> None:
     slow, quick = serve(), serve()
-    engine = connect(slow, quick, vllm_timeout=2.0)
+    engine = connect(slow, quick, vllm_timeout=60.0)
     engine.load_adapter(adapters[0], "v-1")
-    engine.fleet.timeout = 0.3
+    engine.fleet._timeout = 0.3
     slow.http.delay = 0.6
     completions = ask(engine, 2, max_tokens=2)
     assert not any(completion.error for completion in completions) and len(quick.served) == 2
@@ -381,7 +381,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(
     stub = serve()
     engine = connect(stub, vllm_timeout=30.0)
     engine.load_adapter(adapters[0], "v-1")
-    monkeypatch.setattr("emailrl.engines.replicas.HEALTH_TIMEOUT", 0.3)
+    monkeypatch.setattr("emailrl.engines.vllm.replica.HEALTH_TIMEOUT", 0.3)
     stub.http.delay, begun = 5.0, time.monotonic()
     engine.close()
     assert time.monotonic() - begun < 5
@@ -404,7 +404,7 @@ def test_a_conversation_stays_where_its_keys_are(
     places: dict[int, set[int]] = {}
     for place, stub in enumerate(stubs):
         for path, body in stub.http.requests:
-            if path == "/v1/completions" and "prompt_logprobs" not in body:
+            if path == "/v1/completions" and isinstance(body["prompt"][0], int):
                 places.setdefault(body["prompt"][3], set()).add(place)
     assert [len(seen) for seen in places.values()] == [1] * 4 and {min(s) for s in places.values()} == {0, 1}
 

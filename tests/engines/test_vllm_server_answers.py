@@ -14,10 +14,11 @@ from engines.vllm_stub import VllmStub
 from local_server import DrippingServer, LocalServer, QuietHandler
 from tiny import make_model
 
-from emailrl.engines import build_engine, replicas
+from emailrl.engines import build_engine
 from emailrl.engines.base import Request, SamplingParams
-from emailrl.engines.probe import Probe
-from emailrl.engines.vllm_server import VllmServers
+from emailrl.engines.vllm import replica
+from emailrl.engines.vllm.probe import Probe
+from emailrl.engines.vllm.servers import VllmServers
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy, load_policy
 from emailrl.settings import load_settings
@@ -36,14 +37,17 @@ def good(path: str, body: dict[str, Any]) -> Any:
         return {"data": [{"id": "base", "parent": None, "max_model_len": 4096}]}
     if path == "/health":
         return {}
-    ids, asked = body["prompt"], body["max_tokens"]
-    choice = {
-        "token_ids": [5] * asked,
-        "logprobs": {"token_logprobs": [-1.0] * asked},
-        "prompt_logprobs": [None, *({str(token): {"logprob": -1.0}} for token in ids[1:])],
-        "finish_reason": "length",
-    }
-    return {"model": body["model"], "choices": [choice]}
+    asked = body["max_tokens"]
+    choices = [
+        {
+            "token_ids": [5] * asked,
+            "logprobs": {"token_logprobs": [-1.0] * asked},
+            "prompt_logprobs": [None, *({str(token): {"logprob": -1.0}} for token in ids[1:])],
+            "finish_reason": "length",
+        }
+        for ids in (body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]])
+    ]
+    return {"model": body["model"], "choices": choices}
 
 
 class Server:
@@ -113,7 +117,7 @@ def answer(wrong_path: str, wrong: Any) -> Answers:
 
 
 def choice(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda reply: reply | {"choices": [reply["choices"][0] | changes]}
+    return lambda reply: reply | {"choices": [one | changes for one in reply["choices"]]}
 
 
 def first(token: int = 5, *logprobs: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -165,8 +169,8 @@ COMPLETIONS = [
     (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
     (first(10**9), "token 1000000000, outside the vocabulary of"),
     (choice(token_ids=[10**30]), "token_ids.0: Input should be less than 2147483648"),
-    (choice(logprobs={"token_logprobs": [-1.0]}), "token ids with 1 log-probabilities"),
-    (tokens(3), "cut a completion after 3 of"),
+    (choice(logprobs={"token_logprobs": [-1.0] * 3}), "token ids with 3 log-probabilities"),
+    (tokens(0), "cut a completion after 0 of"),
     (tokens(9), "returns 9 tokens when asked for at most"),
     (first(5, 3.0), "returns 3 as the log-probability of a token that it sampled"),
     (first(5, 0.05), "returns 0.05 as the log-probability of a token that it sampled"),
@@ -223,7 +227,11 @@ def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(
     policy: Policy, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extremes = [1e-4, -103.28]  # ln 2^-149 = -149 · 0.693147
-    server = serve(answer("/v1/completions", first(5, *extremes)))
+
+    def answers(path: str, body: dict[str, Any]) -> bytes:
+        return answer("/v1/completions" if body.get("max_tokens") == 4 else "", first(5, *extremes))(path, body)
+
+    server = serve(answers)
     prove_nothing(monkeypatch)
     assert ask(connect(policy, server.name)).logprobs[:2] == extremes
 
@@ -267,7 +275,7 @@ def test_a_turn_that_the_policy_did_not_end_is_refused(
 
 def prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has no model to prove."""
-    for check in ("check_prompt", "check_sampled"):
+    for check in ("check_prompt", "check_next"):
         monkeypatch.setattr(Probe, check, lambda *_: None)
 
 
@@ -328,7 +336,7 @@ def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
 def test_headers_that_drip_are_no_server(
     policy: Policy, dripping: DrippingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "HEALTH_TIMEOUT", 1.5)
+    monkeypatch.setattr(replica, "HEALTH_TIMEOUT", 1.5)
     begun = time.monotonic()
     with pytest.raises(
         EmailRLError, match=r"No vLLM server available \(1 configured\): no complete reply within 1.5 s"

@@ -13,7 +13,7 @@ import pytest
 from engines.test_vllm_server import adapters, ask, connect, model, policy, serve
 from engines.vllm_stub import VllmStub
 
-from emailrl.engines.vllm_server import VllmServers
+from emailrl.engines.vllm.servers import VllmServers
 from emailrl.errors import UsageError
 
 __all__ = ["adapters", "connect", "model", "policy", "serve"]  # fixtures

@@ -9,8 +9,7 @@ import pytest
 from engines.vllm_stand_in import settings_for
 from tiny import make_model
 
-from emailrl.engines.vllm_graphs import graph_bytes
-from emailrl.engines.vllm_sleep import Trainer, sleeps
+from emailrl.engines.vllm.arguments import Trainer, graph_bytes, sleeps
 from emailrl.policy.fused.model import enable_fused
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings

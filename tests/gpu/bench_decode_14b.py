@@ -4,7 +4,7 @@
     python tests/gpu/bench_decode_14b.py --gpus 0 --variants today dual-stream fp8
     python tests/gpu/bench_decode_14b.py --smoke --variants today merged dual-stream         # a CPU build of vLLM, tiny
 
-The engine is the product's: its own engine arguments (``emailrl.engines.vllm_arguments``), in this process, an adapter
+The engine is the product's: its own engine arguments (``emailrl.engines.vllm.arguments``), in this process, an adapter
 of rank 16 on all linear layers, weights drawn on the GPU (load format ``dummy``, norms set to 1), CUDA graphs for the
 batch sizes used. A variant adds engine arguments (as VLLM_ENGINE_ARGS would) or environment variables. ``--rows``
 requests with contexts of 1,200 to 4,000 tokens sample ``--tokens`` tokens each, seeded and with log-probabilities, as

@@ -48,7 +48,7 @@ def start(given: argparse.Namespace, extra: dict[str, Any]) -> tuple[Any, Any]:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from emailrl.engines.vllm_arguments import engine_arguments
+    from emailrl.engines.vllm.arguments import engine_arguments
     from emailrl.settings import load_settings
 
     def draw(parameter: Any, *range_and_seed: Any) -> None:

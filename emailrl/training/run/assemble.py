@@ -10,7 +10,7 @@ from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, Sampler, VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
-from emailrl.engines.vllm_fleet import check_servers
+from emailrl.engines.vllm.fleet import check_servers
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
 from emailrl.evaluation import check_samples

@@ -2,6 +2,9 @@
 
 Logits exist at sampled positions only: a prompt is read without the LM head up to its last token, and the last token
 goes through the same step as every sampled one.
+
+A token is the first whose cumulative probability exceeds the request's next uniform number (inverse CDF), so the i-th
+token of a request depends only on its seed and logits, not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -13,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emailrl.engines.attention import causal_mask
+from emailrl.engines.base import SamplingParams
 from emailrl.engines.budget import PREFILL_TOKENS
-from emailrl.engines.decode_graphs import DecodeGraphs
-from emailrl.engines.kv_cache import BlockCache, Filled
-from emailrl.engines.sampling import sample
-from emailrl.engines.schedule import Conversation
-from emailrl.engines.weights import Weights, device_of
+from emailrl.engines.local.cache import BlockCache, Filled, causal_mask
+from emailrl.engines.local.graphs import DecodeGraphs
+from emailrl.engines.local.schedule import Conversation, Uniforms
+from emailrl.engines.local.weights import Weights, device_of
 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}
 """Padding allowed per pass: this many tokens cost as much as one more pass."""
@@ -137,3 +139,54 @@ class Passes:
             "past_key_values": self._cache,
             "use_cache": True,
         }
+
+
+def sample(
+    logits: Tensor, sampling: Sequence[SamplingParams], uniforms: Sequence[Uniforms]
+) -> tuple[list[int], list[float]]:
+    """One token per row of ``logits`` (rows, vocabulary), and its log-probability.
+
+    Log-probabilities are natural, float32, after temperature and before top-p / top-k; at temperature 0 the token is
+    the first of the most likely ones and its log-probability that of the untempered distribution.
+    """
+    logits = logits.float()
+    greedy = [params.temperature == 0 for params in sampling]
+    if not all(greedy):
+        temperatures = [params.temperature or 1.0 for params in sampling]
+        if any(temperature != 1 for temperature in temperatures):
+            logits = logits / logits.new_tensor(temperatures)[:, None]
+    logprobs = logits.log_softmax(-1)
+    best = logprobs.argmax(-1)
+    if all(greedy):
+        tokens = best
+    else:
+        draws = [0.0 if chosen else row.draw() for chosen, row in zip(greedy, uniforms, strict=True)]
+        tokens = _inverse_cdf(_filtered(logprobs.exp(), sampling), draws)
+        if any(greedy):
+            tokens = torch.where(torch.tensor(greedy, device=tokens.device), best, tokens)
+    return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+
+
+def _inverse_cdf(probs: Tensor, draws: list[float]) -> Tensor:
+    # Float64: a float32 running sum over 150,000 words loses the rare ones, and u · total must stay below the total.
+    cdf = probs.double().cumsum(-1)
+    targets = cdf.new_tensor(draws)[:, None] * cdf[:, -1:]
+    return torch.searchsorted(cdf, targets, right=True)[:, 0]
+
+
+def _filtered(probs: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
+    """Zero the probabilities outside each row's top-k, then outside the nucleus of the rest."""
+    rows = [row for row, params in enumerate(sampling) if params.temperature and (params.top_k or params.top_p < 1)]
+    if not rows:
+        return probs
+    vocabulary = probs.shape[-1]
+    ordered, order = probs[rows].sort(dim=-1, descending=True, stable=True)
+    top_k = torch.tensor([sampling[row].top_k or vocabulary for row in rows], device=probs.device)
+    top_p = probs.new_tensor([sampling[row].top_p for row in rows])
+    kept = ordered * (torch.arange(vocabulary, device=probs.device) < top_k[:, None])
+    # A token stays while the mass before it is below top_p: the one that crosses the line is the last kept.
+    before = kept.double().cumsum(-1) - kept
+    kept = kept * (before < top_p[:, None].double() * kept.sum(-1, keepdim=True, dtype=torch.float64))
+    probs = probs.clone()
+    probs[rows] = torch.zeros_like(ordered).scatter(1, order, kept)
+    return probs

@@ -15,9 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from emailrl.engines.base import Advance, Completion, Request
-from emailrl.engines.openai_failures import Remedies
-from emailrl.engines.pacing import converse
+from emailrl.engines.base import Advance, Completion, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
 from emailrl.remote.destination import tell
@@ -26,6 +24,7 @@ from emailrl.settings import Settings, check_key, names_openrouter, redacted, se
 from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
+    import openai
     from openai import AsyncOpenAI
 
     from emailrl.remote.chat import ChatMessage, ChatReply
@@ -85,11 +84,9 @@ class OpenAIEngine:
         self._settings = settings.openai
         self._tools = list(tools)
         self._concurrency = settings.agent.rollout_concurrency
-        key_name, self._key = checked_key(settings)
-        self._at_openrouter = key_name == OPENROUTER_KEY
+        self._key_name, self._key = checked_key(settings)
         self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
         self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
-        self._remedies = Remedies(self.model, self._settings.openai_base_url, key_name, has_key=bool(self._key))
         tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
         self._timeout = settings.rewards.litellm_timeout
 
@@ -121,15 +118,48 @@ class OpenAIEngine:
         except PromptTooLong:
             completion.finish_reason, completion.message = "length", Message("assistant", "")
         except openai.APIError as error:
-            completion.error = self._failure(describe(error), self._remedies.for_error(error))
+            completion.error = self._failure(describe(error), self._remedy(error))
         except Exception as error:  # any malformed reply ends only this trajectory
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            completion.error = self._failure(f"the server's reply cannot be read: {reason}", self._remedies.for_reply())
+            completion.error = self._failure(f"the server's reply cannot be read: {reason}", self._remedy(None))
         completion.seconds = time.perf_counter() - started
         return completion
 
     def _failure(self, reason: str, remedy: str) -> str:
         return f"{redacted(reason, *self._secrets).rstrip('.')}. {redacted(remedy, *self._secrets)}"
+
+    def _remedy(self, error: openai.APIError | None) -> str:
+        """What to do about an error of the client, by its HTTP status if the server replied; None: about a reply that
+        is not a chat completion."""
+        from emailrl.remote.chat import is_incomplete, is_timeout
+
+        address = f"OPENAI_BASE_URL ({without_credentials(self._settings.openai_base_url)})"
+        status = getattr(error, "status_code", None)
+        if error is not None and status is None and is_timeout(error):
+            return "If the server is only slow, raise LITELLM_TIMEOUT."
+        if error is None or (status is None and is_incomplete(error)):
+            whole = self._settings.openai_base_url.rstrip("/").endswith("/v1")
+            return f"Check {address}" + (" and the server's log." if whole else ": most addresses end in /v1.")
+        match status:
+            case None:
+                return "Check OPENAI_BASE_URL, and that the server runs."
+            case 401 | 403 if not self._key:
+                return f"Set {self._key_name} to a key of this server."
+            case 401:
+                return f"Check {self._key_name}."
+            case 403:
+                return f"Check what the key in {self._key_name} may use."
+            case 402:
+                return "Add credit to the account."
+            case 404:
+                return f"Check --model ({self.model}) and {address}."
+            case 408 | 409 | 429:
+                return "Try again later, or lower ROLLOUT_CONCURRENCY."
+            case _ if status >= 500:
+                return "Try again later, or check the server's log."
+            case _ if status < 400:
+                return f"The server redirects requests: check {address}."
+        return f"Check that {self.model} supports tool calls and the sampling settings."
 
     async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply:
         """Request up to the token limit; if prompt and limit exceed the context window, retry with what is left of
@@ -165,7 +195,7 @@ class OpenAIEngine:
             body["top_p"] = sampling.top_p
         if sampling.top_k:
             extra["top_k"] = sampling.top_k
-        if self._at_openrouter:
+        if self._key_name == OPENROUTER_KEY:
             extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
         return body | ({"extra_body": extra} if extra else {})
 

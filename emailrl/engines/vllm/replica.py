@@ -1,30 +1,26 @@
-"""One vLLM server: its HTTP requests and loaded adapters."""
+"""One vLLM server: its HTTP requests, its loaded adapters, and strict parsing of its answers.
+
+Pydantic parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from emailrl.engines.base import Completion, Request
-from emailrl.engines.probe import SAMPLED, Expected, Probe
-from emailrl.engines.vllm_answers import (
-    Choice,
-    ListedModel,
-    ModelList,
-    ReplicaDown,
-    prompt_logprobs,
-    read_answer,
-    read_choices,
-    refusal,
-)
+from emailrl.engines.vllm.probe import Expected, Probe
 from emailrl.errors import EmailRLError
+from emailrl.plain import counted
 from emailrl.remote.reply import IncompleteReply
 from emailrl.remote.retry import may_pass
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
@@ -34,6 +30,68 @@ HEALTH_TIMEOUT = 10.0
 """Timeout in seconds of requests that cost a server nothing: its health, its models, unloading an adapter."""
 FULL = 0.02
 """Poll interval in seconds for a replica at its request limit."""
+TOO_OLD = "vLLM 0.26 or newer is required."
+LONGEST = 200
+"""Maximum characters quoted from a server's error message."""
+HIGHEST_LOGPROB = 1e-4
+"""Log-probabilities are at most 0, to which float32 rounding adds less; the audit of rollouts allows no more either."""
+LOWEST_LOGPROB = -110.0
+"""The smallest positive float32 is 2^-149, or -103.3 nats: a token of lower probability has probability 0 and cannot be
+sampled. The rest leaves room for rounding."""
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ReplicaDown(Exception):
+    """The server is unreachable or unhealthy, or something else answers in its place."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ListedModel(_Answer):
+    """A model of ``/v1/models``: a base model (no ``parent``) or an adapter."""
+
+    id: str
+    parent: str | None = None
+    root: str | None = None
+    """An adapter's folder, as the server sees it."""
+    max_model_len: int | None = None
+
+
+class ModelList(_Answer):
+    """``/v1/models``."""
+
+    data: list[ListedModel]
+
+
+class SampledLogprobs(_Answer):
+    """Log-probabilities of the sampled tokens, in nats."""
+
+    token_logprobs: list[FiniteFloat]
+
+
+class PromptLogprob(_Answer):
+    """One token's entry at one prompt position."""
+
+    logprob: FiniteFloat
+
+
+class Choice(_Answer):
+    """One completion; ``prompt_logprobs`` holds a mapping by token id for each position, None for the first."""
+
+    token_ids: list[TokenId]
+    logprobs: SampledLogprobs
+    finish_reason: str | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class CompletionAnswer(_Answer):
+    """``/v1/completions``."""
+
+    model: str
+    choices: Annotated[list[Choice], Field(min_length=1)]
 
 
 @dataclass(eq=False)
@@ -109,12 +167,9 @@ class Replica:
         return await self._send(client, "POST", COMPLETIONS, body)
 
     async def check_health(self, client: httpx.AsyncClient) -> None:
-        """Check the server's health."""
+        """Check the server's health, and that it lists its models: a proxy may answer ``/health`` with its own page."""
         await self._call(client, "GET", "/health", timeout=HEALTH_TIMEOUT)
-
-    async def models(self, client: httpx.AsyncClient) -> list[str]:
-        """The names of ``listed``."""
-        return [model.id for model in await self.listed(client)]
+        await self.listed(client)
 
     async def listed(self, client: httpx.AsyncClient) -> list[ListedModel]:
         """The models it lists; also records its base model and context window.
@@ -132,13 +187,17 @@ class Replica:
         self.base, self.max_model_len = bases[0].id, window
         return data
 
+    async def lists(self, client: httpx.AsyncClient, name: str) -> bool:
+        """Whether it lists a model."""
+        return any(model.id == name for model in await self.listed(client))
+
     async def load(self, client: httpx.AsyncClient, name: str, path: str) -> None:
         """Load an adapter under a new name and check that it is listed."""
-        if name not in await self.models(client):
+        if not await self.lists(client, name):
             response = await self._call(
                 client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, refused=True
             )
-            if name not in await self.models(client):
+            if not await self.lists(client, name):
                 raise EmailRLError(
                     f"{self} did not load the adapter {path}: {self.redact(refusal(response)).rstrip('.')},"
                     " and does not list it.",
@@ -157,42 +216,39 @@ class Replica:
 
     async def probe(
         self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any], expected: Expected
-    ) -> Choice:
-        """Compare its log-probabilities with the expected ones, ProbeError if they differ; returns what it then sampled
-        after the text.
+    ) -> None:
+        """Compare its log-probabilities with the expected ones; ProbeError if they differ.
 
-        While other requests run, only tokens sampled after prefixes of the text are compared: prompt log-probabilities
-        may crash vLLM's engine then (vllm #16668).
+        They are those of tokens sampled after prefixes of the text, and those of the text itself unless other requests
+        run: prompt log-probabilities may crash vLLM's engine then (vllm #16668).
         """
-        body = sampling | {"model": name, "prompt": probe.ids, "max_tokens": SAMPLED, "seed": 0}
 
-        async def sample(count: int = 1, **changes: Any) -> list[Choice]:
-            request = body | changes
+        async def sample(prompts: list[list[int]], **changes: Any) -> list[Choice]:
+            body = sampling | {"model": name, "prompt": prompts, "max_tokens": 1, "seed": 0} | changes
             try:
-                response = await self._call(client, "POST", COMPLETIONS, request)
+                response = await self._call(client, "POST", COMPLETIONS, body)
             except EmailRLError:
-                if name not in await self.models(client):
+                if not await self.lists(client, name):
                     raise ReplicaDown("it restarted and lost its adapters") from None
                 raise
-            most = request["max_tokens"]
-            return read_choices(str(self), response, name, vocabulary=probe.vocabulary, most=most, count=count)
+            return read_choices(str(self), response, name, vocabulary=probe.vocabulary, most=1, count=len(prompts))
 
         if self.in_flight.total():
             while not self.begin(name, above_cap=True):
                 await asyncio.sleep(FULL)
             try:
-                drawn = await sample(len(probe.prefixes), prompt=probe.prefixes, max_tokens=1)
-                [choice] = await sample()
+                drawn = await sample(probe.prefixes)
             finally:
                 self.end(name)
-            tokens = [token for each in drawn for token in each.token_ids]
-            logprobs = [value for each in drawn for value in each.logprobs.token_logprobs]
-            probe.check_next(str(self), tokens, logprobs, expected)
         else:
             async with self.alone():
-                [choice] = await sample(prompt_logprobs=0)
-            probe.check_prompt(str(self), prompt_logprobs(str(self), probe.ids, choice), expected)
-        return choice
+                [whole] = await sample([probe.ids], prompt_logprobs=0)
+                drawn = await sample(probe.prefixes)
+            probe.check_prompt(str(self), prompt_logprobs(str(self), probe.ids, whole), expected)
+        tokens = [token for each in drawn for token in each.token_ids]
+        probe.check_next(
+            str(self), tokens, [value for each in drawn for value in each.logprobs.token_logprobs], expected
+        )
 
     async def _call(
         self,
@@ -226,6 +282,9 @@ class Replica:
         timeout: Any = httpx.USE_CLIENT_DEFAULT,
     ) -> httpx.Response:
         return await client.request(method, self.url + path, json=body, timeout=timeout, auth=self._credentials)
+
+
+# -- what is asked
 
 
 def completion_body(request: Request, name: str, *, stop_ids: list[int], room: int) -> dict[str, Any]:
@@ -270,7 +329,7 @@ def read_completion(
     """
     [choice] = read_choices(str(replica), response, body["model"], vocabulary=vocabulary, most=body["max_tokens"])
     if choice.prompt_token_ids not in (None, request.prompt_ids):
-        raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", "vLLM 0.26 or newer is required.")
+        raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", TOO_OLD)
     reason = choice.finish_reason
     if reason == "stop" and (not choice.token_ids or choice.token_ids[-1] not in body["stop_token_ids"]):
         last = f"at token {choice.token_ids[-1]}" if choice.token_ids else "before its first token"
@@ -290,9 +349,96 @@ def cause(error: httpx.RequestError | ReplicaDown) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
-def retry_after(response: httpx.Response) -> float | None:
-    """Seconds in a busy server's ``Retry-After``; None if missing or a date."""
+# -- what is answered
+
+
+A = TypeVar("A", bound=_Answer)
+
+
+def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
+    """A response's body as ``shape``.
+
+    Raises ReplicaDown for a body that is not JSON (a proxy's error page), EmailRLError naming ``who`` and the field for
+    JSON of another format.
+    """
     try:
-        return max(float(response.headers.get("Retry-After", "")), 0.0)
-    except ValueError:
-        return None
+        return shape.model_validate_json(response.content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        raise ReplicaDown(f"HTTP {response.status_code} without a JSON body")
+    place = _short(".".join(str(step) for step in first["loc"])) or "the whole"
+    raise EmailRLError(
+        f"{who} answers {response.request.url.path} in a format other than vLLM's ({place}: {_short(first['msg'])}).",
+        "Check VLLM_URLS; vLLM 0.26 or newer is required.",
+    )
+
+
+def read_choices(
+    who: str, response: httpx.Response, name: str, *, vocabulary: int, most: int, count: int = 1
+) -> list[Choice]:
+    """The completions of ``count`` prompts by model ``name``.
+
+    Raises as ``read_answer``, and EmailRLError for a completion that no sampler can draw: more than ``most`` tokens, or
+    fewer though it ended by length, ids outside ``vocabulary``, implausible log-probabilities.
+    """
+    answer = read_answer(CompletionAnswer, who, response)
+    if answer.model != name:
+        raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
+    if len(answer.choices) != count:
+        raise EmailRLError(
+            f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.",
+            TOO_OLD,
+        )
+    for choice in answer.choices:
+        _check_choice(who, choice, vocabulary, most)
+    return answer.choices
+
+
+def _check_choice(who: str, choice: Choice, vocabulary: int, most: int) -> None:
+    """Raise EmailRLError for a completion that no sampler can draw."""
+    ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
+    lowest, highest, last = min(logprobs, default=0.0), max(logprobs, default=0.0), max(ids, default=0)
+    if len(ids) != len(logprobs):
+        what, hint = f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
+    elif len(ids) > most:
+        what, hint = f"returns {len(ids)} tokens when asked for at most {most}", "Check that it is a vLLM server."
+    elif lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
+        wrong = lowest if lowest < LOWEST_LOGPROB else highest
+        what = f"returns {wrong:.6g} as the log-probability of a token that it sampled"
+        hint = "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
+    elif last >= vocabulary:  # the trainer's embedding has no row for it
+        what, hint = f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
+    elif choice.finish_reason == "length" and len(ids) < most:
+        what = f"cut a completion after {len(ids)} of {counted(most, 'token')}"
+        hint = (
+            "Check its --max-model-len, and start it with --generation-config vllm: a model's may set max_new_tokens."
+        )
+    else:
+        return
+    raise EmailRLError(f"{who} {what}.", hint)
+
+
+def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]:
+    """The log-probabilities of ``ids[1:]``; EmailRLError if one is missing."""
+    entries = choice.prompt_logprobs or []
+    found = [(entry or {}).get(str(token)) for token, entry in zip(ids[1:], entries[1:], strict=False)]
+    values = [one.logprob for one in found if one is not None]
+    if len(entries) != len(ids) or len(values) != len(ids) - 1:
+        raise EmailRLError(f"{who} returns no prompt log-probabilities.", TOO_OLD)
+    return values
+
+
+def refusal(response: httpx.Response) -> str:
+    """The status of a response and the server's full error message."""
+    try:
+        body: Any = json.loads(response.content)
+    except (ValueError, RecursionError):
+        body = None
+    error = body.get("error") if isinstance(body, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return f"HTTP {response.status_code} {text or ''}".strip()
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:LONGEST]

@@ -22,13 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from emailrl.ending import bounded
-from emailrl.engines.base import Advance, Completion, Request, SamplingParams
-from emailrl.engines.probe import SAMPLED, Answer, Probe
-from emailrl.engines.report import report
-from emailrl.engines.vllm_arguments import adapter_rank, engine_arguments
-from emailrl.engines.vllm_graphs import capture_sizes
-from emailrl.engines.vllm_outputs import logprobs_of, read_output
-from emailrl.engines.vllm_sleep import Trainer, sleeps
+from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, report
+from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
+from emailrl.engines.vllm.probe import SAMPLED, Probe
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.size import card_bytes
 from emailrl.settings import Settings
@@ -49,7 +45,7 @@ class VllmEngine:
     """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` sets a version.
 
     vLLM starts with the first adapter or request, so that it can make room for the adapter's rank.
-    ``vllm_arguments.check_vllm`` checks the preconditions.
+    ``check_vllm`` checks the preconditions.
     """
 
     def __init__(self, settings: Settings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
@@ -89,7 +85,7 @@ class VllmEngine:
         if not self._proven:
             self._prove()
         running: dict[str, tuple[int, Request, float]] = {}
-        ended: list[tuple[int, Completion]] = []
+        ended = Ended(advance)
 
         def begin(place: int, request: Request | None) -> None:
             while request is not None:
@@ -103,8 +99,7 @@ class VllmEngine:
 
         def end(place: int, completion: Completion) -> Request | None:
             completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
-            ended.append((place, completion))
-            return advance(completion) if advance is not None else None
+            return ended.add(place, completion)
 
         try:
             for place, request in enumerate(requests):
@@ -116,9 +111,7 @@ class VllmEngine:
         except BaseException:
             self._engine.abort_request(list(running))
             raise
-        if advance is None:
-            ended.sort(key=lambda pair: pair[0])
-        return [completion for _, completion in ended]
+        return ended.completions()
 
     @property
     def max_model_len(self) -> int:
@@ -201,11 +194,7 @@ class VllmEngine:
 
     def _prove(self) -> None:
         """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
-        self.adapter_sha256 = self._probe.prove("vLLM", self._path, self._answer)
-        self._proven = True
-
-    def _answer(self) -> Answer:
-        """What vLLM says to the probe under the current adapter, which it loads."""
+        expected = self._probe.load(self._path)  # also checks its files before vLLM reads them
         if self._engine is None:
             self._start()
         self._take_adapter()
@@ -217,7 +206,9 @@ class VllmEngine:
             outputs = self._step()
         ids, sampled = self._probe.ids, outputs[0].outputs[0]
         prompt = [entry[token].logprob for token, entry in zip(ids[1:], outputs[0].prompt_logprobs[1:], strict=True)]
-        return Answer(prompt, list(sampled.token_ids), logprobs_of(sampled))
+        self._probe.check_prompt("vLLM", prompt, expected)
+        self._probe.check_sampled("vLLM", list(sampled.token_ids), logprobs_of(sampled))
+        self.adapter_sha256, self._proven = expected.adapter_sha256, True
 
     def _take_adapter(self) -> None:
         from vllm.lora.request import LoRARequest
@@ -265,6 +256,27 @@ class VllmEngine:
     def _step(self) -> list[Any]:
         self.steps += 1
         return [output for output in self._engine.step() if output.finished]
+
+
+def read_output(output: Any, request: Request, seconds: float) -> Completion:
+    """A finished ``vllm.RequestOutput`` as a completion."""
+    sampled = output.outputs[0]
+    completion = Completion(
+        request.trajectory_id,
+        list(sampled.token_ids),
+        logprobs_of(sampled),
+        str(sampled.finish_reason),
+        seconds=seconds,
+        prompt_tokens=len(request.prompt_ids),
+    )
+    if sampled.finish_reason not in ("stop", "length"):
+        completion.finish_reason, completion.error = "error", f"vLLM ended a completion by {sampled.finish_reason!r}"
+    return completion
+
+
+def logprobs_of(sampled: Any) -> list[float]:
+    """The log-probabilities of the sampled tokens."""
+    return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]
 
 
 @contextmanager

@@ -9,10 +9,12 @@ verified.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,15 +22,11 @@ from typing import Final
 import httpx
 
 from emailrl.disk import LOCK, is_locked
-from emailrl.engines.base import Advance, Completion, Request
-from emailrl.engines.budget import most_requests
-from emailrl.engines.probe import LONGEST, SAMPLED, Probe
-from emailrl.engines.replicas import Replica
-from emailrl.engines.report import report
-from emailrl.engines.vllm_answers import Choice, ReplicaDown
-from emailrl.engines.vllm_arguments import read_path_map
-from emailrl.engines.vllm_fleet import Fleet, Version
-from emailrl.engines.vllm_play import Limits, Play
+from emailrl.engines.base import Advance, Completion, Request, report
+from emailrl.engines.vllm.arguments import read_path_map
+from emailrl.engines.vllm.fleet import Fleet, PinnedVersion, Version
+from emailrl.engines.vllm.probe import LONGEST, SAMPLED, Probe
+from emailrl.engines.vllm.replica import ListedModel, Replica, ReplicaDown
 from emailrl.errors import UsageError
 from emailrl.settings import Settings
 
@@ -43,17 +41,13 @@ class VllmServers:
 
     def __init__(self, settings: Settings, probe: Probe, stop_ids: Collection[int]) -> None:
         self._probe = probe
-        self.fleet = Fleet.of(settings, probe)
-        most = most_requests(settings.agent, len(self.fleet.replicas))
-        self._limits = Limits(sorted(stop_ids), settings.model.max_model_len, most, settings.vllm.vllm_retries)
+        self.fleet = Fleet(settings, probe, stop_ids)
         self._kept = settings.vllm.staleness(servers=True) + 2
         self._path_map = read_path_map(settings.vllm.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
         self._version: Version | None = None
         """The version that new conversations sample from; None before the first is verified."""
         self._held: Counter[str | None] = Counter()
-        self._unchecked: list[tuple[str, Choice]] = []
-        """What replicas sampled from the version handed over last, until the trainer's model has scored it."""
         self._rollouts: dict[Version, dict[str, tuple[Request, Completion] | None]] = {}
         """For each recent version, by replica, its first completion in a rollout, until it is scored; then None. The
         probe's model has the last version."""
@@ -69,33 +63,25 @@ class VllmServers:
         Running conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the
         replica), or none is left; new conversations then keep using the previous version.
         """
-        new = self._prepare(path, version)
-        self.fleet.run(partial(self._take, version=new, sampled=self._check_sampled))
+        self.fleet.run(partial(self._take, version=self._prepare(path, version)))
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
         """See ``VersionedEngine.hand_over``."""
         new = self._prepare(path, version)
-
-        def keep(who: str, choice: Choice) -> None:
-            self._unchecked.append((who, choice))
-
-        return self._pinned(new, partial(self._take, version=new, sampled=keep))
+        return self._pinned(new, partial(self._take, version=new))
 
     def settle(self) -> None:
         """See ``VersionedEngine.settle``."""
-        while self._unchecked:
-            self._check_sampled(*self._unchecked[0])
-            self._unchecked.pop(0)  # a version that is being loaded appends in another thread
         newest = next(reversed(self._rollouts), None)
         for version, drawn in self._rollouts.items():
             if version is newest:
                 self._score(drawn)
             elif any(list(drawn.values())):  # a copy: other threads add to it
-                self._probe.load(self._folder(version))
+                self._probe.load(version.folder)
                 try:
                     self._score(drawn)
                 finally:
-                    self._probe.load(self._folder(newest))
+                    self._probe.load(newest.folder if newest is not None else None)
 
     def _score(self, drawn: dict[str, tuple[Request, Completion] | None]) -> None:
         """Compare completions with the probe's model, which has their version."""
@@ -116,24 +102,22 @@ class VllmServers:
             version,
             expected,
             served=None if sha256 is None else self._new_name(version, sha256),
+            folder=path,
             path=None if path is None else self._as_seen_there(path.absolute()),
         )
         self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
         return new
 
-    async def _take(self, client: httpx.AsyncClient, version: Version, sampled: Callable[[str, Choice], None]) -> None:
+    async def _take(self, client: httpx.AsyncClient, version: Version) -> None:
         """Load and verify a version, and unload old ones."""
-        again = self._version is not None
-        await self.fleet.admit(client, self.fleet.replicas, version, again=again, sampled=sampled)
+        await self.fleet.admit(client, self.fleet.replicas, version, again=self._version is not None)
         self._version = version
         await self.fleet.unload(client, kept=self._kept, held=set(+self._held))
 
-    def _check_sampled(self, who: str, choice: Choice) -> None:
-        self._probe.check_sampled(who, choice.token_ids, choice.logprobs.token_logprobs)
-
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError when no replica is left."""
-        return self._play(self._current()).run(requests, advance)
+        with closing(self.pin()) as pinned:
+            return pinned.generate(requests, advance)
 
     def pin(self) -> PinnedVersion:
         """An engine pinned to the version loaded now."""
@@ -146,8 +130,7 @@ class VllmServers:
     def resume(self) -> None:
         """Readmit excluded replicas that are healthy again."""
         if self._version is not None and (away := [each for each in self.fleet.replicas if not each.alive]):
-            admit = partial(self.fleet.admit, replicas=away, version=self._version)
-            self.fleet.run(partial(admit, again=True, sampled=self._check_sampled))
+            self.fleet.run(partial(self.fleet.admit, replicas=away, version=self._version, again=True))
 
     def close(self) -> None:
         """Unload this engine's adapters from the healthy replicas."""
@@ -161,10 +144,8 @@ class VllmServers:
 
     def _pinned(self, version: Version, load: Load | None = None) -> PinnedVersion:
         self._held[version.served] += 1
-        return PinnedVersion(self._play(version), self._held, load)
-
-    def _play(self, version: Version) -> Play:
-        return Play(self.fleet, version, self._limits, partial(self._keep, version))
+        release = partial(self._held.subtract, [version.served])
+        return PinnedVersion(self.fleet, version, load=load, sampled=partial(self._keep, version), close=release)
 
     def _keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
         """Keep a replica's first completion by a version that is long enough to be compared."""
@@ -181,11 +162,15 @@ class VllmServers:
         as ``parent`` (seen with 0.26), so a run is recognized by the folder that its adapters were loaded from. ``own``
         is the folder of this engine's adapter.
         """
-        for replica in self.fleet.replicas:
+
+        async def models(replica: Replica) -> list[ListedModel]:
             try:
-                listed = await replica.listed(client)
+                return await replica.listed(client)
             except ReplicaDown:
-                continue
+                return []
+
+        replicas = self.fleet.replicas
+        for replica, listed in zip(replicas, await asyncio.gather(*map(models, replicas)), strict=True):
             loaded = [each for each in listed if each.root and each.parent and each.id.startswith(f"{PREFIX}-")]
             others = {_run_of(self._as_seen_here(Path(each.root or ""))) for each in loaded}
             for run in sorted(filter(None, others - {None if own is None else _run_of(own)})):
@@ -207,40 +192,12 @@ class VllmServers:
             raise UsageError(f"The adapter {path} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
         return str(there / path.relative_to(here))
 
-    def _folder(self, version: Version | None) -> Path | None:
-        """Where the trainer has a version's adapter."""
-        return None if version is None or version.path is None else self._as_seen_here(Path(version.path))
-
     def _as_seen_here(self, path: Path) -> Path:
         """The inverse of ``_as_seen_there``."""
         if self._path_map is None or not path.is_relative_to(self._path_map[1]):
             return path
         here, there = self._path_map
         return here / path.relative_to(there)
-
-
-class PinnedVersion:
-    """An engine pinned to one version, which stays on the servers until ``close``."""
-
-    def __init__(self, play: Play, held: Counter[str | None], load: Load | None) -> None:
-        self._play, self._held, self._load = play, held, load
-
-    def load(self) -> None:
-        """See ``PinnedEngine.load``."""
-        if self._load is not None:
-            self._play.until_cancelled(self._load)
-
-    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """See ``Engine.generate``. Raises EmailRLError when no replica is left, CancelledError after ``cancel``."""
-        return self._play.run(requests, advance)
-
-    def cancel(self) -> None:
-        """See ``PinnedEngine.cancel``."""
-        self._play.cancel()
-
-    def close(self) -> None:
-        """Release the version."""
-        self._held[self._play.version.served] -= 1
 
 
 def _run_of(adapter: Path) -> Path | None:

@@ -4,17 +4,23 @@ PagedAttention's layout (Kwon et al. 2023, https://arxiv.org/abs/2309.06180) in 
 ``[blocks, kv_heads, BLOCK, head_dim]``, the values likewise; a conversation's table names its blocks in order, and
 conversations with a common prefix share its blocks. Attention gets the blocks of rows of similar length gathered
 together, copied one layer at a time; the caller's mask hides positions past a row's tokens.
+
+With an explicit mask, transformers repeats keys and values once per query head before every call. Here the heads that
+share a key head are folded into the query length instead, which copies nothing that grows with the conversation.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from emailrl.engines.budget import BLOCK, GROWTH, blocks_of
@@ -28,6 +34,11 @@ PADDING = {"cpu": 32, "cuda": 8192}
 """Maximum padding when rows are gathered together: this many tokens cost as much as one more call."""
 TOGETHER = {"cpu": 1024, "cuda": 1 << 30}
 """Maximum tokens gathered together: on a CPU, what its cache holds until attention reads it."""
+ATTENTION = "emailrl_blocks"
+"""transformers' name for ``block_attention``."""
+QUERY_BLOCK = 64
+"""Queries per attention block on a CPU. Each block attends only as far as its last query may see; with a mask, the
+kernel would compute the masked half too."""
 
 
 def new_table() -> Table:
@@ -251,3 +262,73 @@ class BlockLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """No limit but the budget."""
         return -1
+
+
+def block_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Iterator[Tensor],
+    value: Iterator[Tensor],
+    attention_mask: Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window.
+
+    ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new,
+    longest window], is added to the scores. Returns [rows, new, heads, head_dim].
+    """
+    outs = []
+    start = 0
+    for keys, values in zip(key, value, strict=True):
+        rows = slice(start, start := start + len(keys))
+        outs.append(_causal(query[rows], keys, values, attention_mask[rows, :, :, : keys.shape[2]], scaling))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention of one group, on a CPU in blocks of queries; [rows, heads, new, head_dim]."""
+    new, window = query.shape[2], key.shape[2]
+    block = QUERY_BLOCK if query.device.type == "cpu" else new
+    pieces = []
+    for start in range(0, new, block):
+        end = min(start + block, new)
+        seen = window - new + end  # no query of this block looks further in any row
+        pieces.append(
+            _folded(query[:, :, start:end], key[:, :, :seen], value[:, :, :seen], mask[:, :, start:end, :seen], scaling)
+        )
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+
+def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention with the query heads of one key head folded into the query dimension."""
+    rows, heads, new, head_dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    if groups > 1:
+        query = query.reshape(rows, kv_heads, groups * new, head_dim)
+        mask = mask.repeat(1, 1, groups, 1)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling).reshape(rows, heads, new, -1)
+
+
+def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after; [rows, 1,
+    new, window]."""
+    seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
+    return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))
+
+
+@contextmanager
+def block_attention_in(config: Any) -> Iterator[None]:
+    """Let the model of ``config`` attend with ``block_attention`` while inside."""
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+AttentionInterface.register(ATTENTION, block_attention)

@@ -1,13 +1,19 @@
-"""Engine arguments for vLLM in this process and in servers, from the settings; does not import vLLM."""
+"""What vLLM is started with, in this process and in servers, from the settings; does not import vLLM.
+
+Whether in-process vLLM sleeps while the trainer works, and for how many tokens it captures CUDA graphs on large GPUs,
+is decided here too, for the engine and for ``emailrl plan``.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -15,8 +21,12 @@ import httpx
 from emailrl.engines.budget import GIB
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.adapter import read_adapter_config
+from emailrl.policy.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.place import Place
-from emailrl.settings import Settings, check_key, without_credentials
+from emailrl.settings import Settings, TrainingSettings, check_key, without_credentials
+
+if TYPE_CHECKING:
+    from emailrl.policy.load import Policy
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values vLLM takes for ``max_lora_rank``."""
@@ -47,6 +57,21 @@ SET_BY = {
 }
 """Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; empty: emailrl depends on the
 value."""
+VLLM_WORK: Final = 2 * GIB
+"""Part of vLLM's share reserved for activations and CUDA graphs. Assumed."""
+ADAPTER_BYTES: Final = 24
+"""Per parameter of the adapter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's
+dtype."""
+SHARE_FOR_BOTH: Final = 0.9
+"""Share of a GPU that trainer and sampler may take together; the rest is CUDA's, the logits and fragmentation."""
+GRAPHS_FROM_GIB: Final = 64
+"""Memory of a GPU from which graphs are captured for steps that read prompts. Smaller ones need it for the cache."""
+LARGE_STEPS: Final = (96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Tokens of such steps: tool results, of one conversation or several, and a token each of the others.
+
+By itself, vLLM captures up to twice MAX_BATCH_TRAJECTORIES, and launches the kernels of longer steps one by one: on 14B
+and an H200 a step of reading prompts and sampling then takes 82 ms instead of 47 (docs/performance.md).
+"""
 
 
 def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
@@ -261,3 +286,91 @@ def read_path_map(text: str) -> tuple[Path, Path] | None:
     if not separator or not here or not there.startswith("/"):
         raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Example: outputs=/mnt/outputs.")
     return Path(here).absolute(), Path(there)
+
+
+# -- sleep and CUDA graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What a trainer with fused layers needs of a GPU, in bytes."""
+
+    weights: int
+    """Of the frozen base."""
+    adapter: int
+    activations: int
+    """Of a full micro-batch, with everything kept that GRADIENT_CHECKPOINTING keeps where memory is ample."""
+    graphs: int = 0
+    """Of vLLM's CUDA graphs for this model, if it captures those of ``vllm_graphs``."""
+
+    @classmethod
+    def of_sizes(
+        cls, training: TrainingSettings, *, weights: int, adapter: int, itemsize: int, layers: int, **widths: int
+    ) -> Trainer:
+        """``adapter`` is in parameters, ``itemsize`` the base's; ``widths`` as for ``numbers_for``."""
+        numbers = {keep: numbers_for(keep, layers=layers, **widths) for keep in Keep}
+        keep = choose_keep(training.gradient_checkpointing, math.inf, numbers)
+        tokens = micro_batch_cap(training, on_gpu=True, hidden=widths["hidden"])
+        graphs = graph_bytes(layers=layers, hidden=widths["hidden"])
+        return cls(weights, ADAPTER_BYTES * adapter, tokens * itemsize * numbers[keep], graphs)
+
+    @classmethod
+    def of(cls, policy: Policy, settings: Settings) -> Trainer | None:
+        """A loaded policy's, None if it is not trained with fused layers: the needs of others are not known."""
+        from emailrl.policy.fused.model import fused_backbone
+
+        fused = fused_backbone(policy.model)
+        if not policy.trainable or fused is None:
+            return None
+        frozen = [parameter for parameter in policy.model.parameters() if not parameter.requires_grad]
+        return cls.of_sizes(
+            settings.training,
+            weights=sum(parameter.numel() * parameter.itemsize for parameter in frozen),
+            adapter=sum(parameter.numel() for _, parameter in policy.trainable_parameters()),
+            itemsize=policy.dtype.itemsize,
+            layers=len(fused.layers),
+            **fused.widths,
+        )
+
+
+def sleeps(settings: Settings, trainer: Trainer | None, card_bytes: float) -> bool:
+    """Whether vLLM releases a GPU of ``card_bytes`` to the trainer between rollouts.
+
+    It does as VLLM_ENABLE_SLEEP says; with ``auto``, unless both are known to fit.
+    """
+    wanted = settings.vllm.vllm_enable_sleep
+    if wanted != "auto" or trainer is None:
+        return wanted != "off"
+    both = trainer.weights + trainer.adapter + trainer.activations + vllm_share(settings, trainer.weights, card_bytes)
+    if capture_sizes(settings, card_bytes):
+        both += trainer.graphs
+    return both > SHARE_FOR_BOTH * card_bytes
+
+
+def vllm_share(settings: Settings, weight_bytes: int, card_bytes: float) -> float:
+    """Bytes of vLLM on each of its GPUs while it samples; KV_CACHE_GIB overrides VLLM_GPU_MEMORY_UTILIZATION."""
+    cache = settings.agent.kv_cache_gib
+    if cache is None:
+        return settings.vllm.vllm_gpu_memory_utilization * card_bytes
+    return weight_bytes // settings.vllm.vllm_tensor_parallel_size + VLLM_WORK + cache * GIB
+
+
+def capture_sizes(settings: Settings, card_bytes: float) -> list[int]:
+    """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them.
+
+    It chooses on small GPUs and on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if
+    VLLM_ENGINE_ARGS bears on it.
+    """
+    vllm = settings.vllm
+    if not GRAPHS_FROM_GIB * GIB <= card_bytes < math.inf or vllm.vllm_enforce_eager:
+        return []
+    given = any(word in vllm.vllm_engine_args for word in ("cudagraph", "compilation", "batched_tokens", "speculative"))
+    if given or vllm.vllm_tensor_parallel_size > 1:
+        return []
+    rows = settings.agent.max_batch_trajectories
+    return sorted({1, 2, 4, *range(8, rows, 8), rows, *(tokens for tokens in LARGE_STEPS if tokens > rows)})
+
+
+def graph_bytes(*, layers: int, hidden: int) -> int:
+    """Memory of the graphs of ``LARGE_STEPS``: 5.5 GiB measured on 14B (40 layers, 5,120 wide), else in proportion."""
+    return int(5.5 * GIB * layers * hidden / (40 * 5120))

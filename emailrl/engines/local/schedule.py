@@ -1,4 +1,4 @@
-"""Schedules conversations: which run, which wait for cache space, and which caches are kept for the next turn."""
+"""Schedules conversations: which run, which wait for cache space, and which share their beginning."""
 
 from __future__ import annotations
 
@@ -6,10 +6,31 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import torch
+
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.budget import BLOCK, blocks_of
-from emailrl.engines.kv_cache import BlockCache, Table, new_table
-from emailrl.engines.sampling import Uniforms
+from emailrl.engines.local.cache import BlockCache, Table, new_table
+
+UNIFORMS_PER_DRAW = 64
+"""Numbers drawn from a generator at a time; changing it changes the samples of every seed."""
+
+
+class Uniforms:
+    """An endless stream of uniform numbers in [0, 1 − 2⁻²⁴], determined by the seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._row: list[float] = []
+        self._next = UNIFORMS_PER_DRAW
+
+    def draw(self) -> float:
+        """The next number."""
+        if self._next == UNIFORMS_PER_DRAW:
+            self._row = torch.rand(UNIFORMS_PER_DRAW, generator=self._generator).tolist()
+            self._next = 0
+        self._next += 1
+        return self._row[self._next - 1]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +98,11 @@ class Schedule:
     def __init__(self, cache: BlockCache, limit: int) -> None:
         self.cache = cache
         self.limit = limit
-        """Maximum concurrent conversations, including cached ones."""
+        """Maximum concurrent conversations."""
         self.running: list[Conversation] = []
         """In arrival order."""
         self.paused: deque[Conversation] = deque()
         """Started but without blocks; they resume in order before new ones start."""
-        self.kept: dict[str, Conversation] = {}
-        """Finished turns by trajectory, oldest first; their blocks are freed when others need them."""
 
     @property
     def has_place(self) -> bool:
@@ -92,20 +111,14 @@ class Schedule:
 
     def admit(self, conversation: Conversation) -> bool:
         """Run a conversation if its tokens fit with one spare block per running one; else pause it."""
-        before = self.kept.pop(conversation.request.trajectory_id, None)
-        if before is not None:
-            self._take_over(conversation, before)
-        else:
-            self._share_beginning(conversation)
+        self._share_beginning(conversation)
         if not self.running:
             self._let_alone(conversation)
-        if not self._extend(conversation, spare=len(self.running)):
+        if not self.cache.extend(conversation.blocks, len(conversation.tokens), spare=len(self.running)):
             self._forget(conversation)
             self.paused.appendleft(conversation)
             return False
         self.running.append(conversation)
-        while self.kept and len(self.running) + len(self.kept) > self.limit:
-            self._drop_oldest()
         return True
 
     def make_room(self) -> int:
@@ -117,7 +130,7 @@ class Schedule:
         if self.running:
             self._let_alone(self.running[0])
         while place < len(self.running):
-            if self._extend(self.running[place]):
+            if self.cache.extend(self.running[place].blocks, len(self.running[place].tokens)):
                 place += 1
             else:
                 self._pause()
@@ -128,34 +141,21 @@ class Schedule:
         """Release all blocks; running conversations resume first."""
         while self.running:
             self._pause()
-        self.drop_kept()
-
-    def drop_kept(self) -> None:
-        """Release the blocks of all finished turns."""
-        while self.kept:
-            self._drop_oldest()
 
     def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
         """Replace a conversation by its next turn."""
         self._take_over(next_turn, conversation)
         self.running[self.running.index(conversation)] = next_turn
 
-    def leave(self, conversation: Conversation, *, keep: bool) -> None:
-        """Remove a conversation from the running ones; ``keep`` its cache for a later request, or free its blocks."""
+    def leave(self, conversation: Conversation) -> None:
+        """Remove a conversation from the running ones, and free its blocks."""
         self.running.remove(conversation)
-        if not keep:
-            self._forget(conversation)
-            return
-        identity = conversation.request.trajectory_id
-        if identity in self.kept:
-            self._forget(self.kept.pop(identity))
-        self.kept[identity] = conversation
+        self._forget(conversation)
 
     def clear(self) -> None:
         """Forget every conversation and free the cache, even after an interrupted step."""
         self.running.clear()
         self.paused.clear()
-        self.kept.clear()
         self.cache.free()
 
     def _let_alone(self, first: Conversation) -> None:
@@ -177,28 +177,18 @@ class Schedule:
     def _share_beginning(self, conversation: Conversation) -> None:
         """Start with the blocks of the conversation with the longest common prefix; of several, the first."""
         same, source = 0, None
-        for other in (*self.running, *self.kept.values()):
+        for other in self.running:
             if (longer := blocks_alike(conversation, other, same)) > same:
                 same, source = longer, other
         if source is not None:
             self.cache.share(source.blocks[:same], conversation.blocks)
             conversation.held = same * BLOCK
-            conversation.source = source if source in self.running else None  # a finished source has been read
-
-    def _extend(self, conversation: Conversation, spare: int = 0) -> bool:
-        while not self.cache.extend(conversation.blocks, len(conversation.tokens), spare):
-            if not self.kept:
-                return False
-            self._drop_oldest()
-        return True
+            conversation.source = source
 
     def _pause(self) -> None:
         conversation = self.running.pop()
         self._forget(conversation)
         self.paused.appendleft(conversation)
-
-    def _drop_oldest(self) -> None:
-        self._forget(self.kept.pop(next(iter(self.kept))))
 
     def _forget(self, conversation: Conversation) -> None:
         self.cache.release(conversation.blocks)

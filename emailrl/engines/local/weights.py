@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-SAMPLER_ADAPTERS = ("sampler-0", "sampler-1")
-"""Adapter names besides the trainer's: a version is loaded under one while the other still holds the last."""
+SAMPLER = "sampler"
+"""The adapter besides the trainer's."""
 
 
 class Weights(Protocol):
@@ -105,34 +105,26 @@ class SharedWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self.model: PreTrainedModel = model  # type: ignore[assignment]
-        self._adapter: str | None = None
+        self._bare = True
 
     def load(self, path: Path | None) -> None:
         """Load the version's adapter under a separate name; the trainer's is untouched."""
-        if path is None:
-            self._adapter = None
-            return
-        lora = read_plain_lora(path, self.model)
-        if self._adapter is not None and _overwrite(self.model, self._adapter, lora):
-            return
-        name = next(name for name in SAMPLER_ADAPTERS if name != self._adapter)
-        if isinstance(self.model, PeftModel):
-            self._read(self.model, path, name)
-        else:
-            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=name, torch_device="cpu")
-            self.model = wrapped  # type: ignore[assignment]
-        self._adapter = name
+        if path is not None:
+            lora = read_plain_lora(path, self.model)
+            if not _overwrite(self.model, lora):
+                self._add(path)
+        self._bare = path is None
 
-    def _read(self, model: PeftModel, path: Path, name: str) -> None:
-        training = model.training  # PEFT switches to evaluation when it loads
-        stale = name
-        try:
-            _delete(model, name)  # left from a version before a bare one
-            model.load_adapter(str(path), adapter_name=name, torch_device="cpu")  # else on GPU 0, as in policy.load
-            stale = next(other for other in SAMPLER_ADAPTERS if other != name)
-        finally:
-            _delete(model, stale)
-            model.train(training)
+    def _add(self, path: Path) -> None:
+        if not isinstance(self.model, PeftModel):
+            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER, torch_device="cpu")
+            self.model = wrapped  # type: ignore[assignment]
+            return
+        training = self.model.training  # PEFT switches to evaluation when it loads
+        if SAMPLER in self.model.peft_config:
+            self.model.delete_adapter(SAMPLER)
+        self.model.load_adapter(str(path), adapter_name=SAMPLER, torch_device="cpu")  # else on GPU 0, as in policy.load
+        self.model.train(training)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -143,12 +135,12 @@ class SharedWeights:
         try:
             if not isinstance(self.model, PeftModel):
                 yield
-            elif self._adapter is None:
+            elif self._bare:
                 with self.model.disable_adapter():
                     yield
             else:
                 before = self.model.active_adapter
-                self.model.set_adapter(self._adapter, inference_mode=True)
+                self.model.set_adapter(SAMPLER, inference_mode=True)
                 try:
                     yield
                 finally:
@@ -158,26 +150,21 @@ class SharedWeights:
                 self.model.train()
 
 
-def _overwrite(model: nn.Module, adapter: str, lora: PlainLora) -> bool:
-    """Copy ``lora`` into an adapter of the same rank on the same layers; returns whether the model has such an adapter.
+def _overwrite(model: nn.Module, lora: PlainLora) -> bool:
+    """Copy ``lora`` into the sampler's adapter, if the model has one of the same rank on the same layers.
 
     PEFT takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of modules.
     """
     modules = ((name.removeprefix("base_model.model."), module) for name, module in model.named_modules())
-    layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and adapter in one.lora_A}
-    if layers.keys() != lora.pairs.keys() or any(one.r[adapter] != lora.rank for one in layers.values()):
+    layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and SAMPLER in one.lora_A}
+    if layers.keys() != lora.pairs.keys() or any(one.r[SAMPLER] != lora.rank for one in layers.values()):
         return False
     with torch.no_grad():
         for name, (lora_a, lora_b) in lora.pairs.items():
-            layers[name].lora_A[adapter].get_parameter("weight").copy_(lora_a)
-            layers[name].lora_B[adapter].get_parameter("weight").copy_(lora_b)
-            layers[name].scaling[adapter] = lora.scale
+            layers[name].lora_A[SAMPLER].get_parameter("weight").copy_(lora_a)
+            layers[name].lora_B[SAMPLER].get_parameter("weight").copy_(lora_b)
+            layers[name].scaling[SAMPLER] = lora.scale
     return True
-
-
-def _delete(model: PeftModel, adapter: str) -> None:
-    if adapter in model.peft_config:
-        model.delete_adapter(adapter)
 
 
 def check_full_attention(config: Any) -> None:

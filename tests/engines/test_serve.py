@@ -18,10 +18,16 @@ from typing import Any
 import pytest
 from local_server import LocalServer, QuietHandler
 
+from emailrl.engines.vllm.serve import (
+    Server,
+    check_port,
+    deal_gpus,
+    find_gpus,
+    running,
+    server_environment,
+    wait_until_well,
+)
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.serving.command import deal_gpus, find_gpus, server_environment
-from emailrl.serving.server import Server, check_port
-from emailrl.serving.supervise import running, wait_until_well
 from emailrl.settings import load_settings
 
 STAND_IN = Path(__file__).parent / "stand_in"

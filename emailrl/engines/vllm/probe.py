@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from emailrl.engines.weights import adapter_sha256, device_of, sampling_weights
+from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
 from emailrl.errors import EmailRLError
 from emailrl.policy.logprobs import hidden_states, projection
 
@@ -45,30 +45,14 @@ class ProbeError(EmailRLError):
     """An engine that does not sample from the weights it was given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An engine's log-probabilities of the text, and the tokens that it drew one after another after it."""
-
-    prompt: list[float]
-    """Of ``Probe.ids[1:]``."""
-    sampled: list[int]
-    logprobs: list[float]
-
-
 @dataclass(frozen=True, eq=False)
-class ExpectedText:
-    """The trainer's log-probabilities of the text under one adapter."""
+class Expected:
+    """What an engine must answer under one adapter, by the trainer's model; usable in any thread."""
 
     adapter_sha256: str | None
     """None is the bare base model."""
     prompt: list[float]
-    """Of ``Probe.ids[1:]``."""
-
-
-@dataclass(frozen=True, eq=False)
-class Expected(ExpectedText):
-    """What servers must answer under one adapter, by the trainer's model; needs no model, so any thread can use it."""
-
+    """The trainer's log-probabilities of ``Probe.ids[1:]``."""
     logits: Tensor
     """``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
 
@@ -87,7 +71,7 @@ class Probe:
         first = max(len(self.ids) - PREFIXES, 0)
         self.prefixes = [self.ids[:end] for end in range(first + 1, len(self.ids) + 1)]
         """The longest prefixes of the text, itself included."""
-        self._answers: dict[str, tuple[ExpectedText, list[float]]] = {}
+        self._answers: dict[str, tuple[Expected, list[float]]] = {}
         """The last log-probabilities of the text from every engine, and those expected."""
 
     @property
@@ -110,29 +94,6 @@ class Probe:
             logits[-len(self.prefixes) :].float().cpu(),
         )
 
-    def prove(self, who: str, path: Path | None, ask: Callable[[], Answer]) -> str | None:
-        """Compare what ``ask`` gets from an engine under the adapter in ``path`` with the trainer's model.
-
-        The files in ``path`` are checked before ``ask`` is called. Returns the adapter's hash; raises ProbeError naming
-        ``who``.
-        """
-        with ThreadPoolExecutor(1) as pool:
-            sha256 = None if path is None else pool.submit(adapter_sha256, path)
-            self._weights.load(path)
-            answer = ask()
-            logits = self._logits([*self.ids, *answer.sampled[:-1]], 0)
-        after = len(self.ids) - 1
-        expected = ExpectedText(
-            None if sha256 is None else sha256.result(), _logprobs(logits[:after], self.ids[1:], 1.0)
-        )
-        self.check_prompt(who, answer.prompt, expected)
-
-        def own(temperature: float) -> list[float]:
-            return _logprobs(logits[after:], answer.sampled, temperature)
-
-        self._check_drawn(who, answer.logprobs, own)
-        return expected.adapter_sha256
-
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
         """The trainer's log-probabilities of ``ids[start:]``; at temperature 0, of the untempered distribution."""
         return _logprobs(self._logits(ids[:-1], start - 1), ids[start:], temperature)
@@ -148,7 +109,7 @@ class Probe:
             logits: Tensor = projection(model)(hidden_states(model, tokens)[0, start:])
         return logits
 
-    def check_prompt(self, who: str, prompt: Sequence[float], expected: ExpectedText) -> None:
+    def check_prompt(self, who: str, prompt: Sequence[float], expected: Expected) -> None:
         """Compare an engine's log-probabilities of ``ids[1:]`` with the expected ones.
 
         Raises ProbeError naming ``who``, also if they are those of another adapter bit for bit.

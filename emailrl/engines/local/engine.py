@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
-from emailrl.engines.attention import block_attention_in
-from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.base import Advance, Completion, Ended, Request, report
 from emailrl.engines.budget import (
     BLOCK,
     blocks_of,
@@ -28,19 +27,21 @@ from emailrl.engines.budget import (
     kv_heads_of,
     token_bytes_of,
 )
-from emailrl.engines.decode_graphs import DecodeGraphs
-from emailrl.engines.kv_cache import BlockCache
-from emailrl.engines.passes import Passes
-from emailrl.engines.report import report
-from emailrl.engines.schedule import Conversation, Schedule
-from emailrl.engines.weights import MergedWeights, adapter_sha256, check_full_attention, device_of, sampling_weights
+from emailrl.engines.local.cache import BlockCache, block_attention_in
+from emailrl.engines.local.graphs import DecodeGraphs
+from emailrl.engines.local.passes import Passes
+from emailrl.engines.local.schedule import Conversation, Schedule
+from emailrl.engines.local.weights import (
+    MergedWeights,
+    adapter_sha256,
+    check_full_attention,
+    device_of,
+    sampling_weights,
+)
 from emailrl.errors import EmailRLError
 
 if TYPE_CHECKING:
     from torch import nn
-
-Ended: TypeAlias = list[tuple[int, Completion]]
-"""A completion, and the index of the first request of its conversation."""
 
 
 class TransformersEngine:
@@ -127,17 +128,15 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
-        ended: Ended = []
+        ended = Ended(advance)
         self._set_budget(requests)
         try:
             with torch.inference_mode(), self.weights.active(), block_attention_in(self._config):
-                self._run(deque(enumerate(requests)), advance, ended)
+                self._run(deque(enumerate(requests)), ended)
         except BaseException:
             self.schedule.clear()  # an interrupted step leaves rows and tables half-written
             raise
-        if advance is None:
-            ended.sort(key=lambda pair: pair[0])
-        return [completion for _, completion in ended]
+        return ended.completions()
 
     def _set_budget(self, requests: Sequence[Request]) -> None:
         """Set the block limit of an empty cache; EmailRLError if a prompt needs more."""
@@ -158,13 +157,12 @@ class TransformersEngine:
         """Maximum tokens of a conversation: the context window, or the capacity of the whole cache."""
         return min(self.max_model_len, self._blocks * BLOCK)
 
-    def _run(self, waiting: deque[tuple[int, Request]], advance: Advance | None, ended: Ended) -> None:
+    def _run(self, waiting: deque[tuple[int, Request]], ended: Ended) -> None:
         schedule = self.schedule
 
         def end(place: int, completion: Completion) -> Request | None:
             completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
-            ended.append((place, completion))
-            return advance(completion) if advance is not None else None
+            return ended.add(place, completion)
 
         def begin(place: int, request: Request | None) -> Conversation | None:
             """The next turn with room for a token; turns without room are ended, and their follow-ups requested."""
@@ -187,7 +185,7 @@ class TransformersEngine:
                 if next_turn is not None:
                     schedule.go_on(conversation, next_turn)
                 else:
-                    schedule.leave(conversation, keep=advance is None)
+                    schedule.leave(conversation)
 
     def _pass(self) -> list[tuple[Conversation, str]]:
         """Prefill new tokens, then sample one for every running conversation; returns those that ended, and why.
@@ -210,7 +208,6 @@ class TransformersEngine:
         """Restart all running conversations with an empty cache, a smaller one if the old was mostly full."""
         schedule, cache = self.schedule, self.cache
         ran, longest = len(schedule.running), max(len(conversation.tokens) for conversation in schedule.running)
-        schedule.drop_kept()
         used, unused = cache.taken, len(cache.users) - 1 - cache.taken
         for conversation in schedule.running:
             conversation.rewind()

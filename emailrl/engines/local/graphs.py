@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emailrl.engines.attention import causal_mask
+from emailrl.engines.base import report
 from emailrl.engines.budget import BLOCK, blocks_of
-from emailrl.engines.kv_cache import BlockCache, Table
-from emailrl.engines.report import report
+from emailrl.engines.local.cache import BlockCache, Table, causal_mask
 from emailrl.plain import first_line
 
 if TYPE_CHECKING:
