@@ -113,8 +113,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """The fields of ``vllm.EngineArgs`` for vLLM in this process.
 
-    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``vllm_sleep``,
-    ``graphs`` by ``vllm_graphs``.
+    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``sleeps``,
+    ``graphs`` by ``capture_sizes``.
     """
     vllm = settings.vllm
     arguments: dict[str, Any] = {
@@ -301,7 +301,7 @@ class Trainer:
     activations: int
     """Of a full micro-batch, with everything kept that GRADIENT_CHECKPOINTING keeps where memory is ample."""
     graphs: int = 0
-    """Of vLLM's CUDA graphs for this model, if it captures those of ``vllm_graphs``."""
+    """Of vLLM's CUDA graphs for this model, if it captures ``LARGE_STEPS``."""
 
     @classmethod
     def of_sizes(

@@ -6,29 +6,24 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.test_vllm_server import adapters, ask, connect, model, policy, serve  # noqa: F401
-from engines.vllm_stub import BASE, VllmStub
+from engines.vllm.conftest import Connect, Serve, ask
+from engines.vllm_stub import BASE
 from hang import must_end
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.fleet import OTHER_FILES
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.engines.vllm.servers import VllmServers
 from emailrl.errors import EmailRLError
 
-# ruff: noqa: F811
 
-
-def test_a_conversation_ends_on_the_version_it_began_with(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_a_conversation_ends_on_the_version_it_began_with(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     stub, begun, loaded = serve(), threading.Event(), threading.Event()
     turns: list[str] = []
 
@@ -50,7 +45,7 @@ def test_a_conversation_ends_on_the_version_it_began_with(
 
 
 def test_a_pinned_version_stays_on_the_servers_until_it_is_closed(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     with closing(connect(stub, max_staleness=0)) as engine:
@@ -69,7 +64,7 @@ def test_a_pinned_version_stays_on_the_servers_until_it_is_closed(
 
 
 def test_the_cap_in_flight_is_the_replicas_over_all_threads(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve(delay=0.1)
     with closing(connect(stub, max_batch_trajectories=3)) as engine, ThreadPoolExecutor(2) as pool:
@@ -79,9 +74,7 @@ def test_the_cap_in_flight_is_the_replicas_over_all_threads(
     assert stub.http.busiest == 3
 
 
-def test_a_cancelled_call_ends_at_once(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_a_cancelled_call_ends_at_once(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     stub, begun = serve(delay=30), threading.Event()
     with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
         stub.http.delay = 0
@@ -102,8 +95,8 @@ def test_a_cancelled_call_ends_at_once(
 
 
 def test_the_only_server_may_be_away_for_a_while(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     adapters: list[Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -135,7 +128,7 @@ def test_the_only_server_may_be_away_for_a_while(
 
 
 def test_servers_that_stay_away_end_the_call_in_bounded_time(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     engine = connect(stub, vllm_return_timeout=0.5)
@@ -147,7 +140,7 @@ def test_servers_that_stay_away_end_the_call_in_bounded_time(
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], wrong: bool
+    serve: Serve, connect: Connect, adapters: list[Path], wrong: bool
 ) -> None:
     """Log-probabilities of a prompt beside other requests may end vLLM's engine."""
     stub = serve(delay=0.1)
@@ -177,8 +170,8 @@ def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
 
 
 def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     adapters: list[Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -202,7 +195,7 @@ def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again
 
 
 def test_log_probabilities_before_temperature_are_refused_when_a_version_is_loaded(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     with closing(connect(stub, temperature=0.5)) as engine:
@@ -217,7 +210,7 @@ def test_log_probabilities_before_temperature_are_refused_when_a_version_is_load
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("mixed_up", [False, True])
 def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], ahead: bool,
+    serve: Serve, connect: Connect, adapters: list[Path], ahead: bool,
     mixed_up: bool,
 ) -> None:  # fmt: skip
     """A proxy that gives every request the reply to the one before may pass the probe, which asks alone."""
@@ -257,7 +250,7 @@ def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
 
 @pytest.mark.parametrize("liar", [None, 1, 2])
 def test_a_completion_that_ends_after_the_next_version_was_handed_over_is_scored_by_its_own(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], liar: int | None
+    serve: Serve, connect: Connect, adapters: list[Path], liar: int | None
 ) -> None:
     stub = serve()
     answer = stub.http.reply
@@ -285,7 +278,7 @@ def test_a_completion_that_ends_after_the_next_version_was_handed_over_is_scored
 
 
 def test_a_version_outlives_restarts_in_every_round_of_a_step(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     """Each round of questions has its own event loop, to which asyncio's locks belong once they are waited for."""
     stub = serve(delay=0.1)
@@ -299,9 +292,7 @@ def test_a_version_outlives_restarts_in_every_round_of_a_step(
         pinned.close()
 
 
-def test_a_version_without_requests_leaves_nothing_behind(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_a_version_without_requests_leaves_nothing_behind(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     """Thousands of steps have thousands of versions, and what is in flight is added up for every request."""
     with closing(connect(serve())) as engine:
         for number, adapter in enumerate(adapters):
@@ -320,8 +311,8 @@ def few_files() -> Iterator[tuple[int, int]]:
 
 
 def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     few_files: tuple[int, int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -334,8 +325,8 @@ def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_reported(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

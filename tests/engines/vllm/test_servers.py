@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import shutil
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpcore
 import httpx
 import pytest
-import torch
-from engines.vllm_stub import BASE, VllmStub
-from tiny import cut_matrices, make_database, make_model, make_questions
+from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask, settings_for
+from engines.vllm_stub import BASE
+from tiny import cut_matrices, make_database, make_questions
 
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
@@ -24,80 +26,15 @@ from emailrl.engines.local.weights import adapter_sha256
 from emailrl.engines.vllm.arguments import read_path_map, read_urls
 from emailrl.engines.vllm.fleet import _certificates
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.engines.vllm.servers import VllmServers
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.load import Policy, load_policy
+from emailrl.policy.load import Policy
 from emailrl.rollout.audit import audit
 from emailrl.rollout.collect import build_collector
-from emailrl.settings import Settings, load_settings
-
-KEPT_ADAPTERS = 3
-"""MAX_STALENESS + 2, with its default of 1 for servers."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("vllm") / "model")
-
-
-@pytest.fixture(scope="module")
-def policy(model: Path) -> Policy:
-    return load_policy(load_settings({"model_name": str(model)}, environ={}, cwd=model))
-
-
-@pytest.fixture(scope="module")
-def adapters(model: Path) -> list[Path]:
-    """Folders of random adapters that change every linear layer; each other's opinions differ by some tenths."""
-    folders = []
-    for seed in range(KEPT_ADAPTERS + 2):
-        settings = load_settings({"model_name": str(model), "lora_rank": 4}, environ={}, cwd=model)
-        one = load_policy(settings, trainable=True)
-        generator = torch.Generator().manual_seed(seed)
-        for _, parameter in one.trainable_parameters():
-            with torch.no_grad():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        one.save_adapter(model.parent / f"adapter-{seed}")
-        folders.append(model.parent / f"adapter-{seed}")
-    return folders
-
-
-@pytest.fixture
-def serve(policy: Policy) -> Iterator[Callable[..., VllmStub]]:
-    stubs: list[VllmStub] = []
-
-    def start(**changes: float) -> VllmStub:
-        stubs.append(VllmStub(policy, **changes))
-        return stubs[-1]
-
-    yield start
-    for stub in stubs:
-        stub.close()
-
-
-@pytest.fixture
-def connect(policy: Policy, model: Path) -> Callable[..., VllmServers]:
-    def build(*stubs: VllmStub, **overrides: Any) -> VllmServers:
-        engine = build_engine(settings_for(model, *stubs, **overrides), policy)
-        assert isinstance(engine, VllmServers)
-        return engine
-
-    return build
-
-
-def settings_for(model: Path, *stubs: VllmStub, **overrides: Any) -> Settings:
-    urls = ",".join(stub.url for stub in stubs)
-    given = {"model_name": str(model), "engine": "vllm", "vllm_urls": urls, "temperature": 1.0, "vllm_retries": 2,
-             "vllm_return_timeout": 0}  # fmt: skip
-    return load_settings(given | overrides, environ={}, cwd=model)
-
-
-def ask(engine: VllmServers, count: int = 4, *, max_tokens: int = 6) -> list[Completion]:
-    sampling = SamplingParams(max_tokens, 1.0)
-    return engine.generate([Request(f"t{n}", sampling, [5, 6, 7 + n], seed=n) for n in range(count)])
+from emailrl.settings import load_settings
 
 
 def test_it_samples_what_the_in_process_engine_samples_and_stamps_it(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     with closing(connect(stub)) as engine:
@@ -117,7 +54,7 @@ def test_it_samples_what_the_in_process_engine_samples_and_stamps_it(
 
 
 def test_no_server_gets_to_see_an_adapter_whose_files_are_refused(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], tmp_path: Path
+    serve: Serve, connect: Connect, adapters: list[Path], tmp_path: Path
 ) -> None:
     stub, damaged = serve(), cut_matrices(Path(shutil.copytree(adapters[0], tmp_path / "damaged")))
     with closing(connect(stub)) as engine:
@@ -131,7 +68,7 @@ def test_no_server_gets_to_see_an_adapter_whose_files_are_refused(
 
 
 def test_every_version_has_a_name_of_its_own_on_every_replica_and_old_ones_go(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stubs = serve(), serve()
     engine = connect(*stubs)
@@ -150,7 +87,7 @@ def test_every_version_has_a_name_of_its_own_on_every_replica_and_old_ones_go(
 
 
 def test_another_engine_on_the_same_server_takes_other_names(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     one, other = connect(stub), connect(stub)
@@ -163,7 +100,7 @@ def test_another_engine_on_the_same_server_takes_other_names(
 
 @pytest.mark.parametrize("wrong", ["ignored", "another"])
 def test_a_replica_with_other_weights_is_named(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], wrong: str
+    serve: Serve, connect: Connect, adapters: list[Path], wrong: str
 ) -> None:
     good, bad = serve(), serve()
     bad.ignore_adapters = wrong == "ignored"
@@ -174,7 +111,7 @@ def test_a_replica_with_other_weights_is_named(
 
 
 def test_an_adapter_that_changes_less_than_rounding_must_still_change_the_answer(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     engine = connect(stub, vllm_probe_tolerance=2.0)
@@ -185,9 +122,7 @@ def test_an_adapter_that_changes_less_than_rounding_must_still_change_the_answer
         engine.load_adapter(adapters[2], "v-3")
 
 
-def test_logprobs_before_temperature_are_refused(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_logprobs_before_temperature_are_refused(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     stub = serve()
     connect(stub, temperature=0.5).load_adapter(adapters[0], "v-1")
     stub.untempered = True
@@ -196,7 +131,7 @@ def test_logprobs_before_temperature_are_refused(
 
 
 def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], tmp_path: Path
+    serve: Serve, connect: Connect, adapters: list[Path], tmp_path: Path
 ) -> None:
     stub = serve()
     with pytest.raises(EmailRLError, match=r"did not load the adapter /nowhere.*No adapter found.*ADAPTER_PATH_MAP"):
@@ -209,8 +144,8 @@ def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
 
 
 def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     adapters: list[Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -238,9 +173,7 @@ def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
     assert one.served and set(one.served) == set(one.adapters) - {BASE}
 
 
-def test_all_dead_is_one_clear_error(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_all_dead_is_one_clear_error(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     one, other = serve(), serve()
     engine = connect(one, other)
     engine.load_adapter(adapters[0], "v-1")
@@ -255,8 +188,8 @@ def test_all_dead_is_one_clear_error(
 
 
 def test_a_dead_replica_at_the_start_is_told_and_the_other_works(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     adapters: list[Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -269,7 +202,7 @@ def test_a_dead_replica_at_the_start_is_told_and_the_other_works(
 
 
 def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     engine = connect(stub)
@@ -281,7 +214,7 @@ def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
 
 @pytest.mark.parametrize("failure", [(429, {}, {"Retry-After": "0.05"}), (425, {}), (503, {}), (None, None)])
 def test_passing_failures_are_tried_again_elsewhere(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path], failure: tuple[Any, ...]
+    serve: Serve, connect: Connect, adapters: list[Path], failure: tuple[Any, ...]
 ) -> None:
     one, other = serve(), serve()
     engine = connect(one, other)
@@ -294,8 +227,8 @@ def test_passing_failures_are_tried_again_elsewhere(
 @pytest.mark.parametrize("status", [408, 425, 429])
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/load_lora_adapter", "/v1/completions"])
 def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     adapters: list[Path],
     capsys: pytest.CaptureFixture[str],
     path: str,
@@ -315,8 +248,8 @@ def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
 
 
 def test_a_server_whose_window_has_become_smaller_is_excluded(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     adapters: list[Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -337,9 +270,7 @@ def test_a_server_whose_window_has_become_smaller_is_excluded(
             assert len(engine.alive) == 2
 
 
-def test_a_busy_server_is_left_alone_as_long_as_it_asks(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_a_busy_server_is_left_alone_as_long_as_it_asks(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     stub = serve()
     engine = connect(stub)
     engine.load_adapter(adapters[0], "v-1")
@@ -349,7 +280,7 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(
 
 
 def test_what_a_server_will_not_take_ends_one_trajectory_alone(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
+    serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
     engine = connect(stub)
@@ -360,9 +291,7 @@ def test_what_a_server_will_not_take_ends_one_trajectory_alone(
     assert len(errors) == 1 and "HTTP 400" in errors[0] and "no such token" in errors[0]
 
 
-def test_a_slow_replica_is_left_for_another(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_a_slow_replica_is_left_for_another(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     slow, quick = serve(), serve()
     engine = connect(slow, quick, vllm_timeout=60.0)
     engine.load_adapter(adapters[0], "v-1")
@@ -373,8 +302,8 @@ def test_a_slow_replica_is_left_for_another(
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_end(
-    serve: Callable[..., VllmStub],
-    connect: Callable[..., VllmServers],
+    serve: Serve,
+    connect: Connect,
     adapters: list[Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -387,9 +316,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(
     assert time.monotonic() - begun < 5
 
 
-def test_a_conversation_stays_where_its_keys_are(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], adapters: list[Path]
-) -> None:
+def test_a_conversation_stays_where_its_keys_are(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     stubs = serve(), serve()
     engine = connect(*stubs)
     engine.load_adapter(adapters[0], "v-1")
@@ -409,9 +336,7 @@ def test_a_conversation_stays_where_its_keys_are(
     assert [len(seen) for seen in places.values()] == [1] * 4 and {min(s) for s in places.values()} == {0, 1}
 
 
-def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers]
-) -> None:
+def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(serve: Serve, connect: Connect) -> None:
     engine = connect(serve(), max_model_len=20)
     full, almost = engine.generate(
         [Request("a", SamplingParams(6, 1.0), [5] * 20), Request("b", SamplingParams(6, 1.0), [5] * 18)]
@@ -420,9 +345,7 @@ def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(
     assert len(almost.token_ids) <= 2
 
 
-def test_rollouts_pass_the_token_audit(
-    serve: Callable[..., VllmStub], policy: Policy, model: Path, tmp_path: Path
-) -> None:
+def test_rollouts_pass_the_token_audit(serve: Serve, policy: Policy, model: Path, tmp_path: Path) -> None:
     make_database(tmp_path / "mail.db")
     settings = settings_for(model, serve(), db=tmp_path / "mail.db", max_tokens=5, max_turns=2)
     with closing(build_engine(settings, policy)) as engine:
@@ -479,9 +402,7 @@ def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
     build_engine(load_settings(given | {"temperature": 1.0}, environ={}, cwd=model), policy)
 
 
-def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers]
-) -> None:
+def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(serve: Serve, connect: Connect) -> None:
     """Ten at once is for chat servers that strangers share; without the setting these get 256 each."""
     for options, least, most in (
         ({}, 4, 12), ({"rollout_concurrency": 3}, 2, 3), ({"max_batch_trajectories": 3}, 2, 3),
@@ -497,16 +418,14 @@ def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(
     [({"litellm_timeout": 0.2}, 0.2), ({"litellm_timeout": 60, "vllm_timeout": 0.2}, 0.2)],
 )
 def test_a_server_is_waited_for_as_long_as_was_chosen(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], options: dict[str, float], seconds: float
+    serve: Serve, connect: Connect, options: dict[str, float], seconds: float
 ) -> None:
     stub = serve(delay=3 * seconds)
     with pytest.raises(EmailRLError), closing(connect(stub, vllm_retries=0, **options)) as engine:
         ask(engine, 1)
 
 
-def test_certificates_are_read_once(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificates_are_read_once(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """25 ms of CPU time, for several clients in every step."""
     read = [0]
     original = ssl.create_default_context
@@ -524,7 +443,7 @@ def test_certificates_are_read_once(
 
 
 def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(
-    serve: Callable[..., VllmStub], connect: Callable[..., VllmServers], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would keep the trainer's process busy for seconds when hundreds of completions end together."""
     many, looked, waiting = 96, [0], [96]
@@ -555,3 +474,82 @@ def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(
     monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_idle", counted)
     connect(serve()).fleet.run(ask_all)
     assert not waiting[0] and looked[0] < 10 * many**2
+
+
+# -- adapters of other runs
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """A run under way."""
+    lock = os.open(run / ".lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+Versions = Callable[[str], Path]
+
+
+@pytest.fixture
+def versions(tmp_path: Path, adapters: list[Path]) -> Versions:
+    """The adapter of a run, by name."""
+
+    def make(run: str) -> Path:
+        return Path(shutil.copytree(adapters[0], tmp_path / run / "policy/v-000001"))
+
+    return make
+
+
+def test_a_server_of_a_run_under_way_is_refused_before_it_is_probed(
+    serve: Serve, connect: Connect, versions: Versions, tmp_path: Path
+) -> None:
+    stub, mine = serve(), versions("mine")
+    stub.adapters["emailrl-abcd-v-000001"] = versions("other")
+    with locked(tmp_path / "other"), pytest.raises(UsageError, match="in use by another training run") as raised:
+        connect(stub).load_adapter(mine, "v-000001")
+    assert str(tmp_path / "other") in raised.value.message and "servers of its own" in raised.value.hint
+    assert set(stub.calls) == {"/v1/models"}
+
+
+def test_what_an_ended_run_left_there_is_no_obstacle(
+    serve: Serve, connect: Connect, versions: Versions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = serve()
+    stub.adapters["emailrl-abcd-v-000001"] = versions("other")
+    stub.adapters["emailrl-abcd-v-000002"] = Path("/no\0path")
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(versions("mine"), "v-000001")
+        assert len(ask(engine, 2)) == 2
+    assert "another run" not in capsys.readouterr().err
+
+
+def test_a_resumed_run_finds_its_own_adapters(
+    serve: Serve, connect: Connect, versions: Versions, tmp_path: Path
+) -> None:
+    stub, mine = serve(), versions("mine")
+    stub.adapters["emailrl-abcd-v-000001"] = mine  # of the process that was killed
+    with locked(tmp_path / "mine"), closing(connect(stub)) as engine:
+        engine.load_adapter(mine, "v-000001")
+
+
+def test_a_run_on_another_host_is_reported(
+    serve: Serve, connect: Connect, versions: Versions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = serve()
+    stub.adapters["emailrl-abcd-v-000001"] = Path("/elsewhere/run/policy/v-000001")
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(versions("mine"), "v-000001")
+    said = capsys.readouterr().err
+    assert said.count("holds adapters of another run, /elsewhere/run, which is not visible here.") == 1
+
+
+def test_the_path_map_leads_back_to_the_run(serve: Serve, connect: Connect, versions: Versions, tmp_path: Path) -> None:
+    stub, mine = serve(), versions("mine")
+    stub.adapters["emailrl-abcd-v-000001"] = Path("/mnt/outputs/other/policy/v-000001")
+    versions("other")
+    engine = connect(stub, vllm_adapter_path_map=f"{tmp_path}=/mnt/outputs")
+    with locked(tmp_path / "other"), pytest.raises(UsageError, match="in use by another training run"):
+        engine.load_adapter(mine, "v-000001")
