@@ -77,14 +77,6 @@ def test_the_clocks_of_a_training_step_fit_the_run(without_vllm: None, monkeypat
     assert len(steps) == 2
 
 
-def test_speculation_can_be_watched(without_vllm: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bench = importlib.import_module("bench_speculation")
-    words = "--smoke --model nano --questions-asked 1 --variant 4 --work"
-    monkeypatch.setattr(sys, "argv", ["bench", *words.split(), str(tmp_path)])
-    row = bench.measure(bench.arguments())
-    assert row["greedy"]["tokens_per_row"] > 1 and row["gap"] < 0.1
-
-
 def test_sides_are_handed_out_one_at_a_time_on_each_gpu(scripts: None) -> None:
     processes = importlib.import_module("processes")
     busy: set[str] = set()

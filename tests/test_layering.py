@@ -16,7 +16,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"quickstart"},
-    {"benchmark", "inspection", "export", "plan", "agent", "doctor", "openrlhf", "serving"},
+    {"benchmark", "inspection", "export", "plan", "agent", "doctor", "openrlhf"},
     {"sft"},
     {"training"},
     {"evaluation"},

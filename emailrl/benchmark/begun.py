@@ -39,7 +39,7 @@ def to_resume(
 
 def all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings) -> dict[str, Any]:
     """The conditions that a resumed benchmark must share with the original."""
-    from emailrl.engines.weights import adapter_sha256
+    from emailrl.engines.local.weights import adapter_sha256
 
     adapters = [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects]
     models = ", ".join(subject.label for subject in subjects)

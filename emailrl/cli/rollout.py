@@ -161,7 +161,7 @@ def _all_conditions(
     settings: Settings, scenarios: list[Scenario], adapter: Adapter | None, *, group_size: int, split: str
 ) -> dict[str, object]:
     """Conditions that a resumed rollout must share with the original."""
-    from emailrl.engines.weights import adapter_sha256
+    from emailrl.engines.local.weights import adapter_sha256
     from emailrl.rollout.journal import playing_conditions
 
     policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}

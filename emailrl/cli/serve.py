@@ -24,7 +24,7 @@ from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_opt
 from emailrl.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from emailrl.serving.server import Server
+    from emailrl.engines.vllm.serve import Server
     from emailrl.settings import Settings
 
 EVERYWHERE = ("0.0.0.0", "::")
@@ -54,8 +54,8 @@ def serve(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.engines.vllm.serve import running, supervise, wait_until_well
     from emailrl.remote.destination import is_this_machine
-    from emailrl.serving.supervise import running, supervise, wait_until_well
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, trust=trust)
@@ -86,8 +86,15 @@ def _servers(
     extra: list[str] | tuple[()],
 ) -> list[Server]:
     from emailrl.disk import check_own
-    from emailrl.serving.command import deal_gpus, find_gpus, log_file, server_command, server_environment
-    from emailrl.serving.server import Server, check_port
+    from emailrl.engines.vllm.serve import (
+        Server,
+        check_port,
+        deal_gpus,
+        find_gpus,
+        log_file,
+        server_command,
+        server_environment,
+    )
 
     shares = deal_gpus(find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
     servers = []

@@ -52,7 +52,7 @@ def engine_gpus(settings: Settings) -> int:
 
 def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> Engine:
     """A chat-server engine for ``settings.model.name``; ``tools`` are OpenAI function schemas."""
-    from emailrl.engines.openai_engine import OpenAIEngine
+    from emailrl.engines.openai import OpenAIEngine
 
     return OpenAIEngine(settings, tools)
 
@@ -65,7 +65,7 @@ def check_engine(settings: Settings, *, trainable: bool) -> None:
             "Use --engine transformers or vllm.",
         )
     if settings.agent.engine == "vllm":
-        from emailrl.engines.vllm_arguments import check_vllm
+        from emailrl.engines.vllm.arguments import check_vllm
 
         check_vllm(settings, trainable=trainable)
 
@@ -75,7 +75,7 @@ def check_player(settings: Settings) -> None:
     if not is_chat(settings):
         check_engine(settings, trainable=False)
         return
-    from emailrl.engines.openai_engine import checked_key
+    from emailrl.engines.openai import checked_key
 
     checked_key(settings)
 
@@ -91,7 +91,7 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
     if settings.agent.engine == "vllm":
         return _build_vllm(settings, policy)
     from emailrl.engines.budget import GIB, most_rows
-    from emailrl.engines.transformers_engine import TransformersEngine
+    from emailrl.engines.local.engine import TransformersEngine
 
     model = policy.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -111,17 +111,17 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
 
 
 def _build_vllm(settings: Settings, policy: Policy) -> PolicyEngine:
-    from emailrl.engines.probe import Probe
+    from emailrl.engines.local.engine import generation_stop_ids
     from emailrl.engines.renderer import stop_ids
-    from emailrl.engines.transformers_engine import generation_stop_ids
+    from emailrl.engines.vllm.probe import Probe
 
     tolerance = settings.vllm.vllm_probe_tolerance
     probe = Probe(policy, temperature=settings.agent.temperature, tolerance=tolerance)
     stops = stop_ids(policy.tokenizer) | generation_stop_ids(policy.model)
     if settings.vllm.vllm_urls:
-        from emailrl.engines.vllm_server import VllmServers
+        from emailrl.engines.vllm.servers import VllmServers
 
         return VllmServers(settings, probe, stops)
-    from emailrl.engines.vllm_engine import VllmEngine
+    from emailrl.engines.vllm.local import VllmEngine
 
     return VllmEngine(settings, policy, probe, stops)

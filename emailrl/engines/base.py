@@ -1,12 +1,15 @@
-"""The engine interface: batched completions, each trajectory at its own pace."""
+"""The engine interface: batched completions, each trajectory at its own pace; and what all engines share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from emailrl.plain import tell
 from emailrl.trajectory import Message
 
 
@@ -28,8 +31,8 @@ class SamplingParams:
 class Request:
     """Ask for one completion.
 
-    ``trajectory_id`` names the conversation: if ``prompt_ids`` extend the tokens the engine last held for it, its KV
-    cache is reused. Token engines read ``prompt_ids``; chat engines read ``messages``. ``seed`` determines the sampled
+    ``trajectory_id`` names the conversation: if ``prompt_ids`` of a follow-up extend its tokens, its KV cache is
+    reused. Token engines read ``prompt_ids``; chat engines read ``messages``. ``seed`` determines the sampled
     ids independently of the rest of the batch.
     """
 
@@ -141,15 +144,71 @@ class VersionedEngine(PolicyEngine, Protocol):
         ...
 
     def hand_over(self, path: Path | None, version: str) -> PinnedEngine:
-        """Do what loading the adapter in ``path`` needs the trainer's model for; the rest is the result's ``load``.
+        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest.
 
         Call it, and anything else that loads a version, only after the last one's ``load`` has ended and ``settle``.
         """
         ...
 
     def settle(self) -> None:
-        """Verify with the trainer's model what was sampled since: while a version was loaded, and in its rollouts.
+        """Check everything sampled since the last call against the trainer's model.
 
         Raises EmailRLError if it is wrong; call it before training on rollouts.
         """
         ...
+
+
+class Ended:
+    """The completions of one call of ``generate``, as they end."""
+
+    def __init__(self, advance: Advance | None) -> None:
+        self._advance = advance
+        self._ended: list[tuple[int, Completion]] = []
+
+    def add(self, place: int, completion: Completion) -> Request | None:
+        """Add one of the conversation that began with request number ``place``; returns its next request."""
+        self._ended.append((place, completion))
+        return self._advance(completion) if self._advance is not None else None
+
+    def completions(self) -> list[Completion]:
+        """All of them, in the order of ``Engine.generate``."""
+        if self._advance is None:
+            self._ended.sort(key=lambda pair: pair[0])
+        return [completion for _, completion in self._ended]
+
+
+async def converse(
+    requests: Sequence[Request],
+    complete: Callable[[Request], Awaitable[Completion]],
+    advance: Advance | None,
+    *,
+    limit: int,
+) -> list[Completion]:
+    """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time.
+
+    A conversation keeps its slot until it ends, so that its next turn soon hits the server's prompt cache. An exception
+    from ``complete`` cancels all of them and propagates.
+    """
+    gate, ended = asyncio.Semaphore(limit), Ended(advance)
+
+    async def conversation(place: int, request: Request | None) -> None:
+        async with gate:
+            while request is not None:
+                request = ended.add(place, await complete(request))
+
+    tasks = [asyncio.ensure_future(conversation(place, request)) for place, request in enumerate(requests)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return ended.completions()
+
+
+def report(line: str) -> None:
+    """Report to the user on stderr, and to the run's log if there is one."""
+    logger = logging.getLogger("emailrl.engines")
+    if logger.hasHandlers():
+        logger.warning("%s", line)
+    tell(line)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from emailrl.engines.template import apply_template
 from emailrl.errors import EmailRLError
 from emailrl.trajectory import Message, ToolCall
 
@@ -195,6 +194,26 @@ def checked_arguments(value: Any) -> dict[str, Any]:
     if level:
         raise ValueError("tool call's arguments are nested too deep")
     return value
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, Any]],
+    tools: list[Any] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> str:
+    """Render a conversation with the tokenizer's template, in Jinja's sandbox; EmailRLError if it fails."""
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except Exception as error:  # it may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
+        raise EmailRLError(
+            f"The model's chat template cannot be used: {reason}.", "Set CHAT_TEMPLATE to one that works."
+        ) from None
+    return str(text)
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

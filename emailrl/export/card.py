@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from emailrl.checkpoints import Confirmed, Metadata
-from emailrl.engines.vllm_arguments import LORA_RANKS
+from emailrl.engines.vllm.arguments import LORA_RANKS
 from emailrl.policy.resolve import PACKAGED
 
 _SHOWN = {

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from emailrl.engines import budget, engine_gpus, has_servers, vllm_in_process
-from emailrl.engines.vllm_graphs import capture_sizes, graph_bytes
-from emailrl.engines.vllm_sleep import VLLM_WORK, Trainer, sleeps, vllm_share
+from emailrl.engines.vllm.arguments import VLLM_WORK, Trainer, capture_sizes, graph_bytes, sleeps, vllm_share
 from emailrl.plan.devices import GIB, Device
 from emailrl.plan.tokens import Tokens
 from emailrl.policy.layout import (

@@ -12,7 +12,7 @@ from typing import Final
 
 from emailrl.engines import engine_gpus, has_servers
 from emailrl.engines.budget import most_requests, rows_per_server, server_share
-from emailrl.engines.vllm_sleep import VLLM_WORK
+from emailrl.engines.vllm.arguments import VLLM_WORK
 from emailrl.plain import counted
 from emailrl.plan.devices import GIB, Device
 from emailrl.plan.memory import Memory, plan_memory

@@ -66,16 +66,9 @@ class VllmSettings(Section):
     """Disable CUDA graphs: less memory, slower sampling."""
     vllm_enable_prefix_caching: bool = True
     """Reuse the KV cache of common prompt prefixes."""
-    vllm_speculative_tokens: NonNegative = 0
-    """Tokens that vLLM drafts per step by continuing an earlier occurrence of the last ones (n-gram speculation), and
-    verifies at once; 0 drafts none. The sampling distribution stays the same."""
     vllm_enable_sleep: Annotated[Literal["auto", "off", "on"], BeforeValidator(on_or_off)] = "auto"
     """In-process vLLM releases its GPU memory to the trainer between rollouts; auto does so unless the GPU has room for
     both. true and false mean on and off."""
-    vllm_max_loras: Positive = 1
-    """Maximum adapters per batch."""
-    vllm_max_lora_rank: Positive | None = None
-    """Maximum rank of an adapter to load; default: the first adapter's."""
     vllm_engine_args: Annotated[str, Code(), AfterValidator(_without_secrets)] = ""
     """Further vLLM engine arguments as a JSON object, for vLLM in process and `serve`: `{"kv_cache_dtype": "fp8"}`.
     Arguments that other settings determine are refused, and so are secrets."""

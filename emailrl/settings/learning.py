@@ -29,9 +29,6 @@ class TrainingSettings(Section):
     """Maximum training steps, in every mode; a step is one round of rollouts and the updates on them."""
     num_train_epochs: Annotated[Positive, Env("NUM_TRAIN_EPOCHS", "NUM_EPOCHS"), Flag("--epochs")] = 2
     """Passes over the questions; limits only the modes simple and rollout."""
-    rest_epochs: NonNegative = 0
-    """Passes that skip a question after all its rollouts were right or all were wrong; 0 asks every question in every
-    pass."""
     per_device_train_batch_size: Annotated[
         Positive, Env("PER_DEVICE_TRAIN_BATCH_SIZE", "GROUPS_PER_STEP"), Flag("--batch-size")
     ] = 4

@@ -71,7 +71,7 @@ NEEDS: Final = (
     Need(
         "note",
         "vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_enforce_eager vllm_enable_prefix_caching"
-        " vllm_enable_sleep vllm_max_loras vllm_max_lora_rank",
+        " vllm_enable_sleep",
         "VLLM_URLS unset, because servers have their own flags",
         lambda now: not now.vllm_urls,
     ),
@@ -219,13 +219,6 @@ NEEDS: Final = (
         "",
         lambda now: now.algorithm != "gspo" or now.updates > 1,
         f"--algorithm gspo differs from grpo only in its aggregation without {_UPDATES}",
-    ),
-    Need(
-        "note",
-        "vllm_max_loras",
-        "",
-        lambda now: now.vllm_urls or now.vllm_max_loras == 1,
-        "VLLM_MAX_LORAS above 1 has no effect in process, where one adapter is active at a time",
     ),
 )
 

@@ -121,7 +121,6 @@ def loop(run: Run) -> None:
             trained = run.train(samples, paid)
         run.record_training(collected, samples, trained.tokens)
         rollouts = rollout_metrics(collected)
-        state.note_pass_rates(questions.asked, collected.groups)
         state.end_step(questions.cursor, rollouts["accuracy"])
         metrics = {"step": state.step, "epoch": state.cursor.epoch} | update_metrics(trained.metrics) | rollouts
         metrics |= policy_ages(collected, state.step - 1)

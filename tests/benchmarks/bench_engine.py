@@ -30,8 +30,8 @@ import torch
 from transformers import PreTrainedModel
 
 from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingParams
+from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.engines.transformers_engine import TransformersEngine
 from emailrl.environment import MailEnvironment
 from emailrl.environment.tools import tool_schemas
 from emailrl.policy.load import load_policy

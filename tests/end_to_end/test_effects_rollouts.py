@@ -14,9 +14,8 @@ from rewards.stub_scorer import StubScorer
 from tiny import collector_of
 
 from emailrl.engines import build_engine
-from emailrl.engines.transformers_engine import TransformersEngine
-from emailrl.engines.vllm_arguments import engine_arguments
-from emailrl.engines.vllm_sleep import Trainer, sleeps
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.vllm.arguments import Trainer, engine_arguments, sleeps
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
 from emailrl.rewards.http_reward import HttpReward
@@ -164,19 +163,6 @@ def test_vllm_sleeps_as_it_is_told(make_settings: MakeSettings) -> None:
     assert [sleeps(make_settings(vllm_enable_sleep=value), small, 100) for value in ("auto", "on", "off")] == [
         False, True, False,
     ]  # fmt: skip
-
-
-@shows("vllm_speculative_tokens")
-def test_speculation_drafts_tokens(make_settings: MakeSettings) -> None:
-    def speculation(**changes: int) -> object:
-        made = engine_arguments(
-            make_settings(**changes), model="m", dtype="bfloat16", lora_rank=8, on_gpu=True, sleeps=True
-        )
-        return made.get("speculative_config")
-
-    assert speculation() is None
-    lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    assert speculation(vllm_speculative_tokens=3) == lookup | {"num_speculative_tokens": 3}
 
 
 @shows(*VLLM)

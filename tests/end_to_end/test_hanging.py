@@ -14,7 +14,7 @@ from ranks.processes import in_ranks
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.engines.base import Completion
-from emailrl.engines.replicas import read_completion
+from emailrl.engines.vllm.replica import read_completion
 from emailrl.errors import EmailRLError
 from emailrl.ranks import Place
 from emailrl.settings import Settings, load_settings
@@ -54,7 +54,7 @@ def settings(
     options: Callable[..., dict[str, Any]], stub: VllmStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Settings]:
     """Settings of a run whose environments hang from the start."""
-    monkeypatch.setattr("emailrl.engines.vllm_play.read_completion", stopped)
+    monkeypatch.setattr("emailrl.engines.vllm.fleet.read_completion", stopped)
     (tmp_path / "hanging.py").write_text(HANGING)
     (tmp_path / "hang").touch()
 

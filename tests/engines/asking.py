@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.openai_engine import OpenAIEngine
+from emailrl.engines.openai import OpenAIEngine
 from emailrl.settings import Settings, load_settings
 from emailrl.trajectory import Message
 

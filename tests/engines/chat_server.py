@@ -12,7 +12,7 @@ from typing import Any
 from local_server import LocalServer, QuietHandler
 
 Reply = Callable[[dict[str, Any]], "tuple[int, Any] | tuple[int, Any, dict[str, str]]"]
-"""From a request's body to (status, JSON body) or (status, JSON body, headers)."""
+"""From a request's body to (status, JSON body) or (status, JSON body, headers); bytes are sent as they are."""
 
 
 class StubServer:
@@ -54,7 +54,7 @@ class StubServer:
                 if status is None:
                     self.close_connection = True
                     return
-                payload = json.dumps(content).encode()
+                payload = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(payload)))

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.decode_graphs import DecodeGraphs, pack, padded_step
-from emailrl.engines.kv_cache import Table
-from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.engines.local.cache import Table
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.local.graphs import DecodeGraphs, pack, padded_step
 
 ROWS, WIDTH = 24, 7
 

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
-from emailrl.engines import passes, transformers_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import GIB
-from emailrl.engines.kv_cache import BlockLayer
-from emailrl.engines.schedule import Conversation
-from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.engines.local import engine as local_engine
+from emailrl.engines.local import passes
+from emailrl.engines.local.cache import BlockLayer
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.local.schedule import Conversation
 from emailrl.errors import EmailRLError
 
 LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)
@@ -78,7 +79,7 @@ def test_the_default_budget_is_settled_anew_when_the_cache_was_given_back(
     model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([bytes_for(101), bytes_for(50)])
-    monkeypatch.setattr(transformers_engine, "default_budget", lambda device: next(free))
+    monkeypatch.setattr(local_engine, "default_budget", lambda device: next(free))
     engine = TransformersEngine(model, [39], max_rows=4)
     for _ in range(2):
         engine.generate(requests(5))

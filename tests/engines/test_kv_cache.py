@@ -10,11 +10,11 @@ import torch
 from engines.cache_requests import TOKEN, bytes_for, prompt, requests, same
 from transformers import Qwen3ForCausalLM
 
-from emailrl.engines.base import Request, SamplingParams
+from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, token_bytes_of
-from emailrl.engines.kv_cache import BlockCache, BlockLayer, groups_of, new_table
-from emailrl.engines.schedule import Conversation, Schedule, blocks_alike
-from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.engines.local.cache import BlockCache, BlockLayer, groups_of, new_table
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.local.schedule import Conversation, Schedule, blocks_alike
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,9 @@ def test_who_pauses_goes_on_in_order_before_anyone_new() -> None:
     assert not third.blocks and cache.taken == 6
     assert not schedule.admit(schedule.paused.popleft())
     assert list(schedule.paused) == [third, fourth]
-    schedule.leave(first, keep=True)
-    assert schedule.admit(schedule.paused.popleft())  # in the place of what was only kept
-    assert schedule.running == [second, third] and not schedule.kept and not first.blocks
+    schedule.leave(first)
+    assert schedule.admit(schedule.paused.popleft())
+    assert schedule.running == [second, third] and not first.blocks
 
 
 class Counted(list[int]):
@@ -168,11 +168,21 @@ def test_one_long_trajectory_takes_no_more_than_it_holds(
 
 def test_a_group_holds_its_prompt_once(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
-    engine.generate([Request(str(i), SamplingParams(4), prompt(0, 100), seed=i) for i in range(6)])
+    users = users_when_one_ends(engine, [Request(str(i), SamplingParams(1), prompt(0, 100), seed=i) for i in range(6)])
     # Three whole blocks in all six tables; the fourth, with the last token and what is sampled, is each one's own.
-    assert sorted(users for users in engine.cache.users if users) == [1] * 6 + [6] * 3
-    engine.load_adapter(None, "v2")
+    assert sorted(filter(None, users)) == [1] * 6 + [6] * 3
     assert not any(engine.cache.users)
+
+
+def users_when_one_ends(engine: TransformersEngine, asked: list[Request]) -> list[int]:
+    """How many tables every block is in, when the first conversation ends."""
+    seen: list[list[int]] = []
+
+    def advance(completion: Completion) -> None:
+        seen.append(list(engine.cache.users))
+
+    engine.generate(asked, advance)
+    return seen[0]
 
 
 @pytest.mark.parametrize("lengths", [(64, 70), (70, 64), (64, 64), (65, 96), (96, 65)])
@@ -180,7 +190,8 @@ def test_what_is_shared_ends_before_the_last_token(model: Qwen3ForCausalLM, leng
     asked = [Request(str(n), SamplingParams(4), prompt(0, length), seed=n) for n, length in enumerate(lengths)]
     engine = TransformersEngine(model, [39], max_rows=2)
     same(engine.generate(asked), [TransformersEngine(model, [39], max_rows=1).generate([one])[0] for one in asked])
-    assert engine.cache.users.count(2) == (min(lengths) - 1) // BLOCK
+    users = users_when_one_ends(TransformersEngine(model, [39], max_rows=2), asked)
+    assert users.count(2) == (min(lengths) - 1) // BLOCK
 
 
 def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:
@@ -197,26 +208,13 @@ def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalL
         same([done[len(request.prompt_ids)]], TransformersEngine(model, [], max_rows=1).generate([request]))
 
 
-def test_a_source_may_go_when_its_blocks_are_shared(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [], max_rows=4, cache_bytes=bytes_for(5))
-    engine.generate([Request("a", SamplingParams(2), prompt(0, 100))])  # four blocks are kept, three of them whole
-    longer = Request("b", SamplingParams(20), [*prompt(0, 100), *prompt(1, 30)], seed=1)  # takes two more than those
-    same(engine.generate([longer]), TransformersEngine(model, [], max_rows=1).generate([longer]))
-    assert list(engine.schedule.kept) == ["b"]
-
-
-def test_no_more_conversations_are_kept_than_run(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [], max_rows=2)
-    engine.generate(requests(5, 6, 7, max_tokens=3))
-    assert list(engine.schedule.kept) == ["1", "2"]
-
-
 def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [39], max_rows=4)
-    first, second = (Request(name, SamplingParams(4), prompt(0, 70), seed=i) for i, name in enumerate("ab"))
-    engine.generate([first, second])
+    first = Request("a", SamplingParams(4), prompt(0, 70))
+    second = Request("b", SamplingParams(20, 0.0), prompt(0, 70), seed=1)
     changed = prompt(0, 70)
     changed[10] = (changed[10] - 1) % 38 + 2
-    engine.generate([Request("a", SamplingParams(4), changed)])
-    again = Request("b", SamplingParams(8), [*prompt(0, 70), 7, 8], seed=5)
-    same(engine.generate([again]), TransformersEngine(model, [39], max_rows=1).generate([again]))
+    turns = {"a": Request("a", SamplingParams(4), changed)}
+    done = engine.generate([first, second], lambda completion: turns.pop(completion.trajectory_id, None))
+    [last] = [each for each in done if each.trajectory_id == "b"]
+    same([last], TransformersEngine(model, [39], max_rows=1).generate([second]))

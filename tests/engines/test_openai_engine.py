@@ -11,7 +11,7 @@ from engines.asking import ANSWER, SEARCH, ask, settings_for
 from engines.chat_server import StubServer, said
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.openai_engine import OpenAIEngine, as_api
+from emailrl.engines.openai import OpenAIEngine, as_api
 from emailrl.environment.tools import tool_schemas
 from emailrl.trajectory import Message, ToolCall
 

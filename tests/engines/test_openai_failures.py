@@ -21,7 +21,7 @@ from tiny import make_database, make_questions
 from emailrl.benchmark.subjects import Subject, players
 from emailrl.engines import build_chat_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.openai_engine import OpenAIEngine, as_api
+from emailrl.engines.openai import OpenAIEngine, as_api
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.recording import read_trajectories, write_trajectories

@@ -15,7 +15,7 @@ import pytest
 from engines.asking import ask, settings_for
 from local_server import Answer, answering
 
-from emailrl.engines.openai_engine import OpenAIEngine
+from emailrl.engines.openai import OpenAIEngine
 from emailrl.errors import UsageError
 from emailrl.remote.reply import WholeReplies
 

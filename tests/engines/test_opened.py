@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tiny import make_checkpoint, make_model, settings_of
 
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.local.weights import adapter_sha256
 from emailrl.engines.opened import open_policy
-from emailrl.engines.transformers_engine import TransformersEngine
-from emailrl.engines.weights import adapter_sha256
 from emailrl.errors import EmailRLError
 
 

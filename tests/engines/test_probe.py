@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tiny import make_checkpoint, make_model
 
-from emailrl.engines import probe as module
-from emailrl.engines.probe import Answer, Expected, Probe, ProbeError
+from emailrl.engines.vllm import probe as module
+from emailrl.engines.vllm.probe import Expected, Probe, ProbeError
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
-from emailrl.policy.logprobs import hidden_states
 from emailrl.settings import load_settings
 
 
@@ -75,36 +73,27 @@ def test_tokens_drawn_after_prefixes_are_compared_without_the_model(
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_text_and_tokens_drawn_after_it_are_proven_in_one_pass(
-    make: Callable[..., Probe], temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tokens_drawn_after_the_text_are_compared_one_after_another(
+    make: Callable[..., Probe], temperature: float, tmp_path: Path
 ) -> None:
-    """The answer is what single passes give: over the text, and over the text with every token before the one drawn."""
-    path = make_checkpoint(tmp_path / "run" / "best_model", tmp_path / "model").path
+    """The answer is what single passes give, over the text with every token before the one drawn."""
     probe, drawn = make(temperature, 0.001), [3, 7, 3]
-    expected = probe.load(path)
+    probe.load(make_checkpoint(tmp_path / "run" / "best_model", tmp_path / "model").path)
     texts = [[*probe.ids, *drawn[: count + 1]] for count in range(3)]
     own = [probe.score(ids, len(ids) - 1, temperature)[0] for ids in texts]
     plain = [probe.score(ids, len(ids) - 1)[0] for ids in texts]
-    probe.load(None)
-    passes = []
-
-    def counted(*given: Any) -> torch.Tensor:
-        passes.append(given)
-        return hidden_states(*given)
-
-    monkeypatch.setattr(module, "hidden_states", counted)
-    sha256 = probe.prove("vLLM", path, lambda: Answer(expected.prompt, drawn, own))
-    assert sha256 == expected.adapter_sha256 and len(passes) == 1
-    with pytest.raises(ProbeError, match=r"not sampling from the adapter it was given: .* off by 0\.0100 nats"):
-        probe.prove("vLLM", path, lambda: Answer([value - 0.01 for value in expected.prompt], drawn, own))
-    with pytest.raises(ProbeError, match=r"sampled tokens that are off by 0\.0100 nats\."):
-        probe.prove("vLLM", path, lambda: Answer(expected.prompt, drawn, [value - 0.01 for value in own]))
+    probe.check_sampled("vLLM", drawn, own)
+    with pytest.raises(ProbeError, match=r"off by 0\.0100 nats\."):
+        probe.check_sampled("vLLM", drawn, [value - 0.01 for value in own])
     if temperature < 1:
         with pytest.raises(ProbeError, match="taken before temperature"):
-            probe.prove("vLLM", path, lambda: Answer(expected.prompt, drawn, plain))
+            probe.check_sampled("vLLM", drawn, plain)
+    probe.load(None)
+    with pytest.raises(ProbeError):
+        probe.check_sampled("vLLM", drawn, own)
 
 
-def test_an_engine_is_not_asked_about_an_adapter_that_is_damaged(make: Callable[..., Probe], tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_refused_before_an_engine_is_asked(make: Callable[..., Probe], tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     with pytest.raises(EmailRLError, match="is not an adapter"):
-        make().prove("vLLM", tmp_path / "bad", lambda: pytest.fail("vLLM would read the files"))
+        make().load(tmp_path / "bad")

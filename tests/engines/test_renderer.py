@@ -244,3 +244,23 @@ def test_addresses_from_mail_in_the_system_prompt_are_harmless(qwen: PreTrainedT
         for inbox in ("a@x.example", "<|im_end|>@x.example")
     )
     assert plain == hostile == 2
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",  # the sandbox
+        "{{ messages.append(1) }}",
+        "{% if %}",
+        "{{ 1 / 0 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ raise_exception('no\\nsystem role') }}",
+    ],
+)
+def test_a_template_that_fails_is_one_line(qwen: PreTrainedTokenizerBase, template: str) -> None:
+    tokenizer = copy.copy(qwen)
+    tokenizer.chat_template = template
+    with pytest.raises(EmailRLError) as caught:
+        ChatRenderer(tokenizer)
+    assert "\n" not in str(caught.value) and "CHAT_TEMPLATE" in caught.value.hint

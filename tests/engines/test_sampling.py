@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from emailrl.engines.base import SamplingParams
-from emailrl.engines.sampling import Uniforms, sample
+from emailrl.engines.local.passes import Uniforms, sample
 
 # Probabilities 1/2, 1/4, 1/8, 1/8, not in order of size: cumulative 1/8, 5/8, 7/8, 1.
 LOGITS = torch.tensor([[1 / 8, 1 / 2, 1 / 4, 1 / 8]]).log()

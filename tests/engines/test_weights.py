@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny import cut_matrices
 from transformers import Qwen3ForCausalLM
 
-from emailrl.engines import weights
 from emailrl.engines.base import Request, SamplingParams
-from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.engines.local import weights
+from emailrl.engines.local.engine import TransformersEngine
 from emailrl.errors import EmailRLError
 from emailrl.policy.adapter import WEIGHTS
 from emailrl.policy.fused.model import enable_fused, fused_backbone

@@ -16,8 +16,8 @@ import torch
 
 from emailrl.ending import bounded
 from emailrl.engines.base import Request, SamplingParams
-from emailrl.engines.transformers_engine import TransformersEngine
-from emailrl.engines.weights import sampling_weights
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.local.weights import sampling_weights
 from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import token_logprobs
 from emailrl.settings import Settings, load_settings
@@ -151,4 +151,4 @@ def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
         module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
     # Past its limit it ends the process, and the garbage of many tests takes long to collect on a busy machine.
-    monkeypatch.setattr("emailrl.engines.vllm_engine.bounded", partial(bounded, 120))
+    monkeypatch.setattr("emailrl.engines.vllm.local.bounded", partial(bounded, 120))

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from engines.chat_server import StubServer
 
-from emailrl.engines.base import Request, SamplingParams
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.local.weights import sampling_weights
 from emailrl.engines.renderer import stop_ids
-from emailrl.engines.transformers_engine import TransformersEngine
-from emailrl.engines.weights import sampling_weights
 from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import token_logprobs
 
@@ -103,19 +103,17 @@ class VllmStub:
         self.engine.load_adapter(path, name)
         self._weights.load(path)
         batch = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
-        choices = [self._choice(body | {"prompt": prompt}) for prompt in batch]
-        if "prompt_logprobs" not in body:
+        sampling = SamplingParams(body["max_tokens"], body["temperature"])
+        asked = [Request(str(n), sampling, prompt, seed=body["seed"]) for n, prompt in enumerate(batch)]
+        completions = self.engine.generate(asked)
+        choices = [self._choice(body, *pair) for pair in zip(batch, completions, strict=True)]
+        if not isinstance(body["prompt"][0], list):
             self.served.append(name)
         return 200, {"model": name, "choices": choices}
 
-    def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, body: dict[str, Any], prompt: list[int], completion: Completion) -> dict[str, Any]:
         temperature = 1.0 if self.untempered else body["temperature"]
-        sampling = SamplingParams(body["max_tokens"], body["temperature"])
-        fresh = (
-            f"{len(self.http.requests)}-{len(body['prompt'])}-{body['seed']}"  # no keys and values of another request
-        )
-        [completion] = self.engine.generate([Request(fresh, sampling, body["prompt"], seed=body["seed"])])
-        prompt, sampled = body["prompt"], completion.token_ids
+        sampled = completion.token_ids
         choice: dict[str, Any] = {
             "finish_reason": completion.finish_reason,
             "token_ids": sampled,

@@ -2,15 +2,14 @@
 
     python tests/gpu/bench_decode_14b.py --gpus 0 1 --seconds 500 --out results       # some 45 s a variant and GPU
     python tests/gpu/bench_decode_14b.py --gpus 0 --variants today dual-stream fp8
-    python tests/gpu/bench_decode_14b.py --smoke --variants today merged ngram         # a CPU build of vLLM, tiny
+    python tests/gpu/bench_decode_14b.py --smoke --variants today merged dual-stream         # a CPU build of vLLM, tiny
 
-The engine is the product's: its own engine arguments (``emailrl.engines.vllm_arguments``), in this process, an adapter
+The engine is the product's: its own engine arguments (``emailrl.engines.vllm.arguments``), in this process, an adapter
 of rank 16 on all linear layers, weights drawn on the GPU (load format ``dummy``, norms set to 1), CUDA graphs for the
 batch sizes used. A variant adds engine arguments (as VLLM_ENGINE_ARGS would) or environment variables. ``--rows``
 requests with contexts of 1,200 to 4,000 tokens sample ``--tokens`` tokens each, seeded and with log-probabilities, as
-in the measured step; figures are medians over the steps in which all of them decode and none reads a prompt. Then
-prompts and samples of two words alone: drafts of ``ngram`` are right about half the time there, and never in random
-text. On the first variant also: requests without seeds, without log-probabilities, short contexts, few rows.
+in the measured step; figures are medians over the steps in which all of them decode and none reads a prompt. On
+the first variant also: requests without seeds, without log-probabilities, short contexts, few rows.
 
 ``|d| to today``: mean absolute difference of the log-probabilities that the variant gives a fixed text in prefill, to
 those of ``today``; ``|d| own``: of its sampled tokens' log-probabilities while decoding to its own in prefill. The
@@ -36,15 +35,6 @@ from random_adapter import LINEAR, write_adapter
 Extra = dict[str, Any]
 LEAN: Extra = {"specialize_active_lora": True, "lora_target_modules": LINEAR}
 FP8: Extra = {"quantization": "fp8_per_tensor"}
-NGRAM: Extra = {
-    "speculative_config": {
-        "method": "ngram",
-        "num_speculative_tokens": 4,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 4,
-    },
-    "compilation_config": {"cudagraph_capture_sizes": [40, 200]},  # multiples of 1 + 4 tokens a row
-}
 DUAL, IN_TORCH = {"VLLM_LORA_ENABLE_DUAL_STREAM": "1"}, {"VLLM_DISABLED_KERNELS": "CutlassFP8ScaledMMLinearKernel"}
 VARIANTS: dict[str, tuple[Extra, dict[str, str]]] = {
     "today": ({}, {}),
@@ -60,8 +50,6 @@ VARIANTS: dict[str, tuple[Extra, dict[str, str]]] = {
     "no-async": ({"async_scheduling": False}, {}),
     "full-decode": ({"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}, {}),
     "piecewise": ({"compilation_config": {"cudagraph_mode": "PIECEWISE"}}, {}),
-    "ngram": (NGRAM, {}),
-    "ngram-gpu": (NGRAM | {"speculative_config": NGRAM["speculative_config"] | {"method": "ngram_gpu"}}, {}),
     "two-loras": ({"max_loras": 2}, {}),
     "fp8-cutlass": (FP8, {}),
     "no-sleep": ({"enable_sleep_mode": False}, {}),
@@ -135,14 +123,13 @@ def print_table(given: argparse.Namespace, rows: list[Row]) -> None:
     """A row a variant; below, what was varied on the first."""
     today = next((row for row in rows if row["variant"] == "today" and "fixed" in row), None)
     print(f"\n{given.shape}, {given.rows} rows, contexts of {CONTEXT[0]:,} to {CONTEXT[1]:,} tokens")
-    columns = ["variant", "ms a step", "p90", "tokens/s", "of today", "tokens a row and step", "|d| to today",
-               "|d| own", "start s"]  # fmt: skip
+    columns = ["variant", "ms a step", "p90", "tokens/s", "of today", "|d| to today", "|d| own", "start s"]
     print(markdown(columns, [cells(row, today) for row in rows]))
     for row in rows:
         for name, one in row.get("more", {}).items():
             print(
-                f"{row['variant']}, {name}: {one.get('ms', one.get('error'))} ms, {one.get('tokens_per_second', '–')} "
-                f"tokens/s, {one.get('tokens_per_row_and_step', '–')} tokens a row and step"
+                f"{row['variant']}, {name}: {one.get('ms', one.get('error'))} ms, "
+                f"{one.get('tokens_per_second', '–')} tokens/s"
             )
 
 
@@ -156,7 +143,7 @@ def cells(row: Row, today: Row | None) -> list[object]:
         if row["variant"] != "merged":
             gap = f"{statistics.fmean(abs(a - b) for a, b in zip(row['fixed'], today['fixed'], strict=True)):.4f}"
     return [row["variant"], row["ms"], row["ms_p90"], f"{row['tokens_per_second']:,}", speed,
-            row["tokens_per_row_and_step"], gap, f"{row['own']:.4f}", row["start"]]  # fmt: skip
+            gap, f"{row['own']:.4f}", row["start"]]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from measured import forget_peak, markdown, note, now, peak_gib
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.decode_graphs import DecodeGraphs
-from emailrl.engines.transformers_engine import TransformersEngine
+from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.local.graphs import DecodeGraphs
 
 SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
          "num_key_value_heads": 3, "vocab_size": 49152}  # fmt: skip

@@ -32,22 +32,17 @@ from bench_async import environment
 from bench_sampling import write_model
 from random_adapter import write_adapter
 
-from emailrl.engines import vllm_fleet
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.replicas import Replica
-from emailrl.engines.vllm_fleet import Fleet, Version
-from emailrl.engines.vllm_play import Limits, Play
+from emailrl.engines.vllm import fleet
+from emailrl.engines.vllm.serve import Server, running, server_command, server_environment, wait_until_well
 from emailrl.policy.resolve import resolve_model
-from emailrl.serving.command import server_command, server_environment
-from emailrl.serving.server import Server
-from emailrl.serving.supervise import running, wait_until_well
 from emailrl.settings import Settings, load_settings
 
 PROMPT = 256
 PER_PROMPT = 8
 WAYS = ("now", "before")
 TICK = os.sysconf("SC_CLK_TCK")
-KEPT = vllm_fleet.KEPT
+KEPT = fleet.KEPT
 NO_PROBE: Any = SimpleNamespace(vocabulary=2**31)
 UNKNOWN: Any = SimpleNamespace(adapter_sha256="")
 
@@ -123,22 +118,28 @@ def command(settings: Settings, given: argparse.Namespace, way: str) -> list[str
     return [word for word in words if word not in dropped]
 
 
-def fleet(*replicas: Replica) -> Fleet:
-    """Servers whose adapter is not proven."""
-    return Fleet([*replicas], NO_PROBE, "", 600.0, 0.0)
+def fleet_of(url: str, rows: int) -> fleet.Fleet:
+    """A server whose adapter is not proven, for so many completions at once."""
+    given = {"engine": "vllm", "vllm_urls": url, "max_batch_trajectories": rows, "max_model_len": 2048}
+    found = fleet.Fleet(load_settings(given | {"vllm_retries": 0}, environ={}), NO_PROBE, [])
+    found.replicas[0].alive = True
+    return found
 
 
 def load(url: str, adapter: Path) -> None:
     """Load the adapter into a server."""
-    fleet().run(lambda client: Replica(url).load(client, "adapter", str(adapter)))
+    one = fleet_of(url, 1)
+    one.run(lambda client: one.replicas[0].load(client, "adapter", str(adapter)))
 
 
 def sample(given: argparse.Namespace, way: str, requests: list[Request]) -> list[Completion]:
     """All completions, through emailrl's own client."""
-    vllm_fleet.KEPT = None if way == "before" else KEPT  # type: ignore[assignment]
-    replica = Replica(url_of(given, way), most=len(requests), alive=True)
-    play = Play(fleet(replica), Version("adapter", UNKNOWN, "adapter"), Limits([], 2048, len(requests), 0))
-    completions = play.run(requests, None)
+    fleet.KEPT = None if way == "before" else KEPT  # type: ignore[assignment]
+    version = fleet.Version("adapter", UNKNOWN, "adapter")
+    pinned = fleet.PinnedVersion(
+        fleet_of(url_of(given, way), len(requests)), version, load=None, sampled=lambda *_: None, close=lambda: None
+    )
+    completions = pinned.generate(requests)
     assert not any(completion.error for completion in completions), completions[0].error
     return completions
 

@@ -36,7 +36,7 @@ def hand_out(names: Iterable[str], gpus: Sequence[str], run: Callable[[str, str]
 
 def environment(gpu: str, **more: str) -> dict[str, str]:
     """The environment of a process with vLLM on a GPU, or without one (``""``, in a rehearsal)."""
-    from emailrl.engines.vllm_engine import ENVIRONMENT
+    from emailrl.engines.vllm.local import ENVIRONMENT
 
     where = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
     return ENVIRONMENT | {"HF_HUB_OFFLINE": "1"} | os.environ | more | where

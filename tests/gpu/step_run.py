@@ -121,7 +121,7 @@ def prepare(bench: Bench, run: Any) -> None:
 
 def watch_proofs(bench: Bench, probe: Any) -> None:
     """Note by how much the engine's log-probabilities of the probe's text are off."""
-    from emailrl.engines.probe import mean_gap
+    from emailrl.engines.vllm.probe import mean_gap
 
     inner = probe.check_prompt
 

@@ -208,7 +208,6 @@ IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("reinforce_pp", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect"),
     ("grpo", {"output": {"export_format": "merged"}}, "EXPORT_FORMAT has no effect: it needs EXPORT_DIR"),
     ("grpo", {"vllm": {"vllm_urls": "http://a", "vllm_enforce_eager": True}}, "VLLM_ENFORCE_EAGER has no effect"),
-    ("grpo", {"vllm": {"vllm_max_loras": 2}}, "VLLM_MAX_LORAS above 1 has no effect"),
 ]
 
 
@@ -231,8 +230,6 @@ def test_what_has_an_effect_is_not_named() -> None:
     }
     settings = Settings.model_validate(sections)
     assert advice(resolve(settings), settings) == []
-    one_adapter = Settings.model_validate({"vllm": {"vllm_max_loras": 1}})  # as many as are played
-    assert advice(resolve(one_adapter), one_adapter) == []
 
 
 SERVED = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://a", "max_staleness": 1}}

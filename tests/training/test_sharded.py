@@ -12,7 +12,7 @@ from ranks.processes import in_ranks
 from training.test_ranks import assert_equal, earned, train, trajectories
 from training.updaters import follow, make_updater
 
-from emailrl.engines.probe import Probe
+from emailrl.engines.vllm.probe import Probe
 from emailrl.errors import EmailRLError
 from emailrl.ranks import RankGroup, joined
 from emailrl.settings import Settings, TrainingSettings

@@ -15,7 +15,7 @@ from torch import Tensor
 from training.updaters import LENGTHS, PAID, TEMPERATURE, gradients, make_updater, plain_logprobs, samples
 
 from emailrl.engines.base import SamplingParams
-from emailrl.engines.sampling import Uniforms, sample
+from emailrl.engines.local.passes import Uniforms, sample
 from emailrl.errors import EmailRLError
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.batch import TrainingSample, micro_batches

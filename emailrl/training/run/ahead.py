@@ -100,7 +100,7 @@ class Ahead:
         self._engine, self._state = engine, state
         self._staleness, self._last_step, self._hand_over = staleness, last_step, hand_over
         self._limit, self._played = limit, played
-        self._place = RunState(cursor=state.cursor, pass_rates=dict(state.pass_rates))
+        self._place = RunState(cursor=state.cursor)
         """Where the questions of the next step to start begin."""
         self._batches: dict[int, Batch] = {}
         self._begun, self._clock = state.step, Clock()
@@ -215,6 +215,5 @@ class Ahead:
             played=self._played,
         )
         if self._rollouts.choose_by_outcome:
-            self._place.note_pass_rates(questions.asked, collected.groups)
             self._place.cursor = questions.cursor
         return collected, questions

@@ -10,7 +10,7 @@ from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, VersionedEngine
 from emailrl.engines.opened import OpenPolicy, open_policy
-from emailrl.engines.vllm_fleet import check_servers
+from emailrl.engines.vllm.fleet import check_servers
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
 from emailrl.evaluation import check_samples
@@ -141,7 +141,8 @@ def _play(sampler: PolicyEngine | Team, stage: Stage, ranks: Ranks, role: Role) 
 def _overlapping(run: Run, stage: Stage, checkpoint: Checkpoint | None) -> Iterator[None]:
     """Run rollouts while steps train, if MAX_STALENESS allows it."""
     played, notes = reusable(checkpoint, run.staleness, run.policy.vocabulary) if checkpoint else ({}, [])
-    _say_notes(run.tracker.say, notes + run.versions.mend())
+    run.versions.check()
+    _say_notes(run.tracker.say, notes)
     if not run.staleness:
         yield
         return

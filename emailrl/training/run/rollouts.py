@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,18 +40,11 @@ class Rollouts:
     @property
     def choose_by_outcome(self) -> bool:
         """Whether the outcomes of earlier questions decide which are asked next."""
-        return self.filter.max_refill_rounds > 0 or self.settings.training.rest_epochs > 0
+        return self.filter.max_refill_rounds > 0
 
     def questions(self, place: RunState) -> StepQuestions:
         """The questions of the step that begins at ``place``."""
-        training = self.settings.training
-        return StepQuestions(
-            self.train,
-            place.cursor,
-            training.seed,
-            epochs=self.epochs,
-            resting=partial(place.resting, rest_epochs=training.rest_epochs),
-        )
+        return StepQuestions(self.train, place.cursor, self.settings.training.seed, epochs=self.epochs)
 
     def play(
         self,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from emailrl.evaluation import Evaluation, is_correct, is_judged
+from emailrl.evaluation import Evaluation
 from emailrl.settings import EvaluationSettings, TrainingSettings
 from emailrl.training.run.stopping import no_longer_rising
-from emailrl.trajectory import Scenario, TrajectoryGroup
+from emailrl.trajectory import Scenario
 
 MOVING_STEPS = 10
 """Window of the moving accuracy, in steps."""
@@ -25,8 +25,6 @@ class Cursor:
     position: int = 0
     last: tuple[str, ...] = ()
     """Ids that come last in this epoch: the step that started it had already asked them in the previous epoch."""
-    resting: tuple[str, ...] = ()
-    """Ids that this epoch skips."""
 
 
 @dataclass(slots=True)
@@ -50,8 +48,6 @@ class RunState:
     """Metrics of the last steps for detecting collapse (``training.collapse``)."""
     collapsing: list[str] = field(default_factory=list)
     """Signs of collapse already reported and not yet passed."""
-    pass_rates: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By question id: the epoch it was last asked in, and the share of its rollouts that were correct."""
     steps_without_update: int = 0
     """Steps without a group to train on."""
     last_metrics: dict[str, Any] = field(default_factory=dict)
@@ -68,21 +64,6 @@ class RunState:
             return True
         self.evaluations_without_better += 1
         return False
-
-    def resting(self, epoch: int, rest_epochs: int) -> set[str]:
-        """Questions this epoch skips: last asked within ``rest_epochs`` epochs, and all correct or all wrong."""
-        return {
-            name
-            for name, (asked, rate) in self.pass_rates.items()
-            if rate in (0.0, 1.0) and 0 < epoch - asked <= rest_epochs
-        }
-
-    def note_pass_rates(self, asked: Mapping[str, int], groups: Sequence[TrajectoryGroup]) -> None:
-        """Record the share of correct rollouts per question; ``asked`` maps each to its epoch."""
-        for group in groups:
-            right = [is_correct(trajectory) for trajectory in group.trajectories if is_judged(trajectory)]
-            if right:
-                self.pass_rates[group.scenario.id] = (asked[group.scenario.id], sum(right) / len(right))
 
     def end_step(self, cursor: Cursor, accuracy: float) -> None:
         """Advance by a step whose questions end at ``cursor`` and whose rollouts had this accuracy."""
@@ -128,8 +109,8 @@ class RunState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The inverse of ``to_dict``."""
-        lists = {name: tuple(values["cursor"].get(name, ())) for name in ("last", "resting")}
-        return cls(**(values | {"cursor": Cursor(**(values["cursor"] | lists))}))
+        cursor = values["cursor"]
+        return cls(**(values | {"cursor": Cursor(cursor["epoch"], cursor["position"], tuple(cursor["last"]))}))
 
 
 def next_questions(
@@ -155,41 +136,22 @@ class StepQuestions:
     epoch still covers all questions once.
     """
 
-    def __init__(
-        self,
-        scenarios: Sequence[Scenario],
-        cursor: Cursor,
-        seed: int,
-        *,
-        epochs: int | None,
-        resting: Callable[[int], Container[str]] = lambda _: (),
-    ) -> None:
-        """``epochs``: the maximum, None for no limit. ``resting`` returns the questions an epoch skips."""
+    def __init__(self, scenarios: Sequence[Scenario], cursor: Cursor, seed: int, *, epochs: int | None) -> None:
+        """``epochs``: the maximum, None for no limit."""
         self.cursor = cursor
-        self.asked: dict[str, int] = {}
-        """The epoch of each question of the step, by id."""
-        self._scenarios, self._seed, self._epochs, self._resting = scenarios, seed, epochs, resting
+        self._asked: tuple[str, ...] = ()
+        self._scenarios, self._seed, self._epochs = scenarios, seed, epochs
 
     def take(self, count: int) -> list[Scenario]:
         """The next ``count`` questions; fewer at the end of an epoch, none if all were asked or no epoch follows."""
         if self._epochs is not None and self.cursor.epoch >= self._epochs:
             return []
         if self.cursor.position == 0:
-            self._begin_epoch()
-        epoch, resting = self.cursor.epoch, set(self.cursor.resting)
-        awake = [scenario for scenario in self._scenarios if scenario.id not in resting]
-        count = min(count, sum(scenario.id not in self.asked for scenario in awake))
-        questions, self.cursor = next_questions(awake, self.cursor, count, self._seed)
-        self.asked |= {question.id: epoch for question in questions}
+            self.cursor = replace(self.cursor, last=self._asked)
+        count = min(count, sum(scenario.id not in self._asked for scenario in self._scenarios))
+        questions, self.cursor = next_questions(self._scenarios, self.cursor, count, self._seed)
+        self._asked += tuple(question.id for question in questions)
         return questions
-
-    def _begin_epoch(self) -> None:
-        """Choose the questions the epoch skips (none, if it would skip all), and put those already asked last."""
-        resting = self._resting(self.cursor.epoch)
-        names = [scenario.id for scenario in self._scenarios if scenario.id in resting]
-        if len(names) == len(self._scenarios):
-            names = []
-        self.cursor = replace(self.cursor, last=tuple(self.asked), resting=tuple(names))
 
 
 def questions_per_step(training: TrainingSettings, num_ranks: int = 1) -> int:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from emailrl.checkpoints import list_checkpoints, remove_checkpoints, sha256_of
+from emailrl.checkpoints import remove_checkpoints, sha256_of
 from emailrl.disk import naming, replace_bytes
+from emailrl.errors import EmailRLError
 from emailrl.policy.load import Policy
 
 Hashes = dict[str, str]
@@ -39,7 +37,16 @@ class Versions:
 
     def save(self, step: int, policy: Policy) -> None:
         """Write the policy after ``step``, whose directory is then never written again."""
-        self._write(self.at(step), lambda beside: policy.save_adapter(beside, with_tokenizer=False))  # samplers get ids
+        version = self.at(step)
+        beside = version.with_name(f".{version.name}")
+        beside.mkdir(parents=True, exist_ok=True)
+        with naming(version):
+            policy.save_adapter(beside, with_tokenizer=False)  # samplers get ids
+        kept = {path.name for path in self._all()}
+        record = {name: hashes for name, hashes in self._recorded().items() if name in kept}
+        record[version.name] = _hashes(beside)
+        replace_bytes(self.run_dir / "versions.json", (json.dumps(record, indent=2) + "\n").encode())
+        beside.rename(version)
 
     def remove_outdated(self, *, newest: int, needed: range) -> None:
         """Remove all but the last ``newest`` versions and those after the ``needed`` steps.
@@ -49,24 +56,14 @@ class Versions:
         kept = {self.at(step) for step in needed}
         remove_checkpoints(path for path in self._all()[:-newest] if path not in kept)
 
-    def mend(self) -> list[str]:
-        """Replace versions that differ from what the run wrote; return a note on each.
-
-        The checkpoint of the same step takes its place; without one it is removed.
-        """
+    def check(self) -> None:
+        """Raise EmailRLError for a version that is not what the run wrote, before it is sampled from."""
         recorded = self._recorded()
-        changed = [version for version in self._all() if _hashes(version) != recorded.get(version.name)]
-        return [f"{version} is not what the run wrote; {self._mend(version, recorded)}" for version in changed]
-
-    def _mend(self, version: Path, recorded: dict[str, Hashes]) -> str:
-        remove_checkpoints([version])
-        written = recorded.get(version.name, {})
-        for checkpoint in list_checkpoints(self.run_dir) if written else ():
-            listed = self.at(checkpoint.metadata.step) == version and written.keys() <= checkpoint.metadata.files.keys()
-            if listed and _hashes(checkpoint.path, written) == written:
-                self._write(version, partial(_copy, checkpoint.path, written))
-                return f"it is restored from {checkpoint.path.name}"
-        return "it is removed, and the checkpoint's policy samples in its place"
+        for version in self._all():
+            if _hashes(version) != recorded.get(version.name):
+                raise EmailRLError(
+                    f"{version} is not what the run wrote.", "Delete it: the checkpoint's policy samples in its place."
+                )
 
     def _all(self) -> list[Path]:
         return sorted((self.run_dir / "policy").glob("v-*"))
@@ -79,27 +76,10 @@ class Versions:
         except ValidationError:
             return {}
 
-    def _write(self, version: Path, fill: Callable[[Path], object]) -> None:
-        """Fill a directory under a hidden name, record its hashes, and give it its name."""
-        beside = version.with_name(f".{version.name}")
-        beside.mkdir(parents=True, exist_ok=True)
-        with naming(version):
-            fill(beside)
-        kept = {path.name for path in self._all()}
-        record = {name: hashes for name, hashes in self._recorded().items() if name in kept}
-        record[version.name] = _hashes(beside)
-        replace_bytes(self.run_dir / "versions.json", (json.dumps(record, indent=2) + "\n").encode())
-        beside.rename(version)
 
-
-def _hashes(folder: Path, names: Hashes | None = None) -> Hashes:
-    """Of the files with these names, or of all; empty if one is missing or cannot be read."""
+def _hashes(folder: Path) -> Hashes:
+    """Of all files; empty if one cannot be read."""
     try:
-        return {name: sha256_of(folder / name) for name in names or sorted(path.name for path in folder.iterdir())}
+        return {name: sha256_of(folder / name) for name in sorted(path.name for path in folder.iterdir())}
     except OSError:
         return {}
-
-
-def _copy(source: Path, names: Hashes, target: Path) -> None:
-    for name in names:
-        shutil.copyfile(source / name, target / name)

@@ -12,7 +12,7 @@ from emailrl.evaluation import Evaluation
 from emailrl.evaluation.statistics import wilson_interval
 from emailrl.settings import EvaluationSettings, TrainingSettings
 from emailrl.training.run.state import Cursor, RunState, StepQuestions, count_steps, next_questions, questions_per_step
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+from emailrl.trajectory import Scenario, Trajectory
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 
@@ -52,62 +52,6 @@ def take(counts: list[int], cursor: Cursor | None = None, epochs: int | None = N
     """The rounds of one step."""
     step = StepQuestions(SCENARIOS, cursor or Cursor(), 1, epochs=epochs)
     return [[question.id for question in step.take(count)] for count in counts], step.cursor
-
-
-def group(name: str, *verdicts: bool | None) -> TrajectoryGroup:
-    scenario = Scenario(name, "?", "!", [], "a@x", "2001-01-01")
-    members = [Trajectory(str(n), name, scenario, rubric={"answer_correct": right}) for n, right in enumerate(verdicts)]
-    return TrajectoryGroup(name, scenario, members)
-
-
-def test_questions_whose_rollouts_end_alike_rest() -> None:
-    state = RunState()
-    asked = dict.fromkeys("01234", 3)
-    state.note_pass_rates(
-        asked, [group("0", True, True), group("1", False, False), group("2", True, False), group("3", None, None)]
-    )
-    assert state.pass_rates == {"0": (3, 1.0), "1": (3, 0.0), "2": (3, 0.5)}
-    assert [state.resting(epoch, 2) for epoch in (3, 4, 5, 6)] == [set(), {"0", "1"}, {"0", "1"}, set()]
-    assert state.resting(4, 0) == set()
-    restored = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
-    assert restored.resting(4, 1) == {"0", "1"}
-    state.note_pass_rates({"0": 6}, [group("0", True, False)])
-    assert state.resting(7, 2) == set()
-
-
-def walk_resting(resting: dict[int, str], counts: list[list[int]], epochs: int | None = None) -> list[list[str]]:
-    """What each step takes in its rounds, with those of ``resting`` left out of an epoch."""
-    cursor, taken = Cursor(), []
-    for rounds in counts:
-        step = StepQuestions(SCENARIOS, cursor, 1, epochs=epochs, resting=lambda epoch: resting.get(epoch, ""))
-        taken.append([question.id for count in rounds for question in step.take(count)])
-        cursor = step.cursor
-    return taken
-
-
-def test_an_epoch_leaves_out_those_that_rest_and_asks_the_others_once() -> None:
-    steps = walk_resting({1: "014"}, [[2], [2], [2], [2], [5]])
-    assert sorted(chain(*steps[:3])) == list("01234")  # the first epoch: 2 + 2 + 1
-    assert sorted(steps[3]) == ["2", "3"] and sorted(steps[4]) == list("01234")
-
-
-def test_where_all_would_rest_nobody_does() -> None:
-    steps = walk_resting({0: "01234", 1: "0123"}, [[3], [3], [3], [3]])
-    assert sorted(chain(*steps[:2])) == list("01234") and steps[2] == ["4"] and len(steps[3]) == 3
-    assert walk_resting({0: "01234"}, [[5], [5]], epochs=1)[1] == []
-
-
-def test_who_rests_is_settled_when_the_epoch_begins() -> None:
-    step = StepQuestions(SCENARIOS, Cursor(1), 1, epochs=None, resting=lambda _: "01")
-    first = [question.id for question in step.take(2)]
-    state = RunState.from_dict(json.loads(json.dumps(RunState(cursor=step.cursor).to_dict())))
-    later = StepQuestions(SCENARIOS, state.cursor, 1, epochs=None, resting=lambda _: "234")
-    assert sorted(first + [question.id for question in later.take(2)]) == list("234")
-
-
-def test_a_refill_beyond_the_end_of_an_epoch_asks_nobody_twice_where_some_rest() -> None:
-    [step] = walk_resting({1: "0"}, [[4, 2, 4]])
-    assert len(step) == len(set(step)) == 5  # four, the fifth at the end of the epoch, and nobody is left
 
 
 def test_the_rounds_of_a_step_go_on_where_the_round_before_ended() -> None:

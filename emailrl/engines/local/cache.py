@@ -1,0 +1,334 @@
+"""A key-value cache in blocks of ``BLOCK`` tokens: a conversation uses only the memory its tokens need.
+
+PagedAttention's layout (Kwon et al. 2023, https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are
+``[blocks, kv_heads, BLOCK, head_dim]``, the values likewise; a conversation's table names its blocks in order, and
+conversations with a common prefix share its blocks. Attention gets the blocks of rows of similar length gathered
+together, copied one layer at a time; the caller's mask hides positions past a row's tokens.
+
+With an explicit mask, transformers repeats keys and values once per query head before every call. Here the heads that
+share a key head are folded into the query length instead, which copies nothing that grows with the conversation.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from emailrl.engines.budget import BLOCK, GROWTH, blocks_of
+
+Table: TypeAlias = "array[int]"
+"""The blocks of a conversation, in order; a buffer, since a step over long conversations reads ten thousand of them."""
+Gathered = Iterator[Tensor]
+"""Keys or values of successive rows, [rows, kv_heads, window, head_dim] each, every group with its own window."""
+
+PADDING = {"cpu": 32, "cuda": 8192}
+"""Maximum padding when rows are gathered together: this many tokens cost as much as one more call."""
+TOGETHER = {"cpu": 1024, "cuda": 1 << 30}
+"""Maximum tokens gathered together: on a CPU, what its cache holds until attention reads it."""
+ATTENTION = "emailrl_blocks"
+"""transformers' name for ``block_attention``."""
+QUERY_BLOCK = 64
+"""Queries per attention block on a CPU. Each block attends only as far as its last query may see; with a mask, the
+kernel would compute the masked half too."""
+
+
+def new_table() -> Table:
+    """A table without blocks."""
+    return array("q")
+
+
+class Filled(Exception):
+    """Raised when the last layer's keys and values are written, to end a pass that only fills the cache."""
+
+
+class BlockCache(Cache):
+    """The cache of all layers; call ``place`` before each forward pass to set where its new tokens go.
+
+    A pass that only ``fills`` it ends with ``Filled``. All tables together never hold more than ``most`` blocks.
+    """
+
+    def __init__(self, num_layers: int, kv_heads: int) -> None:
+        super().__init__(layers=[BlockLayer(self, last=layer == num_layers - 1) for layer in range(num_layers)])
+        self.kv_heads = kv_heads
+        self.most = 0
+        self.users = [0]
+        """Reference count of each block. Block 0 is in no table: it receives padding writes."""
+        self._free: list[int] = []
+        self.moves = 0
+        """Incremented whenever the tensors get new addresses."""
+        self.fills = False
+        """This pass only needs keys and values."""
+        self.window = 0
+        """Window of the longest row of this pass, in whole blocks of tokens."""
+        self.written = torch.empty(0)
+        """Where the new tokens of this pass go, among all places of all blocks and heads [rows · kv_heads · new]."""
+        self.groups: list[tuple[int, Tensor]] = []
+        """Rows gathered together: their number, and the block heads that they see [rows · kv_heads · width]."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no block is in a table or in memory."""
+        return len(self.users) == 1
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether tensors are allocated."""
+        return self._block_layers()[-1].is_initialized
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block's keys in one layer."""
+        keys = self._block_layers()[0].keys
+        return keys[0].numel() * keys.element_size()
+
+    @property
+    def taken(self) -> int:
+        """Blocks that are in tables."""
+        return len(self.users) - 1 - len(self._free)
+
+    def extend(self, table: Table, tokens: int, spare: int = 0) -> bool:
+        """Grow a table to hold ``tokens``; returns False, taking nothing, if fewer than ``spare`` blocks would be
+        left."""
+        missing = blocks_of(tokens) - len(table)
+        if missing <= 0:
+            return True
+        blocks = len(self.users)
+        if self.taken + missing + spare > self.most:
+            return False
+        if missing > len(self._free):
+            grown = min(self.most + 1, max(blocks + missing - len(self._free), int(blocks * GROWTH)))
+            self.users += [0] * (grown - blocks)
+            self._free[:0] = range(grown - 1, blocks - 1, -1)
+        self.share([self._free.pop() for _ in range(missing)], table)
+        return True
+
+    def share(self, blocks: Sequence[int], table: Table) -> None:
+        """Append blocks that other tables may share; shared blocks are read-only from then on."""
+        for block in blocks:
+            self.users[block] += 1
+        table.extend(blocks)
+
+    def release(self, table: Table, keep: int = 0) -> None:
+        """Release all blocks of a table but the first ``keep``."""
+        for block in reversed(table[keep:]):
+            self.users[block] -= 1
+            if not self.users[block]:
+                self._free.append(block)
+        del table[keep:]
+
+    def place(
+        self, tables: Sequence[Table], starts: Sequence[int], new: int, device: torch.device, *, fills: bool
+    ) -> Tensor:
+        """Set where the next forward pass writes: rows of ``new`` tokens beginning at ascending ``starts``.
+
+        A row's table covers its own tokens; padding goes to block 0. Returns positions [rows, new].
+        """
+        self.grow()
+        widths = [blocks_of(start + new) for start in starts]
+        padded = np.zeros((len(tables), widths[-1]), dtype=np.int64)
+        for row, table in enumerate(tables):
+            padded[row, : len(table)] = table[: widths[-1]]
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
+        blocks = self._write_at(torch.from_numpy(padded).to(device), positions)
+        self.groups = [
+            (rows.stop - rows.start, blocks[rows, :, : widths[rows.stop - 1]].flatten())
+            for rows in groups_of(widths, on_cpu=device.type == "cpu")
+        ]
+        self.fills = fills
+        return positions
+
+    def place_packed(self, table: Tensor, starts: Tensor) -> None:
+        """The same for rows of one new token and one common width: ``table`` [rows, width], ``starts`` [rows, 1]."""
+        self.groups = [(len(table), self._write_at(table, starts).flatten())]
+        self.fills = False
+
+    def _write_at(self, table: Tensor, positions: Tensor) -> Tensor:
+        """Set where tokens at ``positions`` [rows, new] go; returns heads of blocks [rows, kv_heads, width]."""
+        heads = torch.arange(self.kv_heads, device=table.device)[:, None]
+        blocks = table[:, None] * self.kv_heads + heads
+        self.window = table.shape[1] * BLOCK
+        at = (positions // BLOCK)[:, None].expand(-1, self.kv_heads, -1)
+        self.written = (blocks.gather(2, at) * BLOCK + (positions % BLOCK)[:, None]).flatten()
+        return blocks
+
+    def grow(self) -> None:
+        """Resize the tensors of all layers to the number of blocks."""
+        for layer in self._block_layers():
+            layer.grow()
+
+    def free(self) -> None:
+        """Drop all tensors, which invalidates every table."""
+        self._free.clear()
+        self.users = [0]
+        for layer in self._block_layers():
+            layer.free()
+
+    def _block_layers(self) -> list[BlockLayer]:
+        layers: list[BlockLayer] = self.layers  # type: ignore[assignment]
+        return layers
+
+
+def groups_of(widths: Sequence[int], *, on_cpu: bool) -> list[slice]:
+    """Group rows of ascending ``widths``, in blocks, so that neighbors of similar length are gathered together."""
+    device = "cpu" if on_cpu else "cuda"
+    padding, most = PADDING[device] // BLOCK, TOGETHER[device] // BLOCK
+    found, start, held = [], 0, 0
+    for row, width in enumerate(widths):
+        together = (row + 1 - start) * width
+        if row > start and (together > most or together - held - width > padding):
+            found.append(slice(start, row))
+            start, held = row, 0
+        held += width
+    return [*found, slice(start, len(widths))]
+
+
+class BlockLayer(CacheLayerMixin):
+    """Keys and values of one layer."""
+
+    is_sliding = False
+
+    def __init__(self, cache: BlockCache, *, last: bool) -> None:
+        super().__init__()
+        self.cache = cache
+        self.last = last
+        self.keys: Tensor
+        self.values: Tensor
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros, not garbage: a masked weight of 0 times NaN would still be NaN.
+        self.keys, self.values = (
+            states.new_zeros(len(self.cache.users), states.shape[1], BLOCK, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+        self.cache.moves += 1
+
+    def grow(self) -> None:
+        """Resize to the cache's number of blocks."""
+        if self.is_initialized and len(self.keys) < len(self.cache.users):
+            self.keys = self.grown(self.keys)
+            self.values = self.grown(self.values)
+            self.cache.moves += 1
+
+    def grown(self, held: Tensor) -> Tensor:
+        """A copy with room for all blocks of the cache."""
+        grown = held.new_empty(len(self.cache.users), *held.shape[1:])
+        grown[: len(held)] = held
+        grown[len(held) :] = 0
+        return grown
+
+    def free(self) -> None:
+        """Drop the tensors."""
+        self.keys = self.values = torch.empty(0)
+        self.is_initialized = False
+        self.cache.moves += 1
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Gathered, Gathered]:
+        """Write new tokens [rows, kv_heads, new, head_dim] at the placed positions; returns everything the pass may
+        see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        cache = self.cache
+        for held, states in ((self.keys, key_states), (self.values, value_states)):
+            held.flatten(0, 2).index_copy_(0, cache.written, states.flatten(0, 2))
+        if self.last and cache.fills:
+            raise Filled
+        return self._gather(self.keys), self._gather(self.values)
+
+    def _gather(self, held: Tensor) -> Gathered:
+        """One group at a time, on demand, so that a copied group is still in cache when attention reads it."""
+        for rows, blocks in self.cache.groups:
+            yield held.flatten(0, 1).index_select(0, blocks).view(rows, held.shape[1], -1, held.shape[3])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The caller gives the mask itself."""
+        return 0, 0
+
+    def get_seq_length(self) -> int:
+        """Rows differ in length; the caller gives positions and mask itself."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No limit but the budget."""
+        return -1
+
+
+def block_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Iterator[Tensor],
+    value: Iterator[Tensor],
+    attention_mask: Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window.
+
+    ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new,
+    longest window], is added to the scores. Returns [rows, new, heads, head_dim].
+    """
+    outs = []
+    start = 0
+    for keys, values in zip(key, value, strict=True):
+        rows = slice(start, start := start + len(keys))
+        outs.append(_causal(query[rows], keys, values, attention_mask[rows, :, :, : keys.shape[2]], scaling))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention of one group, on a CPU in blocks of queries; [rows, heads, new, head_dim]."""
+    new, window = query.shape[2], key.shape[2]
+    block = QUERY_BLOCK if query.device.type == "cpu" else new
+    pieces = []
+    for start in range(0, new, block):
+        end = min(start + block, new)
+        seen = window - new + end  # no query of this block looks further in any row
+        pieces.append(
+            _folded(query[:, :, start:end], key[:, :, :seen], value[:, :, :seen], mask[:, :, start:end, :seen], scaling)
+        )
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+
+def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention with the query heads of one key head folded into the query dimension."""
+    rows, heads, new, head_dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    if groups > 1:
+        query = query.reshape(rows, kv_heads, groups * new, head_dim)
+        mask = mask.repeat(1, 1, groups, 1)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling).reshape(rows, heads, new, -1)
+
+
+def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after; [rows, 1,
+    new, window]."""
+    seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
+    return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))
+
+
+@contextmanager
+def block_attention_in(config: Any) -> Iterator[None]:
+    """Let the model of ``config`` attend with ``block_attention`` while inside."""
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+AttentionInterface.register(ATTENTION, block_attention)

@@ -1,0 +1,266 @@
+"""The in-process engine: any full-attention ``transformers`` model, with continuous batching.
+
+Every step of the loop first prefills new tokens (prompts of newly admitted conversations, tool results of finished
+turns), then samples one token for every running conversation. When a turn ends, ``advance`` gives the next prompt at
+once, which reuses the KV cache of earlier turns. Members of a group read their common prompt once.
+
+The cache has a budget. When it is full, the latest conversations pause: they release their blocks, and once there is
+room again, their tokens are prefilled again and they continue with the same samples.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from emailrl.engines.base import Advance, Completion, Ended, Request, report
+from emailrl.engines.budget import (
+    BLOCK,
+    blocks_of,
+    blocks_within,
+    default_budget,
+    gib_for,
+    kv_heads_of,
+    token_bytes_of,
+)
+from emailrl.engines.local.cache import BlockCache, block_attention_in
+from emailrl.engines.local.graphs import DecodeGraphs
+from emailrl.engines.local.passes import Passes
+from emailrl.engines.local.schedule import Conversation, Schedule
+from emailrl.engines.local.weights import (
+    MergedWeights,
+    adapter_sha256,
+    check_full_attention,
+    device_of,
+    sampling_weights,
+)
+from emailrl.errors import EmailRLError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class TransformersEngine:
+    """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
+    sets a version.
+
+    ``stop_ids`` end a completion, in addition to those of the model's generation config. At most ``max_rows``
+    conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None:
+    ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``default_budget``) the
+    key-value cache. ``cuda_graphs`` captures the decode steps of models with merged weights. Identical requests give
+    identical completions.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stop_ids: Collection[int],
+        *,
+        max_rows: int,
+        max_model_len: int | None = None,
+        max_pass_tokens: int | None = None,
+        cache_bytes: int | None = None,
+        cuda_graphs: bool = False,
+    ) -> None:
+        self.weights = sampling_weights(model)
+        self._config = self.weights.model.config.get_text_config()
+        check_full_attention(self._config)
+        self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self.weights.model)
+        own = int(self._config.max_position_embeddings)
+        self.max_model_len = min(max_model_len or own, own)
+        self.version = ""
+        self.adapter_sha256: str | None = None
+        self.steps = 0
+        self.cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
+        self._cache_bytes = cache_bytes
+        self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self.weights.model.dtype))
+        self._blocks = 0
+        """Blocks within the budget; the cache's own limit is lowered if memory runs out first."""
+        self.schedule = Schedule(self.cache, max_rows)
+        self._told: set[str] = set()
+        graphs = None
+        if cuda_graphs and self._takes_graphs():
+            limits = {"most_rows": max_rows, "most_tokens": self.max_model_len}
+            graphs = DecodeGraphs(self.weights.model, self.cache, **limits)
+        self.passes = Passes(
+            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens, graphs=graphs
+        )
+
+    def _takes_graphs(self) -> bool:
+        """Whether decode steps can be captured; reports why if they cannot."""
+        if device_of(self.weights.model).type != "cuda":
+            reason = "it needs a CUDA GPU"
+        elif not isinstance(self.weights, MergedWeights):
+            reason = "the model is quantized or too large for merged weights"
+        else:
+            return True
+        report(f"CUDA_GRAPHS has no effect: {reason}.")
+        return False
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache.
+
+        On failure the previous version stays loaded.
+        """
+        self.release()
+        self.weights.load(path)
+        self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
+
+    def release(self) -> None:
+        """Free the cache, and the graphs over it."""
+        self.schedule.clear()
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        if self.passes.graphs is not None:
+            self.passes.graphs.forget()
+
+    def resume(self) -> None:
+        """Do nothing: the cache grows with the next requests."""
+
+    def close(self) -> None:
+        """Free the cache; the model belongs to the policy."""
+        self.release()
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
+        ended = Ended(advance)
+        self._set_budget(requests)
+        try:
+            with torch.inference_mode(), self.weights.active(), block_attention_in(self._config):
+                self._run(deque(enumerate(requests)), ended)
+        except BaseException:
+            self.schedule.clear()  # an interrupted step leaves rows and tables half-written
+            raise
+        return ended.completions()
+
+    def _set_budget(self, requests: Sequence[Request]) -> None:
+        """Set the block limit of an empty cache; EmailRLError if a prompt needs more."""
+        if self.cache.is_empty:
+            budget = self._cache_bytes or default_budget(device_of(self.weights.model))
+            self.cache.most = self._blocks = blocks_within(budget, *self._shape)
+        gib = gib_for(blocks_of(self.max_model_len), *self._shape)
+        for tokens in (len(request.prompt_ids) for request in requests):
+            if self.window <= tokens < self.max_model_len:
+                raise EmailRLError(
+                    f"A prompt of {tokens} tokens does not fit: the KV cache holds {self.window}.",
+                    f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
+                    "leaves more room.",
+                )
+
+    @property
+    def window(self) -> int:
+        """Maximum tokens of a conversation: the context window, or the capacity of the whole cache."""
+        return min(self.max_model_len, self._blocks * BLOCK)
+
+    def _run(self, waiting: deque[tuple[int, Request]], ended: Ended) -> None:
+        schedule = self.schedule
+
+        def end(place: int, completion: Completion) -> Request | None:
+            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
+            return ended.add(place, completion)
+
+        def begin(place: int, request: Request | None) -> Conversation | None:
+            """The next turn with room for a token; turns without room are ended, and their follow-ups requested."""
+            while request is not None and len(request.prompt_ids) >= self.window:
+                tokens = len(request.prompt_ids)
+                self._tell_if_cut(tokens)
+                request = end(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
+            if request is not None and not request.prompt_ids:
+                raise ValueError(f"request of trajectory {request.trajectory_id} has no prompt ids")
+            return None if request is None else Conversation(request, place)
+
+        while waiting or schedule.running or schedule.paused:
+            while schedule.has_place and (waiting or schedule.paused):
+                new = schedule.paused.popleft() if schedule.paused else begin(*waiting.popleft())
+                if new is not None and not schedule.admit(new):
+                    break
+            for conversation, finish_reason in self._pass():
+                completion = conversation.completion(finish_reason)
+                next_turn = begin(conversation.place, end(conversation.place, completion))
+                if next_turn is not None:
+                    schedule.go_on(conversation, next_turn)
+                else:
+                    schedule.leave(conversation)
+
+    def _pass(self) -> list[tuple[Conversation, str]]:
+        """Prefill new tokens, then sample one for every running conversation; returns those that ended, and why.
+
+        If memory runs out, nothing is sampled and ``_start_over`` makes room.
+        """
+        try:
+            if self.schedule.make_room():
+                self._tell(
+                    "The KV cache is full: the newest trajectories wait and are prefilled again (raise KV_CACHE_GIB)."
+                )
+            self.passes.read(self.schedule.running)
+            return self._step()
+        except torch.OutOfMemoryError:
+            pass  # handled below, where the traceback holds no tensors any more
+        self._start_over()
+        return []
+
+    def _start_over(self) -> None:
+        """Restart all running conversations with an empty cache, a smaller one if the old was mostly full."""
+        schedule, cache = self.schedule, self.cache
+        ran, longest = len(schedule.running), max(len(conversation.tokens) for conversation in schedule.running)
+        used, unused = cache.taken, len(cache.users) - 1 - cache.taken
+        for conversation in schedule.running:
+            conversation.rewind()
+        schedule.pause_all()
+        cache.free()
+        self._forget_graphs()
+        if device_of(self.weights.model).type == "cuda":
+            torch.cuda.empty_cache()
+        if ran == 1 and not unused:
+            raise EmailRLError(
+                f"Out of memory while sampling one trajectory of {longest} tokens.",
+                "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true.",
+            )
+        if ran == 1 or unused > used:
+            self._tell("Out of memory: releasing the unused part of the KV cache.")
+            return
+        cache.most = used * 3 // 4
+        report(
+            f"Out of memory with {ran} concurrent trajectories: the KV cache is now limited to "
+            f"{gib_for(cache.most, *self._shape)} GiB, and the newest trajectories wait. "
+            "Lower KV_CACHE_GIB or MAX_TOKENS_PER_ROLLOUT_PASS to start that way."
+        )
+
+    def _tell_if_cut(self, tokens: int) -> None:
+        """Report once if the cache, not the context window, ended a trajectory."""
+        if tokens < self.max_model_len:
+            self._tell(
+                f"A trajectory was truncated at {self.window} tokens, the size of the KV cache: "
+                f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self.window} to make this limit explicit."
+            )
+
+    def _tell(self, line: str) -> None:
+        """Report a line once."""
+        if line not in self._told:
+            self._told.add(line)
+            report(line)
+
+    def _step(self) -> list[tuple[Conversation, str]]:
+        """Sample one token for every running conversation; returns those that ended, with the finish reason."""
+        finished = []
+        self.steps += 1
+        for row in self.passes.sample_next(self.schedule.running):
+            if row.tokens[-1] in self.stop_ids:
+                finished.append((row, "stop"))
+            elif len(row.logprobs) == row.request.sampling.max_tokens:
+                finished.append((row, "length"))
+            elif len(row.tokens) >= self.window:
+                self._tell_if_cut(len(row.tokens))
+                finished.append((row, "length"))
+        return finished
+
+
+def generation_stop_ids(model: nn.Module) -> frozenset[int]:
+    """The stop ids of the model's generation config."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -1,0 +1,183 @@
+"""The weights the in-process engine samples from: the trainer's frozen base plus the adapter of one version.
+
+Small models get a separate copy with merged weights, which decodes faster than base plus adapter: every version is W₀ +
+scale · B·A recomputed from the frozen W₀, so errors do not accumulate. Large models are used directly, with the
+version's adapter active while sampling.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from emailrl.engines.budget import merges
+from emailrl.errors import EmailRLError
+from emailrl.policy.adapter import WEIGHTS
+from emailrl.policy.fused.model import disable_fused
+from emailrl.policy.plain_lora import PlainLora, read_plain_lora
+from emailrl.policy.shard import is_sharded
+from emailrl.policy.unwrap import causal_lm
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from transformers import PreTrainedModel
+
+SAMPLER = "sampler"
+"""The adapter besides the trainer's."""
+
+
+class Weights(Protocol):
+    """A model with the weights of one version."""
+
+    model: PreTrainedModel
+
+    def load(self, path: Path | None) -> None:
+        """Load the adapter in ``path`` (None: the bare base model). On failure the weights are unchanged."""
+        ...
+
+    def active(self) -> AbstractContextManager[None]:
+        """Context in which ``model`` has this version's weights and is in evaluation mode."""
+        ...
+
+
+def sampling_weights(model: nn.Module) -> Weights:
+    """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
+    base = causal_lm(model)
+    parameters = sum(parameter.numel() for parameter in base.parameters())
+    quantized = getattr(base, "quantization_method", None) is not None
+    merged = merges(parameters, quantized=quantized) and not is_sharded(base)
+    return MergedWeights(base) if merged else SharedWeights(model)
+
+
+def adapter_sha256(path: Path) -> str:
+    """The adapter hash recorded on everything sampled from it."""
+    return hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()
+
+
+class MergedWeights:
+    """A model that shares the frozen base's tensors, except those an adapter changes."""
+
+    def __init__(self, base: nn.Module) -> None:
+        frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
+        self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
+        disable_fused(self.model)
+        for name, module in list(self.model.named_modules()):
+            module._forward_hooks.clear()  # gradient checkpointing hooks would require gradients here
+            if isinstance(module, BaseTunerLayer):
+                self.model.set_submodule(name, module.get_base_layer())
+        self.model.eval()
+        self._frozen: dict[str, Tensor] = {}
+
+    def load(self, path: Path | None) -> None:
+        """Compute the version's weights from the frozen ones in float32, rounded once."""
+        frozen, merged = dict(self._frozen), {}
+        if path is not None:
+            lora = read_plain_lora(path, self.model)
+            for name, (lora_a, lora_b) in lora.pairs.items():
+                weight = frozen.setdefault(name, self._linear(name).weight.detach())
+                delta = lora.scale * (lora_b.to(weight.device).float() @ lora_a.to(weight.device).float())
+                merged[name] = (weight.float() + delta).to(weight.dtype)
+        self._frozen = frozen
+        for name, weight in (frozen | merged).items():
+            self._linear(name).weight = nn.Parameter(weight, requires_grad=False)
+
+    def active(self) -> AbstractContextManager[None]:
+        """Do nothing: the engine owns the model."""
+        return nullcontext()
+
+    def _linear(self, name: str) -> nn.Linear:
+        return cast("nn.Linear", self.model.get_submodule(name))
+
+
+class SharedWeights:
+    """The trainer's own model, with the version's adapter next to the one in training."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: PreTrainedModel = model  # type: ignore[assignment]
+        self._bare = True
+
+    def load(self, path: Path | None) -> None:
+        """Load the version's adapter under a separate name; the trainer's is untouched."""
+        if path is not None:
+            lora = read_plain_lora(path, self.model)
+            if not _overwrite(self.model, lora):
+                self._add(path)
+        self._bare = path is None
+
+    def _add(self, path: Path) -> None:
+        if not isinstance(self.model, PeftModel):
+            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER, torch_device="cpu")
+            self.model = wrapped  # type: ignore[assignment]
+            return
+        training = self.model.training  # PEFT switches to evaluation when it loads
+        if SAMPLER in self.model.peft_config:
+            self.model.delete_adapter(SAMPLER)
+        self.model.load_adapter(str(path), adapter_name=SAMPLER, torch_device="cpu")  # else on GPU 0, as in policy.load
+        self.model.train(training)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Switch to evaluation mode and the version's adapter; restore both afterwards."""
+        training = self.model.training
+        if training:  # thousands of modules, most often in evaluation mode already
+            self.model.eval()
+        try:
+            if not isinstance(self.model, PeftModel):
+                yield
+            elif self._bare:
+                with self.model.disable_adapter():
+                    yield
+            else:
+                before = self.model.active_adapter
+                self.model.set_adapter(SAMPLER, inference_mode=True)
+                try:
+                    yield
+                finally:
+                    self.model.set_adapter(before)
+        finally:
+            if training:
+                self.model.train()
+
+
+def _overwrite(model: nn.Module, lora: PlainLora) -> bool:
+    """Copy ``lora`` into the sampler's adapter, if the model has one of the same rank on the same layers.
+
+    PEFT takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of modules.
+    """
+    modules = ((name.removeprefix("base_model.model."), module) for name, module in model.named_modules())
+    layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and SAMPLER in one.lora_A}
+    if layers.keys() != lora.pairs.keys() or any(one.r[SAMPLER] != lora.rank for one in layers.values()):
+        return False
+    with torch.no_grad():
+        for name, (lora_a, lora_b) in lora.pairs.items():
+            layers[name].lora_A[SAMPLER].get_parameter("weight").copy_(lora_a)
+            layers[name].lora_B[SAMPLER].get_parameter("weight").copy_(lora_b)
+            layers[name].scaling[SAMPLER] = lora.scale
+    return True
+
+
+def check_full_attention(config: Any) -> None:
+    """Raise EmailRLError for models with state other than the keys and values of all tokens."""
+    layer_types = getattr(config, "layer_types", None)
+    sliding = getattr(config, "sliding_window", None) if layer_types is None else None
+    if sliding or any(kind != "full_attention" for kind in layer_types or ()):
+        raise EmailRLError(
+            f"The in-process engine needs full attention in every layer, which {config.model_type} does not have.",
+            "Use --engine vllm.",
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's inputs."""
+    return next(model.parameters()).device

@@ -1,0 +1,253 @@
+"""Any OpenAI-compatible chat server, with native tool calls: to compare prompted models with trained ones.
+
+Such servers return text, not sampled ids, so their output cannot be trained on. Usage and cost are recorded with every
+completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from emailrl.engines.base import Advance, Completion, Request, converse
+from emailrl.engines.renderer import checked_arguments, parse_tool_calls
+from emailrl.errors import UsageError
+from emailrl.remote.destination import tell
+from emailrl.remote.text import harmless, sendable
+from emailrl.settings import Settings, check_key, names_openrouter, redacted, secrets_in, without_credentials
+from emailrl.trajectory import Message, ToolCall
+
+if TYPE_CHECKING:
+    import openai
+    from openai import AsyncOpenAI
+
+    from emailrl.remote.chat import ChatMessage, ChatReply
+
+OPENAI = "api.openai.com"
+OPENROUTER_KEY = "OPENROUTER_API_KEY"
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the token limit's parameter, elsewhere and at OpenAI."""
+
+_WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
+"""Server error messages for a prompt and token limit that exceed the context window."""
+
+
+class PromptTooLong(Exception):
+    """The prompt alone fills the context window."""
+
+
+class OpenAIEngine:
+    """Queries ``settings.model.name`` at ``settings.openai.openai_base_url``; ``tools`` are OpenAI function schemas.
+
+    At most ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are
+    retried with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A
+    prompt that fills the context window gives a completion of length zero. Raises UsageError if OpenRouter's key is
+    missing.
+    """
+
+    def __init__(self, settings: Settings, tools: Sequence[dict[str, Any]]) -> None:
+        self.model = settings.model.name
+        self._settings = settings.openai
+        self._tools = list(tools)
+        self._concurrency = settings.agent.rollout_concurrency
+        self._key_name, self._key = checked_key(settings)
+        self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
+        self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
+        tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
+        self._timeout = settings.rewards.litellm_timeout
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``; completions carry ``message``, usage and cost, and no token ids."""
+        return asyncio.run(self._generate(requests, advance))
+
+    def close(self) -> None:
+        """Nothing to release between calls of ``generate``."""
+
+    async def _generate(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
+        from emailrl.remote.chat import connect
+
+        wanted = self._settings
+        async with connect(
+            wanted.openai_base_url, self._key, timeout=self._timeout, retries=wanted.openai_retries
+        ) as client:
+            return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
+
+    async def _complete(self, client: AsyncOpenAI, request: Request) -> Completion:
+        import openai
+
+        from emailrl.remote.chat import describe
+
+        started = time.perf_counter()
+        completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
+        try:
+            self._read(await self._ask(client, request), completion)
+        except PromptTooLong:
+            completion.finish_reason, completion.message = "length", Message("assistant", "")
+        except openai.APIError as error:
+            completion.error = self._failure(describe(error), self._remedy(error))
+        except Exception as error:  # any malformed reply ends only this trajectory
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            completion.error = self._failure(f"the server's reply cannot be read: {reason}", self._remedy(None))
+        completion.seconds = time.perf_counter() - started
+        return completion
+
+    def _failure(self, reason: str, remedy: str) -> str:
+        return f"{redacted(reason, *self._secrets).rstrip('.')}. {redacted(remedy, *self._secrets)}"
+
+    def _remedy(self, error: openai.APIError | None) -> str:
+        """What to do about an error of the client, by its HTTP status if the server replied; None: about a reply that
+        is not a chat completion."""
+        from emailrl.remote.chat import is_incomplete, is_timeout
+
+        address = f"OPENAI_BASE_URL ({without_credentials(self._settings.openai_base_url)})"
+        status = getattr(error, "status_code", None)
+        if error is not None and status is None and is_timeout(error):
+            return "If the server is only slow, raise LITELLM_TIMEOUT."
+        if error is None or (status is None and is_incomplete(error)):
+            whole = self._settings.openai_base_url.rstrip("/").endswith("/v1")
+            return f"Check {address}" + (" and the server's log." if whole else ": most addresses end in /v1.")
+        match status:
+            case None:
+                return "Check OPENAI_BASE_URL, and that the server runs."
+            case 401 | 403 if not self._key:
+                return f"Set {self._key_name} to a key of this server."
+            case 401:
+                return f"Check {self._key_name}."
+            case 403:
+                return f"Check what the key in {self._key_name} may use."
+            case 402:
+                return "Add credit to the account."
+            case 404:
+                return f"Check --model ({self.model}) and {address}."
+            case 408 | 409 | 429:
+                return "Try again later, or lower ROLLOUT_CONCURRENCY."
+            case _ if status >= 500:
+                return "Try again later, or check the server's log."
+            case _ if status < 400:
+                return f"The server redirects requests: check {address}."
+        return f"Check that {self.model} supports tool calls and the sampling settings."
+
+    async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply:
+        """Request up to the token limit; if prompt and limit exceed the context window, retry with what is left of
+        it."""
+        import openai
+
+        from emailrl.remote.chat import complete
+
+        body = self._body(request)
+        for _ in range(2):
+            try:
+                return await complete(client, **body)
+            except openai.BadRequestError as error:
+                if not _WINDOW.search(f"{error.code} {error.message}"):
+                    raise
+            body = {name: value for name, value in body.items() if name not in TOKEN_LIMITS}
+        raise PromptTooLong
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        sampling = request.sampling
+        length = TOKEN_LIMITS[self._at_openai]
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [as_api(message) for message in request.messages],
+            length: sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": request.seed & 0x7FFFFFFF,  # some servers read 32 bits
+        }
+        extra: dict[str, Any] = {}
+        if self._tools:
+            body["tools"] = self._tools
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        if sampling.top_k:
+            extra["top_k"] = sampling.top_k
+        if self._key_name == OPENROUTER_KEY:
+            extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
+        return body | ({"extra_body": extra} if extra else {})
+
+    def _read(self, reply: ChatReply, completion: Completion) -> None:
+        prices = (self._settings.input_price, self._settings.output_price)
+        tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
+        completion.prompt_tokens, completion.completion_tokens = tokens
+        if any(price is not None for price in prices) and any(tokens):
+            completion.cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
+        else:
+            completion.cost = reply.cost
+        completion.message = as_message(reply.choice.message)
+        completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
+
+
+def as_api(message: Message) -> dict[str, Any]:
+    """The message in the chat API's format.
+
+    Of several tool calls only the first was executed, so only that one is sent: servers reject a call without a result.
+    A space is inserted into control-token strings in all text that the model did not write.
+    """
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": harmless(message.content)}
+    if message.role != "assistant":
+        return {"role": message.role, "content": harmless(message.content)}
+    if not message.tool_calls:
+        return {"role": "assistant", "content": sendable(message.content)}
+    call = message.tool_calls[0]
+    function = {"name": sendable(call.name), "arguments": sendable(json.dumps(call.arguments, ensure_ascii=False))}
+    return {
+        "role": "assistant",
+        "content": sendable(message.content) or None,
+        "tool_calls": [{"id": call.id or "", "type": "function", "function": function}],
+    }
+
+
+def as_message(received: ChatMessage) -> Message:
+    """The server's message; sets ``parse_error`` if arguments are not a JSON object or markup is left in the text."""
+    message = Message("assistant", received.text)
+    try:
+        if not received.tool_calls and parse_tool_calls(message.content):
+            raise ValueError("the server left the tool call in the text: does it have a parser for this model?")
+        for number, call in enumerate(received.tool_calls or ()):
+            if call.type not in (None, "function") or call.function is None or not call.function.name:
+                raise ValueError("tool call has no function name")
+            arguments = _read_arguments(call.function.arguments)
+            message.tool_calls.append(ToolCall(call.function.name, arguments, call.id or f"call_{number}"))
+    except json.JSONDecodeError as error:
+        message.parse_error = f"tool call's arguments are not JSON: {error}"
+    except (ValueError, RecursionError) as error:
+        message.parse_error = str(error)
+    return message
+
+
+def _read_arguments(stated: Any) -> dict[str, Any]:
+    """A call's arguments: JSON text by the spec, an object at some servers; an empty object if there are none.
+
+    Raises ValueError for anything else.
+    """
+    return checked_arguments(json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated)
+
+
+def checked_key(settings: Settings) -> tuple[str, str]:
+    """The name and value of the API key, which may be empty; OpenRouter's key is sent to OpenRouter only.
+
+    Raises UsageError for an address or a key with which no request can be sent.
+    """
+    url = settings.openai.openai_base_url
+    at_openrouter = names_openrouter("OPENAI_BASE_URL", url)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise UsageError(
+            f"OPENAI_BASE_URL is {without_credentials(url)}, which does not start with http:// or https://.",
+            "Expected something like http://localhost:8000/v1.",
+        )
+    secret = settings.rewards.openrouter_api_key if at_openrouter else settings.openai.openai_api_key
+    if at_openrouter and secret is None:
+        raise UsageError(
+            "The openai engine needs an OpenRouter key.",
+            "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY.",
+        )
+    name, key = OPENROUTER_KEY if at_openrouter else "OPENAI_API_KEY", secret.get_secret_value() if secret else ""
+    check_key(name, key)
+    return name, key

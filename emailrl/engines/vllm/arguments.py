@@ -1,0 +1,376 @@
+"""What vLLM is started with, in this process and in servers, from the settings; does not import vLLM.
+
+Whether in-process vLLM sleeps while the trainer works, and for how many tokens it captures CUDA graphs on large GPUs,
+is decided here too, for the engine and for ``emailrl plan``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from emailrl.engines.budget import GIB
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.adapter import read_adapter_config
+from emailrl.policy.layout import Keep, choose_keep, micro_batch_cap, numbers_for
+from emailrl.ranks.place import Place
+from emailrl.settings import Settings, TrainingSettings, check_key, without_credentials
+
+if TYPE_CHECKING:
+    from emailrl.policy.load import Policy
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values vLLM takes for ``max_lora_rank``."""
+EXAMPLE = """Example: VLLM_ENGINE_ARGS='{"max_num_batched_tokens": 4096}'."""
+SET_BY = {
+    "model": "MODEL_NAME",
+    "dtype": "EMAILRL_DTYPE",
+    "seed": "SEED",
+    "max_model_len": "MAX_MODEL_LEN",
+    "max_num_seqs": "MAX_BATCH_TRAJECTORIES",
+    "tensor_parallel_size": "VLLM_TENSOR_PARALLEL_SIZE",
+    "gpu_memory_utilization": "VLLM_GPU_MEMORY_UTILIZATION",
+    "enforce_eager": "VLLM_ENFORCE_EAGER",
+    "enable_prefix_caching": "VLLM_ENABLE_PREFIX_CACHING",
+    "enable_sleep_mode": "VLLM_ENABLE_SLEEP",
+    "max_loras": "MAX_STALENESS",
+    "max_cpu_loras": "MAX_STALENESS",
+    "max_lora_rank": "LORA_RANK",
+    "kv_cache_memory_bytes": "KV_CACHE_GIB",
+    "served_model_name": "",
+    "config": "",
+    "host": "",
+    "port": "",
+    "enable_lora": "",
+    "logprobs_mode": "",
+    "skip_tokenizer_init": "",
+    "disable_log_stats": "",
+}
+"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; empty: emailrl depends on the
+value."""
+VLLM_WORK: Final = 2 * GIB
+"""Part of vLLM's share reserved for activations and CUDA graphs. Assumed."""
+ADAPTER_BYTES: Final = 24
+"""Per parameter of the adapter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's
+dtype."""
+SHARE_FOR_BOTH: Final = 0.9
+"""Share of a GPU that trainer and sampler may take together; the rest is CUDA's, the logits and fragmentation."""
+GRAPHS_FROM_GIB: Final = 64
+"""Memory of a GPU from which graphs are captured for steps that read prompts. Smaller ones need it for the cache."""
+LARGE_STEPS: Final = (96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Tokens of such steps: tool results, of one conversation or several, and a token each of the others.
+
+By itself, vLLM captures up to twice MAX_BATCH_TRAJECTORIES, and launches the kernels of longer steps one by one: on 14B
+and an H200 a step of reading prompts and sampling then takes 82 ms instead of 47 (docs/performance.md).
+"""
+
+
+def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
+    """The fields of ``vllm.EngineArgs`` that servers and in-process vLLM have in common.
+
+    Log-probabilities are taken after temperature, unless top-p or top-k would change them too (``check_sampling``).
+    vLLM loads no tokenizer: ids in, ids out, which with no statistics halves a server's own time per sampled token.
+    """
+    vllm, agent = settings.vllm, settings.agent
+    arguments: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "max_model_len": settings.model.max_model_len,
+        "tensor_parallel_size": vllm.vllm_tensor_parallel_size,
+        "enforce_eager": vllm.vllm_enforce_eager,
+        "enable_prefix_caching": vllm.vllm_enable_prefix_caching,
+        "logprobs_mode": "raw_logprobs" if is_filtered(settings) else "processed_logprobs",
+        "disable_log_stats": True,
+        "enable_lora": True,
+    }
+    if (gib := agent.kv_cache_gib) is not None:  # vLLM derives it from free memory, which other processes may change
+        arguments["kv_cache_memory_bytes"] = int(gib * GIB)
+    if not on_gpu:
+        # On a CPU a seeded request whose prompt is read in parts raises "CPU Generator does not use offset" (0.31).
+        arguments["enable_chunked_prefill"] = False
+    if settings.model.load_in_4bit:
+        arguments["quantization"] = "bitsandbytes"
+    return arguments | further_arguments(settings)
+
+
+def engine_arguments(
+    settings: Settings,
+    *,
+    model: str,
+    dtype: str,
+    lora_rank: int,
+    on_gpu: bool,
+    sleeps: bool,
+    graphs: Sequence[int] = (),
+) -> dict[str, Any]:
+    """The fields of ``vllm.EngineArgs`` for vLLM in this process.
+
+    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``sleeps``,
+    ``graphs`` by ``capture_sizes``.
+    """
+    vllm = settings.vllm
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "seed": settings.training.seed % 2**32,
+        "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
+        "enable_sleep_mode": sleeps and on_gpu,
+        "max_num_seqs": settings.agent.max_batch_trajectories,
+        "max_loras": 1,
+        "max_lora_rank": lora_rank_limit(lora_rank),
+    }
+    if graphs:
+        arguments["cudagraph_capture_sizes"] = list(graphs)
+    if Place.here().world > 1:
+        # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
+        arguments["distributed_executor_backend"] = "external_launcher"
+    return arguments | shared_arguments(settings, on_gpu=on_gpu)
+
+
+def further_arguments(settings: Settings) -> dict[str, Any]:
+    """The object in VLLM_ENGINE_ARGS; UsageError for any other value, and for arguments that emailrl sets itself."""
+    text = settings.vllm.vllm_engine_args
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
+    if not isinstance(arguments, dict):
+        raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
+    owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if settings.model.load_in_4bit else {})
+    owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
+    for name in arguments:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise UsageError(f"VLLM_ENGINE_ARGS: {name!r} is not an argument name.", EXAMPLE)
+        setting = next((owned[each] for each in owned if each.startswith(name.removeprefix("no_"))), None)
+        if setting is not None:  # also abbreviated, as on vLLM's command line
+            hint = f"Set {setting} instead." if setting else "emailrl depends on its value."
+            raise UsageError(f"VLLM_ENGINE_ARGS cannot set {name}.", hint)
+    return arguments
+
+
+def as_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Engine arguments as flags of ``vllm serve``, without None values."""
+    flags = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{flag}")
+        elif value is not None:
+            flags += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
+    return flags
+
+
+def lora_rank_limit(rank: int) -> int:
+    """The smallest ``max_lora_rank`` that holds adapters of this rank; UsageError if vLLM has none."""
+    for limit in LORA_RANKS:
+        if rank <= limit:
+            return limit
+    raise UsageError(f"vLLM supports adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
+
+
+def adapter_rank(path: Path) -> int:
+    """The rank of an adapter whose files have been checked."""
+    return int(read_adapter_config(path)["r"])
+
+
+def is_filtered(settings: Settings) -> bool:
+    """Whether training rollouts sample from a truncated distribution."""
+    return settings.agent.top_p < 1 or settings.agent.top_k > 0
+
+
+def check_vllm(settings: Settings, *, trainable: bool) -> None:
+    """Raise for every problem that can be detected before a model is loaded.
+
+    EmailRLError if in-process vLLM is not installed; UsageError for unusable addresses, keys, paths and sampling
+    settings, for the Unsloth backend with in-process vLLM (its patches affect vLLM's model too), and for ranks of a
+    host that cannot be divided into engines.
+    """
+    check_sampling(settings, trainable=trainable)
+    read_path_map(settings.vllm.vllm_adapter_path_map)
+    further_arguments(settings)
+    if read_urls(settings.vllm.vllm_urls):
+        check_key("VLLM_API_KEY", api_key(settings))
+        return
+    if settings.model.backend == "unsloth":
+        raise UsageError(
+            "The unsloth backend does not work with vLLM in the same process.",
+            "Set VLLM_URLS, or use --backend transformers or --engine transformers.",
+        )
+    if find_spec("vllm") is None:
+        raise EmailRLError(
+            "The vllm engine is not installed.",
+            "Run in the clone: pip install -e '.[vllm]', or set VLLM_URLS, or use --engine transformers.",
+        )
+    ranks, per_engine = Place.here().local_world, settings.vllm.vllm_tensor_parallel_size
+    if Place.here().world > 1 and ranks % per_engine:
+        raise UsageError(
+            f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}.",
+            f"Start a multiple of {per_engine} with --nproc, or set VLLM_URLS.",
+        )
+
+
+def check_sampling(settings: Settings, *, trainable: bool) -> None:
+    """Raise UsageError for sampling settings whose log-probabilities vLLM cannot return as training needs them.
+
+    It returns them before temperature, or after temperature, top-p and top-k; training needs them in between.
+    """
+    agent = settings.agent
+    if is_filtered(settings) and agent.temperature not in (0, 1):
+        raise UsageError(
+            f"vLLM returns log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
+            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
+            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
+        )
+    if trainable and settings.vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
+        raise UsageError(
+            "STALE_SPANS=correct needs an importance correction.",
+            "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
+        )
+
+
+def api_key(settings: Settings) -> str:
+    """VLLM_API_KEY, empty if unset."""
+    return settings.vllm.vllm_api_key.get_secret_value() if settings.vllm.vllm_api_key else ""
+
+
+def read_urls(text: str) -> list[str]:
+    """The servers' unique addresses, without ``/v1``, default ports and capitals; UsageError for an invalid one."""
+    addresses = [address.strip() for address in text.split(",") if address.strip()]
+    urls = []
+    for number, address in enumerate(addresses, start=1):
+        try:
+            urls.append(_read_url(address))
+        except (ValueError, httpx.InvalidURL) as error:
+            what = f"{without_credentials(address)!r} is not a server's address ({error})"
+            hint = "Expected http://host:8000."
+            if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
+                what, hint = (
+                    f"address {number} is not valid",
+                    "Expected http://user:password@host:8000, percent-encoded.",
+                )
+            raise UsageError(f"VLLM_URLS: {what}.", hint) from None
+    return list(dict.fromkeys(urls))
+
+
+def _read_url(address: str) -> str:
+    """A server's address in its shortest form; ValueError or httpx.InvalidURL if no request can be sent to it."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("it does not start with http:// or https://")
+    if not address.isprintable() or " " in address:
+        raise ValueError("it has a space or a control character")
+    if "?" in address or "#" in address:
+        raise ValueError("it has a query or a fragment")
+    if not parts.hostname:
+        raise ValueError("it has no host name")
+    if parts.port == 0:  # the attribute raises for all other invalid ports
+        raise ValueError("port 0 cannot be used")
+    userinfo, at, host = parts.netloc.rpartition("@")
+    host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
+    return f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+def read_path_map(text: str) -> tuple[Path, Path] | None:
+    """``HERE=THERE`` as two absolute folders; None if unset."""
+    if not text:
+        return None
+    here, separator, there = text.partition("=")
+    if not separator or not here or not there.startswith("/"):
+        raise UsageError(f"VLLM_ADAPTER_PATH_MAP={text!r} is not HERE=/THERE.", "Example: outputs=/mnt/outputs.")
+    return Path(here).absolute(), Path(there)
+
+
+# -- sleep and CUDA graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What a trainer with fused layers needs of a GPU, in bytes."""
+
+    weights: int
+    """Of the frozen base."""
+    adapter: int
+    activations: int
+    """Of a full micro-batch, with everything kept that GRADIENT_CHECKPOINTING keeps where memory is ample."""
+    graphs: int = 0
+    """Of vLLM's CUDA graphs for this model, if it captures ``LARGE_STEPS``."""
+
+    @classmethod
+    def of_sizes(
+        cls, training: TrainingSettings, *, weights: int, adapter: int, itemsize: int, layers: int, **widths: int
+    ) -> Trainer:
+        """``adapter`` is in parameters, ``itemsize`` the base's; ``widths`` as for ``numbers_for``."""
+        numbers = {keep: numbers_for(keep, layers=layers, **widths) for keep in Keep}
+        keep = choose_keep(training.gradient_checkpointing, math.inf, numbers)
+        tokens = micro_batch_cap(training, on_gpu=True, hidden=widths["hidden"])
+        graphs = graph_bytes(layers=layers, hidden=widths["hidden"])
+        return cls(weights, ADAPTER_BYTES * adapter, tokens * itemsize * numbers[keep], graphs)
+
+    @classmethod
+    def of(cls, policy: Policy, settings: Settings) -> Trainer | None:
+        """A loaded policy's, None if it is not trained with fused layers: the needs of others are not known."""
+        from emailrl.policy.fused.model import fused_backbone
+
+        fused = fused_backbone(policy.model)
+        if not policy.trainable or fused is None:
+            return None
+        frozen = [parameter for parameter in policy.model.parameters() if not parameter.requires_grad]
+        return cls.of_sizes(
+            settings.training,
+            weights=sum(parameter.numel() * parameter.itemsize for parameter in frozen),
+            adapter=sum(parameter.numel() for _, parameter in policy.trainable_parameters()),
+            itemsize=policy.dtype.itemsize,
+            layers=len(fused.layers),
+            **fused.widths,
+        )
+
+
+def sleeps(settings: Settings, trainer: Trainer | None, card_bytes: float) -> bool:
+    """Whether vLLM releases a GPU of ``card_bytes`` to the trainer between rollouts.
+
+    It does as VLLM_ENABLE_SLEEP says; with ``auto``, unless both are known to fit.
+    """
+    wanted = settings.vllm.vllm_enable_sleep
+    if wanted != "auto" or trainer is None:
+        return wanted != "off"
+    both = trainer.weights + trainer.adapter + trainer.activations + vllm_share(settings, trainer.weights, card_bytes)
+    if capture_sizes(settings, card_bytes):
+        both += trainer.graphs
+    return both > SHARE_FOR_BOTH * card_bytes
+
+
+def vllm_share(settings: Settings, weight_bytes: int, card_bytes: float) -> float:
+    """Bytes of vLLM on each of its GPUs while it samples; KV_CACHE_GIB overrides VLLM_GPU_MEMORY_UTILIZATION."""
+    cache = settings.agent.kv_cache_gib
+    if cache is None:
+        return settings.vllm.vllm_gpu_memory_utilization * card_bytes
+    return weight_bytes // settings.vllm.vllm_tensor_parallel_size + VLLM_WORK + cache * GIB
+
+
+def capture_sizes(settings: Settings, card_bytes: float) -> list[int]:
+    """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them.
+
+    It chooses on small GPUs and on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if
+    VLLM_ENGINE_ARGS bears on it.
+    """
+    vllm = settings.vllm
+    if not GRAPHS_FROM_GIB * GIB <= card_bytes < math.inf or vllm.vllm_enforce_eager:
+        return []
+    given = any(word in vllm.vllm_engine_args for word in ("cudagraph", "compilation", "batched_tokens", "speculative"))
+    if given or vllm.vllm_tensor_parallel_size > 1:
+        return []
+    rows = settings.agent.max_batch_trajectories
+    return sorted({1, 2, 4, *range(8, rows, 8), rows, *(tokens for tokens in LARGE_STEPS if tokens > rows)})
+
+
+def graph_bytes(*, layers: int, hidden: int) -> int:
+    """Memory of the graphs of ``LARGE_STEPS``: 5.5 GiB measured on 14B (40 layers, 5,120 wide), else in proportion."""
+    return int(5.5 * GIB * layers * hidden / (40 * 5120))

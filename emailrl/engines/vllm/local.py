@@ -1,0 +1,293 @@
+"""vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
+
+With several ranks, each group of VLLM_TENSOR_PARALLEL_SIZE neighbors shares one engine (vLLM's ``external_launcher``):
+they start and stop it together, and make the same calls in the same order.
+
+Adapters are loaded under a new id for each version and after each wake, never merged or updated in place, and their
+log-probabilities are verified before sampling (``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
+Follow-ups join the running batch in the step after their turn ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from emailrl.ending import bounded
+from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, report
+from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
+from emailrl.engines.vllm.probe import SAMPLED, Probe
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.size import card_bytes
+from emailrl.settings import Settings
+
+if TYPE_CHECKING:
+    from emailrl.policy.load import Policy
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that no other process holds the GPU
+    "VLLM_HOST_IP": "127.0.0.1",  # workers have hung at startup without it
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to --json
+}
+
+
+class VllmEngine:
+    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` sets a version.
+
+    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank.
+    ``check_vllm`` checks the preconditions.
+    """
+
+    def __init__(self, settings: Settings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
+        self._settings = settings
+        self._model = str(policy.path)
+        self._dtype = str(policy.dtype).removeprefix("torch.")
+        self._lora_rank: int = policy.lora.get("rank") or settings.lora.lora_rank
+        self._probe = probe
+        self._stop_ids = sorted(stop_ids)
+        self.can_sleep = policy.device.type == "cuda"
+        card = card_bytes(policy.device)
+        self._graphs = capture_sizes(settings, card)
+        self._may_sleep = sleeps(settings, Trainer.of(policy, settings), card)
+        if self._may_sleep and not self.can_sleep:
+            report("vLLM cannot sleep without a GPU: it holds its memory during training.")
+        self._engine: Any = None
+        self._lora: Any = None
+        self._loras = 0
+        self._path: Path | None = None
+        self._proven = False
+        self._requests = 0
+        self.steps = 0
+        self.version = ""
+        self.adapter_sha256: str | None = None
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it is verified.
+
+        Raises ProbeError if verification fails, UsageError if its rank is too large.
+        """
+        self._path = None if path is None else path.absolute()
+        self.version, self._proven = version, False
+        self._prove()
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``."""
+        if not self._proven:
+            self._prove()
+        running: dict[str, tuple[int, Request, float]] = {}
+        ended = Ended(advance)
+
+        def begin(place: int, request: Request | None) -> None:
+            while request is not None:
+                room = self.max_model_len - len(request.prompt_ids)
+                if room >= 1:
+                    params = self._params(request.sampling, request.seed, min(request.sampling.max_tokens, room))
+                    running[self._add(request.prompt_ids, params)] = place, request, time.perf_counter()
+                    return
+                full = Completion(request.trajectory_id, [], [], "length", prompt_tokens=len(request.prompt_ids))
+                request = end(place, full)
+
+        def end(place: int, completion: Completion) -> Request | None:
+            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
+            return ended.add(place, completion)
+
+        try:
+            for place, request in enumerate(requests):
+                begin(place, request)
+            while running:
+                for output in self._step():
+                    place, request, started = running.pop(output.request_id)
+                    begin(place, end(place, read_output(output, request, time.perf_counter() - started)))
+        except BaseException:
+            self._engine.abort_request(list(running))
+            raise
+        return ended.completions()
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of prompt and completion together."""
+        return int(self._engine.model_config.max_model_len)
+
+    def release(self) -> None:
+        """Sleep (level 1: weights to host memory, cache dropped) while the trainer works."""
+        if self._engine is not None and self._sleeps:
+            self._engine.reset_prefix_cache()
+            self._engine.sleep(level=1)
+
+    def resume(self) -> None:
+        """Wake; the adapter is loaded and verified again before sampling."""
+        if self._engine is not None and self._wake():
+            self._engine.reset_prefix_cache()
+            self._proven = False
+
+    def close(self) -> None:
+        """Stop vLLM and free its memory; if it hangs, the process ends (``bounded``).
+
+        It also destroys the torch.distributed process group, so ranks must leave it first.
+        """
+        if self._engine is None:
+            return
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        with bounded():
+            self._wake()  # sleeping memory is unmapped: freeing it is an invalid argument to CUDA
+            self._engine.engine_core.shutdown()
+            self._engine, self._lora, self._proven = None, None, False
+            gc.collect()
+            cleanup_dist_env_and_memory()
+
+    # -- vLLM
+
+    @property
+    def _sleeps(self) -> bool:
+        return bool(self._engine.model_config.enable_sleep_mode)
+
+    def _wake(self) -> bool:
+        """Wake vLLM if it sleeps; returns whether it did."""
+        if not self._sleeps or not self._engine.is_sleeping():
+            return False
+        gc.collect()
+        torch.cuda.empty_cache()  # vLLM needs the memory cached by the trainer's allocator
+        self._engine.wake_up()
+        return True
+
+    def _start(self) -> None:
+        os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+        from vllm import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        rank = self._lora_rank if self._path is None else max(self._lora_rank, adapter_rank(self._path))
+        arguments = engine_arguments(
+            self._settings,
+            model=self._model,
+            dtype=self._dtype,
+            lora_rank=rank,
+            on_gpu=self.can_sleep,
+            sleeps=self._may_sleep,
+            graphs=self._graphs,
+        )
+        try:
+            engine_args = EngineArgs(**arguments)
+        except TypeError as error:
+            raise UsageError(f"vLLM does not take an argument of VLLM_ENGINE_ARGS: {error}.") from error
+        with generators_kept():
+            try:
+                # As for vllm.LLM, prompts are read in steps of 8,192 or 16,384 tokens; without a context in 2,048.
+                self._engine = LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
+            except (RuntimeError, ValueError, OSError) as error:
+                reason = " ".join(str(error).split())[:300]
+                raise EmailRLError(
+                    f"vLLM failed to start: {reason}",
+                    "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true.",
+                ) from error
+
+    def _prove(self) -> None:
+        """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
+        expected = self._probe.load(self._path)  # also checks its files before vLLM reads them
+        if self._engine is None:
+            self._start()
+        self._take_adapter()
+        agent = self._settings.agent
+        sampling = SamplingParams(SAMPLED, agent.temperature, agent.top_p, agent.top_k)
+        self._add(self._probe.ids, self._params(sampling, 0, SAMPLED, prompt_logprobs=0))
+        outputs: list[Any] = []
+        while not outputs:
+            outputs = self._step()
+        ids, sampled = self._probe.ids, outputs[0].outputs[0]
+        prompt = [entry[token].logprob for token, entry in zip(ids[1:], outputs[0].prompt_logprobs[1:], strict=True)]
+        self._probe.check_prompt("vLLM", prompt, expected)
+        self._probe.check_sampled("vLLM", list(sampled.token_ids), logprobs_of(sampled))
+        self.adapter_sha256, self._proven = expected.adapter_sha256, True
+
+    def _take_adapter(self) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if self._lora is not None:
+            self._engine.remove_lora(self._lora.lora_int_id)
+            self._lora = None
+        if self._path is None:
+            return
+        rank, room = adapter_rank(self._path), self._engine.vllm_config.lora_config.max_lora_rank
+        if rank > room:
+            raise UsageError(
+                f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}.",
+                f"Set LORA_RANK={rank}.",
+            )
+        self._loras += 1
+        request = LoRARequest(f"{self.version}-{self._loras}", self._loras, str(self._path))
+        if not self._engine.add_lora(request):
+            raise EmailRLError(f"vLLM did not load the adapter {self._path}.")
+        self._lora = request
+
+    def _params(self, sampling: SamplingParams, seed: int, max_tokens: int, **more: Any) -> Any:
+        from vllm import SamplingParams as Params
+        from vllm.sampling_params import RequestOutputKind
+
+        return Params(
+            max_tokens=max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=seed,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **more,
+        )
+
+    def _add(self, prompt_ids: list[int], params: Any) -> str:
+        self._requests += 1
+        name = str(self._requests)
+        self._engine.add_request(name, {"prompt_token_ids": prompt_ids}, params, lora_request=self._lora)
+        return name
+
+    def _step(self) -> list[Any]:
+        self.steps += 1
+        return [output for output in self._engine.step() if output.finished]
+
+
+def read_output(output: Any, request: Request, seconds: float) -> Completion:
+    """A finished ``vllm.RequestOutput`` as a completion."""
+    sampled = output.outputs[0]
+    completion = Completion(
+        request.trajectory_id,
+        list(sampled.token_ids),
+        logprobs_of(sampled),
+        str(sampled.finish_reason),
+        seconds=seconds,
+        prompt_tokens=len(request.prompt_ids),
+    )
+    if sampled.finish_reason not in ("stop", "length"):
+        completion.finish_reason, completion.error = "error", f"vLLM ended a completion by {sampled.finish_reason!r}"
+    return completion
+
+
+def logprobs_of(sampled: Any) -> list[float]:
+    """The log-probabilities of the sampled tokens."""
+    return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the global generators, which vLLM seeds at startup; a run's draws must not depend on it."""
+    import numpy as np
+
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

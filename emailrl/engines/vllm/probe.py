@@ -1,0 +1,176 @@
+"""Check that an engine samples from the weights it was given: compare its log-probabilities of one text with the
+trainer's.
+
+A silently ignored or stale adapter is the costliest failure of training with a
+separate sampler (verl #7495, vLLM #42125). Two checks: the log-probabilities must agree with those of the trainer's own
+model to rounding; and if the trainer's changed between two adapters, an engine whose output is bit-identical has not
+changed its weights. The second check catches what rounding hides from the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
+from emailrl.errors import EmailRLError
+from emailrl.policy.logprobs import hidden_states, projection
+
+if TYPE_CHECKING:
+    from emailrl.policy.load import Policy
+
+TEXT = (
+    "You search a mailbox with tools. When does the lease on the office end, and who signed it? "
+    '{"name": "search_emails", "arguments": {"keywords": ["lease", "office"], "sent_after": "2001-03-05"}} '
+    "The lease ends on 31 May 2002; Ann signed it in Houston. Please send me the agreement before Friday, thanks."
+)
+LONGEST = 128
+"""Length of the probe in tokens."""
+SAMPLED = 8
+"""Tokens sampled after the probe, to check decoding, and that log-probabilities are taken after temperature."""
+PREFIXES = 32
+"""Prefixes of the probe after which one token each is sampled, if the probe's own tokens cannot be compared."""
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+ROUNDING = 0.1
+"""Mean gap allowed in 16 bits, as different kernels round differently."""
+
+
+class ProbeError(EmailRLError):
+    """An engine that does not sample from the weights it was given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What an engine must answer under one adapter, by the trainer's model; usable in any thread."""
+
+    adapter_sha256: str | None
+    """None is the bare base model."""
+    prompt: list[float]
+    """The trainer's log-probabilities of ``Probe.ids[1:]``."""
+    logits: Tensor
+    """``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
+
+
+class Probe:
+    """A text and its log-probabilities under the trainer's base model with one adapter after another.
+
+    ``temperature`` is the training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype).
+    """
+
+    def __init__(self, policy: Policy, *, temperature: float, tolerance: float | None = None) -> None:
+        self._policy, self._weights = policy, sampling_weights(policy.model)
+        self.temperature = temperature
+        self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
+        self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
+        first = max(len(self.ids) - PREFIXES, 0)
+        self.prefixes = [self.ids[:end] for end in range(first + 1, len(self.ids) + 1)]
+        """The longest prefixes of the text, itself included."""
+        self._answers: dict[str, tuple[Expected, list[float]]] = {}
+        """The last log-probabilities of the text from every engine, and those expected."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Vocabulary size of the trainer's model."""
+        return self._policy.vocabulary
+
+    def load(self, path: Path | None) -> Expected:
+        """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.
+
+        ``score`` and ``check_sampled`` use that adapter from now on.
+        """
+        with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
+            sha256 = None if path is None else pool.submit(adapter_sha256, path)
+            self._weights.load(path)
+            logits = self._logits(self.ids, 0)
+        return Expected(
+            None if sha256 is None else sha256.result(),
+            _logprobs(logits[:-1], self.ids[1:], 1.0),
+            logits[-len(self.prefixes) :].float().cpu(),
+        )
+
+    def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
+        """The trainer's log-probabilities of ``ids[start:]``; at temperature 0, of the untempered distribution."""
+        return _logprobs(self._logits(ids[:-1], start - 1), ids[start:], temperature)
+
+    def _logits(self, ids: Sequence[int], start: int) -> Tensor:
+        """``(len(ids) - start, vocabulary)``: row ``i`` predicts what follows ``ids[: start + i + 1]``."""
+        model = self._weights.model
+        tokens = torch.tensor([list(ids)], device=device_of(model))
+        # The model's own layers, not the trainer's fused ones: those belong to the model in training, and this may be a
+        # copy of it with merged weights.
+        # Not in inference mode: tensors that a sharded base gathers there could not be trained with afterwards.
+        with self._policy.accompanied(), torch.no_grad(), self._weights.active():
+            logits: Tensor = projection(model)(hidden_states(model, tokens)[0, start:])
+        return logits
+
+    def check_prompt(self, who: str, prompt: Sequence[float], expected: Expected) -> None:
+        """Compare an engine's log-probabilities of ``ids[1:]`` with the expected ones.
+
+        Raises ProbeError naming ``who``, also if they are those of another adapter bit for bit.
+        """
+        gap = mean_gap(prompt, expected.prompt)
+        if not gap <= self.tolerance:
+            raise ProbeError(
+                f"{who} is not sampling from the adapter it was given: log-probabilities are off by {gap:.4f} nats.",
+                f"Check its base model and dtype; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
+            )
+        before, answer = self._answers.get(who, (expected, []))
+        moved = mean_gap(expected.prompt, before.prompt)
+        # After a step without an update the adapter is unchanged, so identical output is correct.
+        changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / 100
+        if changed and list(prompt) == answer:
+            raise ProbeError(
+                f"{who} did not load the new adapter: its output is bit-identical, "
+                f"while the trainer's moved by {moved:.2g}.",
+                "Restart it.",
+            )
+        self._answers[who] = expected, list(prompt)
+
+    def check_next(self, who: str, sampled: Sequence[int], logprobs: Sequence[float], expected: Expected) -> None:
+        """Compare the tokens that an engine drew after each of ``prefixes`` with the expected logits; raises
+        ProbeError naming ``who``."""
+
+        def own(temperature: float) -> list[float]:
+            return _logprobs(expected.logits, sampled, temperature)
+
+        self._check_drawn(who, logprobs, own)
+
+    def check_sampled(
+        self, who: str, sampled: Sequence[int], logprobs: Sequence[float], prompt: Sequence[int] | None = None
+    ) -> None:
+        """Compare the tokens that an engine drew one after another after ``prompt`` (None: the text) with the trainer's
+        model; raises ProbeError naming ``who``."""
+        before = self.ids if prompt is None else prompt
+        ids, start = [*before, *sampled], len(before)
+        self._check_drawn(who, logprobs, lambda temperature: self.score(ids, start, temperature))
+
+    def _check_drawn(self, who: str, logprobs: Sequence[float], own: Callable[[float], list[float]]) -> None:
+        gap = mean_gap(logprobs, own(self.temperature))
+        # Few tokens are sampled, so their gap is noisier than the mean over the text.
+        if not gap <= 3 * self.tolerance:
+            untempered = mean_gap(logprobs, own(1.0)) <= 3 * self.tolerance
+            raise ProbeError(
+                f"{who} returns log-probabilities of sampled tokens that are off by {gap:.4f} nats"
+                + (": they are taken before temperature." if untempered else "."),
+                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
+                if untempered
+                else f"Check that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
+            )
+
+
+def _logprobs(logits: Tensor, tokens: Sequence[int], temperature: float) -> list[float]:
+    labels = torch.tensor(list(tokens), device=logits.device)[:, None]
+    return (logits / (temperature or 1.0)).log_softmax(-1).gather(1, labels)[:, 0].tolist()
+
+
+def mean_gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Mean absolute difference; infinite if the lengths differ, NaN if any value is NaN."""
+    if len(one) != len(other) or not one:
+        return float("inf")
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)

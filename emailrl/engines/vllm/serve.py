@@ -1,0 +1,323 @@
+"""``emailrl serve``: vLLM servers as supervised child processes, one per replica, none left behind.
+
+Flags, environment and GPUs of each server; its start, health checks, end and cause of death; and restarts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from emailrl.engines.budget import rows_per_server, server_share
+from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
+from emailrl.engines.vllm.keeper import adopt_orphans, end_children
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.plain import cut, one_line
+from emailrl.policy.layout import dtype_name
+from emailrl.policy.resolve import base_name, resolve_model
+from emailrl.settings import Settings, check_key
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+GRACE = 5.0
+"""Seconds from SIGTERM to SIGKILL."""
+HEALTH_TIMEOUT = 10.0
+"""Timeout of a health check, in seconds."""
+MISSED = 3
+"""Consecutive failed health checks after which a server counts as hung."""
+PAUSE = 1.0
+"""Seconds between health checks."""
+PROGRESS_SECONDS = 15.0
+LAST_PORT = 65535
+TOLD = 300
+"""Characters of the log quoted when a server dies."""
+READ = 1 << 17
+"""Bytes of the log's end searched for the error: vLLM prints long tracebacks of several processes after it."""
+_CAUSE: Final = re.compile(r"(?:^|[ )])([\w.]*(?:Error|Exception): (?!.*See (?:root cause|stack trace)).+)")
+"""An error in a traceback, but not vLLM's line that only refers to another."""
+
+Say = Callable[[str], None]
+
+
+# -- flags, environment and GPUs
+
+
+def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()) -> list[str]:
+    """The command of one server, with room for the adapters of MAX_STALENESS + 2 versions; ``extra`` flags come last.
+
+    Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise EmailRLError("vLLM is not installed.", "Run in the clone: pip install -e '.[vllm]'.")
+    vllm, model = settings.vllm, settings.model
+    adapters = vllm.staleness(servers=True) + 2
+    arguments = {
+        "model": str(resolve_model(model.name, model.smol_base)),
+        "served_model_name": base_name(model.name),
+        "host": host,
+        "port": port,
+        "dtype": DTYPES[dtype_name(model.dtype, on_gpu=on_gpu)],
+        "gpu_memory_utilization": server_share(vllm),
+        "max_num_seqs": rows_per_server(settings.agent),
+        "max_lora_rank": lora_rank_limit(settings.lora.lora_rank),
+        "max_loras": adapters,
+        # A new version is loaded before the oldest is unloaded.
+        "max_cpu_loras": adapters + 1,
+        "disable_uvicorn_access_log": True,  # a line per request and health check, in a log that is never cut
+        "generation_config": "vllm",  # the model's own may limit completions to fewer tokens than asked for
+    }
+    flags = as_flags(arguments | shared_arguments(settings, on_gpu=on_gpu))
+    # As a module: the script of the CPU builds is broken.
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *extra]
+
+
+def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str]:
+    """The environment of one server: only ``gpus`` are visible (none: a CPU build); the API key is not in its flags.
+
+    Raises UsageError for a key that no request can carry.
+    """
+    environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
+    environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if key := api_key(settings):
+        check_key("VLLM_API_KEY", key)
+        environment["VLLM_API_KEY"] = key
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return environment
+
+
+def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs to use: those chosen, else CUDA_VISIBLE_DEVICES, else all; empty on a machine without GPUs."""
+    named = chosen if chosen is not None else environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)
+    return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
+    """Each replica's GPUs, consecutive ones; none on a machine without GPUs. UsageError if there are too few."""
+    if not gpus:
+        return [[] for _ in range(replicas)]
+    if len(gpus) < replicas * each:
+        raise UsageError(
+            f"{replicas} replicas on {each} GPU{'s' * (each > 1)} each need {replicas * each}, and there"
+            f" {'is' if len(gpus) == 1 else 'are'} {len(gpus)}.",
+            "Lower --replicas or --tensor-parallel, or name more with --gpus.",
+        )
+    return [list(gpus[number * each : (number + 1) * each]) for number in range(replicas)]
+
+
+def log_file(folder: Path, port: int) -> Path:
+    """The file for a server's output."""
+    return folder / f"vllm-{port}.log"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise UsageError for an address that is not this machine's, or a port that does not exist or is in use."""
+    if port > LAST_PORT:
+        raise UsageError(f"The servers' ports would go up to {port}; the last one is {LAST_PORT}.", "Lower --port.")
+    try:
+        if not host:
+            raise ValueError("it is empty")
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # ValueError: the name has a part of more than 63 characters
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"--host {host!r} is not an address: {reason}.", "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
+        ) from None
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            other = error.errno == errno.EADDRNOTAVAIL
+            raise UsageError(
+                f"Port {port} on {host} cannot be used: {error.strerror}.",
+                "Choose an address of this machine as --host." if other else "Choose another --port.",
+            ) from None
+
+
+# -- one server
+
+
+@dataclass
+class Server:
+    """A server on its own port; ``log`` gets all its output, across restarts."""
+
+    url: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    starts: int = 0
+    was_well: bool = False
+    """Since its last start."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _missed: int = field(default=0, init=False)
+    _log_start: int = field(default=0, init=False)
+
+    def start(self) -> None:
+        """Start it under a keeper, which stops it when this process ends."""
+        self.starts, self.was_well, self._missed = self.starts + 1, False, 0
+        with self.log.open("ab") as log:
+            self._log_start = log.seek(0, os.SEEK_END)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "emailrl.engines.vllm.keeper", str(GRACE), *self.command],
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=dict(self.environment),
+                start_new_session=True,
+            )  # fmt: skip
+
+    def check(self) -> str | None:
+        """Why it is dead or hung, None while starting or healthy; records when it becomes healthy."""
+        assert self._process is not None
+        if (code := self._process.poll()) is not None:
+            return f"{_ending(code)}: {self._last_words()}"
+        if self._answers():
+            self.was_well, self._missed = True, 0
+        elif self.was_well:
+            self._missed += 1
+        return None if self._missed < MISSED else f"it answered none of {MISSED} health checks: {self._last_words()}"
+
+    @property
+    def keeper(self) -> int | None:
+        """The process id of its keeper; None before the first start."""
+        return None if self._process is None else self._process.pid
+
+    def release(self) -> None:
+        """Tell its keeper to stop it, without waiting."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def end(self) -> bool:
+        """Stop it and wait for its keeper; False if the keeper was killed, so that processes of it may be left."""
+        self.release()
+        return self._process is None or self._process.wait() >= 0
+
+    def _answers(self) -> bool:
+        try:  # every second: reading the certificates, which http does not use, takes ten times as long as the rest
+            reply = httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT, trust_env=False, verify=False)
+            return reply.status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _last_words(self) -> str:
+        """The error that ended it, else the end of its output since its last start, on one line."""
+        with self.log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - READ))
+            lines = log.read().decode(errors="replace").splitlines()
+        causes = [found[1] for line in lines if (found := _CAUSE.search(line))]
+        if causes:
+            return cut(one_line(causes[-1]), TOLD)
+        text = one_line(" | ".join(line.strip() for line in lines if line.strip()))
+        return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"its keeper was killed by {signal.Signals(-code).name}"
+    signals = {128 + number: number.name for number in signal.Signals}
+    return f"killed by {signals[code]}" if code in signals else f"exit code {code}"
+
+
+# -- all of them
+
+
+@contextmanager
+def running(servers: Sequence[Server]) -> Iterator[None]:
+    """Start the servers, and stop them when the block ends."""
+    adopt_orphans()
+    try:
+        for server in servers:
+            server.start()
+        yield
+    finally:
+        for server in servers:
+            server.release()
+        for server in servers:
+            _end(server, servers)
+
+
+def _end(server: Server, servers: Sequence[Server]) -> None:
+    """End one of the servers; if its keeper was killed, also what that left behind: this process adopts it.
+
+    All other children of this process are keepers.
+    """
+    if not server.end():
+        end_children(besides={one.keeper for one in servers if one.keeper is not None} - {server.keeper})
+
+
+def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
+    """Wait until every server answers; returns the seconds it took.
+
+    Raises EmailRLError with the end of its log for one that dies first or is not healthy after ``timeout`` seconds.
+    """
+    begun = told = time.monotonic()
+    while waiting := [server for server in servers if not server.was_well]:
+        for server in waiting:
+            if (why := server.check()) is not None:
+                raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", _remedy(why, server))
+            if server.was_well:
+                say(f"{server.url} is ready after {time.monotonic() - begun:.0f} s.")
+        now = time.monotonic()
+        if now - begun > timeout:
+            raise EmailRLError(
+                f"{waiting[0].url} is not ready after {timeout:g} s.",
+                f"Raise --start-timeout, or see {waiting[0].log}.",
+            )
+        if now - told > PROGRESS_SECONDS:
+            told = now
+            ready = sum(server.was_well for server in servers)
+            say(f"{ready} of {len(servers)} servers are ready after {now - begun:.0f} s.")
+        time.sleep(PAUSE)
+    return time.monotonic() - begun
+
+
+def _remedy(why: str, server: Server) -> str:
+    memory = "Lower --gpu-memory-utilization, or free memory. " if "memory utilization" in why.lower() else ""
+    return f"{memory}The whole log: {server.log}."
+
+
+def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: Say) -> None:
+    """Restart servers that die or hang, each at most ``restarts`` times; never returns.
+
+    A server that is not healthy ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is
+    left.
+    """
+    alive, since = list(servers), dict.fromkeys(map(id, servers), time.monotonic())
+    while alive:
+        for server in list(alive):
+            was_well = server.was_well
+            why = server.check()
+            if why is None and not server.was_well and time.monotonic() - since[id(server)] > timeout:
+                why = f"it is not ready after {timeout:g} s"
+            if why is None:
+                if server.was_well and not was_well:
+                    say(f"{server.url} is back.")
+                continue
+            _end(server, servers)
+            if server.starts > restarts:
+                say(f"{server.url} died ({why}); it will not be restarted again (--max-restarts {restarts}).")
+                alive.remove(server)
+                continue
+            say(f"{server.url} died ({why}); restart {server.starts} of {restarts}.")
+            since[id(server)] = time.monotonic()
+            server.start()
+        time.sleep(PAUSE)
+    raise EmailRLError("No server is left.", f"The logs are in {servers[0].log.parent}.")

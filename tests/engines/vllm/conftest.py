@@ -1,0 +1,84 @@
+"""A tiny policy with adapters, servers of it, and engines on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines.vllm_stub import VllmStub
+from tiny import make_model
+
+from emailrl.engines import build_engine
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.vllm.servers import VllmServers
+from emailrl.policy.load import Policy, load_policy
+from emailrl.settings import Settings, load_settings
+
+Serve = Callable[..., VllmStub]
+Connect = Callable[..., VllmServers]
+KEPT_ADAPTERS = 3
+"""MAX_STALENESS + 2, with its default of 1 for servers."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("vllm") / "model")
+
+
+@pytest.fixture(scope="module")
+def policy(model: Path) -> Policy:
+    return load_policy(load_settings({"model_name": str(model)}, environ={}, cwd=model))
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path) -> list[Path]:
+    """Folders of random adapters that change every linear layer; each other's opinions differ by some tenths."""
+    folders = []
+    for seed in range(KEPT_ADAPTERS + 2):
+        settings = load_settings({"model_name": str(model), "lora_rank": 4}, environ={}, cwd=model)
+        one = load_policy(settings, trainable=True)
+        generator = torch.Generator().manual_seed(seed)
+        for _, parameter in one.trainable_parameters():
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        one.save_adapter(model.parent / f"adapter-{seed}")
+        folders.append(model.parent / f"adapter-{seed}")
+    return folders
+
+
+@pytest.fixture
+def serve(policy: Policy) -> Iterator[Serve]:
+    stubs: list[VllmStub] = []
+
+    def start(**changes: float) -> VllmStub:
+        stubs.append(VllmStub(policy, **changes))
+        return stubs[-1]
+
+    yield start
+    for stub in stubs:
+        stub.close()
+
+
+@pytest.fixture
+def connect(policy: Policy, model: Path) -> Connect:
+    def build(*stubs: VllmStub, **overrides: Any) -> VllmServers:
+        engine = build_engine(settings_for(model, *stubs, **overrides), policy)
+        assert isinstance(engine, VllmServers)
+        return engine
+
+    return build
+
+
+def settings_for(model: Path, *stubs: VllmStub, **overrides: Any) -> Settings:
+    urls = ",".join(stub.url for stub in stubs)
+    given = {"model_name": str(model), "engine": "vllm", "vllm_urls": urls, "temperature": 1.0, "vllm_retries": 2,
+             "vllm_return_timeout": 0}  # fmt: skip
+    return load_settings(given | overrides, environ={}, cwd=model)
+
+
+def ask(engine: VllmServers, count: int = 4, *, max_tokens: int = 6) -> list[Completion]:
+    sampling = SamplingParams(max_tokens, 1.0)
+    return engine.generate([Request(f"t{n}", sampling, [5, 6, 7 + n], seed=n) for n in range(count)])

@@ -1,0 +1,240 @@
+"""Answers that no vLLM server gives: an error that names the server, or another server; never a traceback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engines.vllm.conftest import Connect, Serve, ask
+from engines.vllm_stub import VllmStub
+from local_server import DrippingServer
+
+from emailrl.engines.vllm import replica
+from emailrl.errors import EmailRLError
+
+Change = Callable[[dict[str, Any]], Any]
+"""From a good reply to another; bytes are sent as they are."""
+PAGE = b"<html>back soon</html>"
+DEEP = b"[" * 200_000
+GZIP = {"Content-Encoding": "gzip"}
+
+
+def spoil(stub: VllmStub, path: str, wrong: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    """From now on the stub's answers to ``path`` (empty: to all) are ``wrong``, a body or a ``Change`` of the good
+    ones."""
+    answer = stub.http.reply
+
+    def reply(body: dict[str, Any]) -> Any:
+        if path and body["path"] != path:
+            return answer(body)
+        return status, wrong(answer(body)[1]) if callable(wrong) else wrong, headers or {}
+
+    stub.http.reply = reply
+
+
+def refused(stub: VllmStub, place: str, act: Callable[[], object]) -> None:
+    with pytest.raises(EmailRLError) as raised:
+        act()
+    message = raised.value.message
+    assert f"127.0.0.1:{stub.http.port}" in message and place in message
+    assert "\n" not in message and len(message) < 500
+
+
+def choice(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda reply: reply | {"choices": [one | changes for one in reply["choices"]]}
+
+
+def first(token: int = 5, *logprobs: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Another first token, and these log-probabilities of the first ones."""
+
+    def change(reply: dict[str, Any]) -> dict[str, Any]:
+        found = reply["choices"][0]
+        found["token_ids"][0] = token
+        found["logprobs"]["token_logprobs"][: len(logprobs)] = logprobs
+        return reply
+
+    return change
+
+
+def tokens(count: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return choice(token_ids=[5] * count, logprobs={"token_logprobs": [-1.0] * count})
+
+
+def prompt_entries(entry: Callable[[str], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Other entries of ``prompt_logprobs``, from the token id that each is for."""
+
+    def change(reply: dict[str, Any]) -> dict[str, Any]:
+        entries = reply["choices"][0].get("prompt_logprobs")
+        if entries is None:
+            return reply
+        tokens = [next(iter(one)) for one in entries[1:]]
+        return choice(prompt_logprobs=[None, *(entry(token) for token in tokens)])(reply)
+
+    return change
+
+
+MODELS = [
+    ({"data": ["a"]}, "data.0: Input should be an object"),
+    ({"data": {"a": 1}}, "data: Input should be a valid array"),
+    ({"data": [{}]}, "data.0.id: Field required"),
+    ({"data": [{"id": 3}]}, "data.0.id: Input should be a valid string"),
+    ({"data": [{"id": "base", "max_model_len": "4096"}]}, "data.0.max_model_len: Input should be a valid integer"),
+    ({"data": None}, "data: Input should be a valid array"),
+    (["a"], "the whole: Input should be an object"),
+]
+COMPLETIONS = [
+    (lambda reply: reply | {"choices": ["x"]}, "choices.0: Input should be an object"),
+    (lambda reply: reply | {"choices": {"0": reply["choices"][0]}}, "choices: Input should be a valid array"),
+    (lambda reply: reply | {"choices": []}, "choices: List should have at least 1 item"),
+    (lambda reply: reply | {"choices": reply["choices"] * 2}, "returns 2 completions of 1 prompt"),
+    (lambda reply: reply | {"model": 3}, "model: Input should be a valid string"),
+    (choice(logprobs=[-1.0]), "choices.0.logprobs: Input should be an object"),
+    (choice(logprobs=None), "choices.0.logprobs: Input should be an object"),
+    (choice(logprobs={"token_logprobs": [None]}), "token_logprobs.0: Input should be a valid number"),
+    (choice(logprobs={"token_logprobs": [float("nan")]}), "token_logprobs.0: Input should be a finite number"),
+    (choice(token_ids=["5"]), "token_ids.0: Input should be a valid integer"),
+    (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
+    (first(10**9), "token 1000000000, outside the vocabulary of"),
+    (choice(token_ids=[10**30]), "token_ids.0: Input should be less than 2147483648"),
+    (choice(logprobs={"token_logprobs": [-1.0] * 3}), "token ids with 3 log-probabilities"),
+    (tokens(0), "cut a completion after 0 of"),
+    (tokens(9), "returns 9 tokens when asked for at most"),
+    (first(5, 3.0), "returns 3 as the log-probability of a token that it sampled"),
+    (first(5, 0.05), "returns 0.05 as the log-probability of a token that it sampled"),
+    (first(5, -1e300), "returns -1e+300 as the log-probability of a token that it"),
+    (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
+]
+PROOFS = [
+    (prompt_entries(lambda token: {token: {"logprob": None}}), "logprob: Input should be a valid number"),
+    (prompt_entries(lambda token: {token: {"logprob": float("nan")}}), "logprob: Input should be a finite number"),
+    (prompt_entries(lambda token: {token: {}}), "logprob: Field required"),
+    (prompt_entries(lambda token: {token: None}), "Input should be an object"),
+    (prompt_entries(lambda token: {token: -1.0}), "Input should be an object"),
+    (prompt_entries(lambda _: -1.0), "prompt_logprobs.1: Input should be an object"),
+    (prompt_entries(lambda _: None), "no prompt log-probabilities"),
+    (prompt_entries(lambda _: {"not a token": {"logprob": -1.0}}), "no prompt log-probabilities"),
+    (choice(prompt_logprobs=[None]), "no prompt log-probabilities"),
+    (choice(prompt_logprobs="none"), "prompt_logprobs: Input should be a valid array"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "place"),
+    [
+        *(("/v1/models", *fault) for fault in MODELS),
+        *(("/v1/completions", *fault) for fault in COMPLETIONS + PROOFS),
+    ],
+)
+def test_a_fault_while_a_version_is_loaded(serve: Serve, connect: Connect, path: str, wrong: Any, place: str) -> None:
+    stub = serve()
+    spoil(stub, path, wrong)
+    engine = connect(stub)
+    refused(stub, place, lambda: engine.load_adapter(None, "base"))
+
+
+ENDED = [
+    (choice(finish_reason="stop"), "at token 5"),
+    (choice(finish_reason="stop", token_ids=[], logprobs={"token_logprobs": []}), "before its first token"),
+]
+"""A turn that the policy did not end."""
+
+
+@pytest.mark.parametrize(("wrong", "place"), COMPLETIONS + ENDED)
+def test_a_fault_in_a_rollout(serve: Serve, connect: Connect, wrong: Any, place: str) -> None:
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(None, "base")
+    spoil(stub, "/v1/completions", lambda reply: wrong(tokens(4)(reply)))
+    refused(stub, place, lambda: ask(engine, 1, max_tokens=4))
+
+
+def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(serve: Serve, connect: Connect) -> None:
+    extremes = [1e-4, -103.28]  # ln 2^-149 = -149 · 0.693147
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(None, "base")
+    spoil(stub, "/v1/completions", lambda reply: first(5, *extremes)(tokens(4)(reply)))
+    assert ask(engine, 1, max_tokens=4)[0].logprobs[:2] == extremes
+
+
+def test_a_completion_past_the_window_is_refused(serve: Serve, connect: Connect) -> None:
+    """Asked for four tokens, but after a prompt of three only two fit in five."""
+    stub = serve()
+    stub.window = 5
+    engine = connect(stub)
+    engine.load_adapter(None, "base")
+    spoil(stub, "/v1/completions", tokens(3))
+    refused(stub, "3 tokens when asked for at most 2", lambda: ask(engine, 1, max_tokens=4))
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+@pytest.mark.parametrize("body", [PAGE, DEEP, b"", b"\xff\xfe", GZIP])
+def test_what_is_no_json_counts_as_no_server(
+    serve: Serve, connect: Connect, capsys: pytest.CaptureFixture[str], path: str, body: Any
+) -> None:
+    wrong, well = serve(), serve()
+    headers = body if body is GZIP else {}
+    spoil(wrong, path, b"not gzip" if headers else body, headers=headers)
+    engine = connect(wrong, well)
+    engine.load_adapter(None, "base")
+    assert f"{wrong.http.port} is excluded: " in capsys.readouterr().err
+    assert len(engine.alive) == 1 and ask(engine, 1)[0].error is None
+    with pytest.raises(EmailRLError) as raised:
+        connect(wrong).load_adapter(None, "base")
+    assert "emailrl serve" in raised.value.hint
+
+
+def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
+    serve: Serve, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(None, "base")
+    spoil(one, "", PAGE)  # its proxy answers everything with a page now, /health too
+    assert [completion.error for completion in ask(engine)] == [None] * 4
+    told = capsys.readouterr().err
+    assert told.count("is excluded") == told.count(f"{one.http.port} is excluded") == 1 and engine.alive
+
+
+def test_headers_that_drip_are_no_server(
+    connect: Connect, dripping: DrippingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "HEALTH_TIMEOUT", 1.5)
+    begun = time.monotonic()
+    with pytest.raises(EmailRLError, match=r"no complete reply within 1\.5 s"):
+        connect(vllm_urls=dripping.url).load_adapter(None, "base")
+    assert time.monotonic() - begun < 10
+
+
+def test_a_reply_is_as_long_as_any_others_may_be(serve: Serve, connect: Connect) -> None:
+    stub = serve()
+    spoil(stub, "/v1/completions", b" " * (8 << 20) + b"{}")
+    with pytest.raises(EmailRLError, match="longer than 8 MiB"):
+        connect(stub).load_adapter(None, "base")
+
+
+def test_what_an_address_holds_is_sent_and_not_told(serve: Serve, connect: Connect) -> None:
+    stub = serve()
+    spoil(stub, "/v1/completions", {"error": {"message": "who is Basic YW5uOmh1bnRlcjI=?"}}, 400)  # ann:hunter2
+    url = stub.url.replace("//", "//ann:hunter2@")
+    with pytest.raises(EmailRLError, match=r"HTTP 400 who is Basic \*\*\*\?") as raised:
+        connect(vllm_urls=url).load_adapter(None, "base")
+    assert "hunter2" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (DEEP, "HTTP 400."),
+        (PAGE, "HTTP 400."),
+        ({"error": {"message": "no\nsuch\ntoken " + "x" * 1000}}, "HTTP 400 no such token x"),
+        ({"error": ["a"]}, "HTTP 400 ['a']."),
+    ],
+)
+def test_a_refusal_is_one_line(serve: Serve, connect: Connect, body: Any, reason: str) -> None:
+    stub = serve()
+    spoil(stub, "/v1/completions", body, 400)
+    engine = connect(stub)
+    refused(stub, f"refused /v1/completions: {reason}", lambda: engine.load_adapter(None, "base"))

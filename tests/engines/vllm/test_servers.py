@@ -1,0 +1,554 @@
+"""vLLM servers as replicas, against HTTP servers with a tiny real model: versions, proofs, deaths, retries."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpcore
+import httpx
+import pytest
+from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask, settings_for
+from engines.vllm_stub import BASE
+from tiny import cut_matrices, make_database, make_questions
+
+from emailrl.engines import build_engine, check_engine
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.local.weights import adapter_sha256
+from emailrl.engines.vllm.arguments import read_path_map, read_urls
+from emailrl.engines.vllm.fleet import _certificates
+from emailrl.engines.vllm.probe import ProbeError
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.policy.load import Policy
+from emailrl.rollout.audit import audit
+from emailrl.settings import load_settings
+
+
+def test_it_samples_what_the_in_process_engine_samples_and_stamps_it(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(adapters[0], "v-000001")
+        first = ask(engine)
+        engine.load_adapter(adapters[1], "v-000002")
+        second = ask(engine)
+    for completions, adapter, version in ((first, adapters[0], "v-000001"), (second, adapters[1], "v-000002")):
+        stub.engine.load_adapter(adapter, version)
+        own = stub.engine.generate([Request(f"t{n}", SamplingParams(6, 1.0), [5, 6, 7 + n], seed=n) for n in range(4)])
+        assert [c.token_ids for c in completions] == [c.token_ids for c in own]
+        for completion, expected in zip(completions, own, strict=True):
+            assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+            assert (completion.policy_version, completion.adapter_sha256) == (version, adapter_sha256(adapter))
+            assert (completion.prompt_tokens, completion.finish_reason) == (3, expected.finish_reason)
+    assert [c.logprobs for c in first] != [c.logprobs for c in second]
+
+
+def test_no_server_gets_to_see_an_adapter_whose_files_are_refused(
+    serve: Serve, connect: Connect, adapters: list[Path], tmp_path: Path
+) -> None:
+    stub, damaged = serve(), cut_matrices(Path(shutil.copytree(adapters[0], tmp_path / "damaged")))
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(adapters[0], "v-1")
+        before = ask(engine)
+        with pytest.raises(EmailRLError, match="have size 1 × 1"):
+            engine.load_adapter(damaged, "v-2")
+        assert stub.calls.count("/v1/load_lora_adapter") == 1
+        after = ask(engine)
+        assert [c.token_ids for c in after] == [c.token_ids for c in before] and after[0].policy_version == "v-1"
+
+
+def test_every_version_has_a_name_of_its_own_on_every_replica_and_old_ones_go(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stubs = serve(), serve()
+    engine = connect(*stubs)
+    engine.load_adapter(None, "base")
+    assert ask(engine)[0].adapter_sha256 is None and stubs[0].served[0] == BASE
+    used = []
+    for number, adapter in enumerate([*adapters, adapters[0]]):
+        engine.load_adapter(adapter, f"v-{number % 2}")  # even a version that is named twice
+        used.append(list(stubs[0].adapters)[-1])
+    assert len(set(used)) == len(adapters) + 1
+    for stub in stubs:
+        assert list(stub.adapters) == [BASE, *used[-KEPT_ADAPTERS:]]
+        assert stub.calls.count("/v1/load_lora_adapter") == len(adapters) + 1
+    engine.close()
+    assert list(stubs[0].adapters) == list(stubs[1].adapters) == [BASE]
+
+
+def test_another_engine_on_the_same_server_takes_other_names(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    one, other = connect(stub), connect(stub)
+    one.load_adapter(adapters[0], "v-1")
+    other.load_adapter(adapters[0], "v-1")
+    assert len(stub.adapters) == 3
+    other.close()
+    assert not any(completion.error for completion in ask(one))
+
+
+@pytest.mark.parametrize("wrong", ["ignored", "another"])
+def test_a_replica_with_other_weights_is_named(
+    serve: Serve, connect: Connect, adapters: list[Path], wrong: str
+) -> None:
+    good, bad = serve(), serve()
+    bad.ignore_adapters = wrong == "ignored"
+    bad.adapter_instead = adapters[1] if wrong == "another" else None
+    engine = connect(good, bad)
+    with pytest.raises(ProbeError, match=f"127.0.0.1:{bad.http.port} is not sampling from the adapter it was given"):
+        engine.load_adapter(adapters[0], "v-1")
+
+
+def test_an_adapter_that_changes_less_than_rounding_must_still_change_the_answer(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub, vllm_probe_tolerance=2.0)
+    engine.load_adapter(adapters[0], "v-1")
+    engine.load_adapter(adapters[1], "v-2")
+    stub.adapter_instead = adapters[1]
+    with pytest.raises(ProbeError, match="did not load the new adapter: its output is bit-identical"):
+        engine.load_adapter(adapters[2], "v-3")
+
+
+def test_logprobs_before_temperature_are_refused(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    stub = serve()
+    connect(stub, temperature=0.5).load_adapter(adapters[0], "v-1")
+    stub.untempered = True
+    with pytest.raises(ProbeError, match=r"before temperature\. Start it with --logprobs-mode processed_logprobs"):
+        connect(stub, temperature=0.5).load_adapter(adapters[0], "v-1")
+
+
+def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
+    serve: Serve, connect: Connect, adapters: list[Path], tmp_path: Path
+) -> None:
+    stub = serve()
+    with pytest.raises(EmailRLError, match=r"did not load the adapter /nowhere.*No adapter found.*ADAPTER_PATH_MAP"):
+        connect(stub, vllm_adapter_path_map=f"{adapters[0].parent}=/nowhere").load_adapter(adapters[0], "v-1")
+    with pytest.raises(UsageError, match="is not under"):
+        connect(stub, vllm_adapter_path_map=f"{tmp_path}=/nowhere").load_adapter(adapters[0], "v-1")
+    stub.list_loaded = False
+    with pytest.raises(EmailRLError, match="HTTP 200, and does not list it"):
+        connect(stub).load_adapter(adapters[0], "v-1")
+
+
+def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
+    serve: Serve,
+    connect: Connect,
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    alone = [completion.token_ids for completion in ask(engine, 8)]
+    one.served.clear()
+    one.dies_after = 2
+    completions = ask(engine, 8)
+    assert [completion.error for completion in completions] == [None] * 8
+    assert [completion.token_ids for completion in completions] == alone  # the seeds are the requests'
+    told = capsys.readouterr().err
+    assert f"127.0.0.1:{one.http.port} is excluded: RemoteProtocolError Server disconnected" in told
+    assert "without sending a response. 1 of 2 remain.\n" in told and len(engine.alive) == 1
+    engine.resume()
+    assert len(engine.alive) == 1  # still dead, and told once
+    assert capsys.readouterr().err == ""
+    one.dies_after = None
+    one.adapters = {BASE: None}  # started anew, it knows nothing
+    engine.resume()
+    assert len(engine.alive) == 2 and "is back in use" in capsys.readouterr().err
+    one.served.clear()
+    ask(engine, 8)
+    assert one.served and set(one.served) == set(one.adapters) - {BASE}
+
+
+def test_all_dead_is_one_clear_error(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    one.dies_after = other.dies_after = 0
+    with pytest.raises(
+        EmailRLError, match=r"No vLLM server available \(2 configured\): .* a response\. Start one"
+    ) as raised:
+        ask(engine)
+    assert raised.value.hint == "Start one with emailrl serve."
+    with pytest.raises(EmailRLError, match=r"No vLLM server available \(2 configured\)"):
+        engine.load_adapter(adapters[1], "v-2")
+
+
+def test_a_dead_replica_at_the_start_is_told_and_the_other_works(
+    serve: Serve,
+    connect: Connect,
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dead, well = serve(), serve()
+    dead.close()
+    engine = connect(dead, well)
+    engine.load_adapter(adapters[0], "v-1")
+    assert "is excluded" in capsys.readouterr().err
+    assert not any(completion.error for completion in ask(engine))
+
+
+def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(adapters[0], "v-1")
+    before = ask(engine)
+    stub.adapters = {BASE: None}
+    assert [c.token_ids for c in ask(engine)] == [c.token_ids for c in before]
+
+
+@pytest.mark.parametrize("failure", [(429, {}, {"Retry-After": "0.05"}), (425, {}), (503, {}), (None, None)])
+def test_passing_failures_are_tried_again_elsewhere(
+    serve: Serve, connect: Connect, adapters: list[Path], failure: tuple[Any, ...]
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    one.failures = [failure] * 2
+    assert not any(completion.error for completion in ask(engine))
+    assert len(engine.alive) == 2  # it said that it was well
+
+
+@pytest.mark.parametrize("status", [408, 425, 429])
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/load_lora_adapter", "/v1/completions"])
+def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
+    serve: Serve,
+    connect: Connect,
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    status: int,
+) -> None:
+    one, other = serve(), serve()
+    engine = connect(one, other)
+    engine.load_adapter(adapters[0], "v-1")
+    answer = one.http.reply
+    one.http.reply = lambda body: (status, {}) if body["path"] == path else answer(body)
+    engine.load_adapter(adapters[1], "v-2")
+    assert f"127.0.0.1:{one.http.port} is excluded: HTTP {status}.\n" in capsys.readouterr().err
+    assert ask(engine, 1)[0].policy_version == "v-2"
+    one.http.reply = answer
+    engine.resume()
+    assert len(engine.alive) == 2
+
+
+def test_a_server_whose_window_has_become_smaller_is_excluded(
+    serve: Serve,
+    connect: Connect,
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its conversations would be cut, perhaps before their first token; a window that holds MAX_MODEL_LEN is enough."""
+    one, other = serve(), serve()
+    for limit, alive in ((None, 1), (40, 2)):
+        with closing(connect(one, other, max_model_len=limit)) as engine:
+            one.window = 2048
+            engine.load_adapter(adapters[0], "v-1")
+            one.window = 40
+            engine.load_adapter(adapters[1], "v-2")
+            assert len(engine.alive) == alive
+            told = capsys.readouterr().err
+            why = "its --max-model-len is 40 now and was 2048; restart it with the larger one"
+            assert told.count(f"127.0.0.1:{one.http.port} is excluded: {why}.") == 2 - alive
+            one.window = 2048
+            engine.resume()
+            assert len(engine.alive) == 2
+
+
+def test_a_busy_server_is_left_alone_as_long_as_it_asks(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(adapters[0], "v-1")
+    stub.failures = [(429, {}, {"Retry-After": "0.9"})]
+    [completion] = ask(engine, 1)
+    assert completion.error is None and completion.seconds > 0.9  # its own first pause would be half a second
+
+
+def test_what_a_server_will_not_take_ends_one_trajectory_alone(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub)
+    engine.load_adapter(adapters[0], "v-1")
+    stub.failures = [(400, {"error": {"message": "no such token"}})]
+    completions = ask(engine)
+    errors = [completion.error for completion in completions if completion.error]
+    assert len(errors) == 1 and "HTTP 400" in errors[0] and "no such token" in errors[0]
+
+
+def test_a_slow_replica_is_left_for_another(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    slow, quick = serve(), serve()
+    engine = connect(slow, quick, vllm_timeout=60.0)
+    engine.load_adapter(adapters[0], "v-1")
+    engine.fleet._timeout = 0.3
+    slow.http.delay = 0.6
+    completions = ask(engine, 2, max_tokens=2)
+    assert not any(completion.error for completion in completions) and len(quick.served) == 2
+
+
+def test_a_server_that_hangs_does_not_hold_up_the_end(
+    serve: Serve,
+    connect: Connect,
+    adapters: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stub = serve()
+    engine = connect(stub, vllm_timeout=30.0)
+    engine.load_adapter(adapters[0], "v-1")
+    monkeypatch.setattr("emailrl.engines.vllm.replica.HEALTH_TIMEOUT", 0.3)
+    stub.http.delay, begun = 5.0, time.monotonic()
+    engine.close()
+    assert time.monotonic() - begun < 5
+
+
+def test_a_conversation_stays_where_its_keys_are(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    stubs = serve(), serve()
+    engine = connect(*stubs)
+    engine.load_adapter(adapters[0], "v-1")
+    turns: dict[str, int] = {}
+
+    def advance(completion: Completion) -> Request | None:
+        name = completion.trajectory_id
+        turns[name] = turns.get(name, 0) + 1
+        return Request(name, SamplingParams(2, 1.0), [5, 6, 7, int(name)]) if turns[name] < 3 else None
+
+    engine.generate([Request(str(n), SamplingParams(2, 1.0), [5, 6, 7, n]) for n in range(4)], advance)
+    places: dict[int, set[int]] = {}
+    for place, stub in enumerate(stubs):
+        for path, body in stub.http.requests:
+            if path == "/v1/completions" and isinstance(body["prompt"][0], int):
+                places.setdefault(body["prompt"][3], set()).add(place)
+    assert [len(seen) for seen in places.values()] == [1] * 4 and {min(s) for s in places.values()} == {0, 1}
+
+
+def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(serve: Serve, connect: Connect) -> None:
+    engine = connect(serve(), max_model_len=20)
+    full, almost = engine.generate(
+        [Request("a", SamplingParams(6, 1.0), [5] * 20), Request("b", SamplingParams(6, 1.0), [5] * 18)]
+    )
+    assert (full.finish_reason, full.token_ids, full.error) == ("length", [], None)
+    assert len(almost.token_ids) <= 2
+
+
+def test_rollouts_pass_the_token_audit(serve: Serve, policy: Policy, model: Path, tmp_path: Path) -> None:
+    make_database(tmp_path / "mail.db")
+    settings = settings_for(model, serve(), db=tmp_path / "mail.db", max_tokens=5, max_turns=2)
+    with closing(build_engine(settings, policy)) as engine:
+        groups = collector_of(settings, policy, engine).collect(make_questions(2), 2, step=0, seed=3)
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        assert trajectory.exception is None and audit(trajectory) > 0
+
+
+def test_addresses_have_one_form() -> None:
+    assert read_urls("HTTP://A:80, http://a/v1,https://B:443/llm/v1/") == ["http://a", "https://b/llm"]
+    assert read_urls("http://[::1]:8000/v1,http://Ann:P%40ss@h:1") == ["http://[::1]:8000", "http://Ann:P%40ss@h:1"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["a:8000", "ftp://a", "http://", "http://:8000", "http://[::1", "http://127.0.0.1:abc", "http://h:99999", "http://h:0",
+     "http://h:1?token=x", "http://h:1#frag", "http://a b", "http://a\nb", "http://☃:1"],
+)  # fmt: skip
+def test_an_address_that_no_request_can_be_sent_to_is_refused_before_a_model_is_loaded(
+    model: Path, address: str
+) -> None:
+    settings = load_settings({"engine": "vllm", "vllm_urls": f"http://a,{address}"}, environ={}, cwd=model)
+    with pytest.raises(UsageError, match=r"VLLM_URLS: '.*' is not a server's address") as raised:
+        check_engine(settings, trainable=True)
+    assert "\n" not in raised.value.message and "=x" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "address", ["http://ann:hunter,two@h:1", "http://ann:hunter#two@h:1", "http://ann:hunter/two@h:1"]
+)
+def test_a_refused_address_does_not_show_its_password(address: str) -> None:
+    with pytest.raises(UsageError, match="VLLM_URLS: address 1 is not valid") as raised:
+        read_urls(address)
+    assert "hunter" not in raised.value.message and "percent-encoded" in raised.value.hint
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "a line\n"])
+def test_a_key_that_no_header_can_hold_is_refused_before_a_model_is_loaded(model: Path, key: str) -> None:
+    given = {"engine": "vllm", "vllm_urls": "http://a", "vllm_api_key": key}
+    with pytest.raises(UsageError, match="VLLM_API_KEY is not a valid key") as raised:
+        check_engine(load_settings(given, environ={}, cwd=model), trainable=True)
+    assert key not in raised.value.message
+
+
+def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
+    assert read_urls("http://a:8000/v1/, https://b ,http://a:8000") == ["http://a:8000", "https://b"]
+    assert read_path_map("") is None
+    assert read_path_map("/x/outputs=/mnt") == (Path("/x/outputs"), Path("/mnt"))
+    with pytest.raises(UsageError, match="HERE=/THERE"):
+        read_path_map("outputs")
+    given = {"model_name": str(model), "engine": "vllm", "vllm_urls": "http://a", "top_p": 0.9, "temperature": 0.7}
+    with pytest.raises(UsageError, match="cannot be trained"):
+        build_engine(load_settings(given, environ={}, cwd=model), policy)
+    build_engine(load_settings(given | {"temperature": 1.0}, environ={}, cwd=model), policy)
+
+
+def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(serve: Serve, connect: Connect) -> None:
+    """Ten at once is for chat servers that strangers share; without the setting these get 256 each."""
+    for options, least, most in (
+        ({}, 4, 12), ({"rollout_concurrency": 3}, 2, 3), ({"max_batch_trajectories": 3}, 2, 3),
+    ):  # fmt: skip
+        stub = serve(delay=0.5)
+        with closing(connect(stub, **options)) as engine:
+            ask(engine, 12, max_tokens=1)
+        assert least <= stub.http.busiest <= most
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [({"litellm_timeout": 0.2}, 0.2), ({"litellm_timeout": 60, "vllm_timeout": 0.2}, 0.2)],
+)
+def test_a_server_is_waited_for_as_long_as_was_chosen(
+    serve: Serve, connect: Connect, options: dict[str, float], seconds: float
+) -> None:
+    stub = serve(delay=3 * seconds)
+    with pytest.raises(EmailRLError), closing(connect(stub, vllm_retries=0, **options)) as engine:
+        ask(engine, 1)
+
+
+def test_certificates_are_read_once(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """25 ms of CPU time, for several clients in every step."""
+    read = [0]
+    original = ssl.create_default_context
+
+    def reading(**options: Any) -> ssl.SSLContext:
+        read[0] += 1
+        return original(**options)
+
+    monkeypatch.setattr(ssl, "create_default_context", reading)
+    _certificates.cache_clear()
+    with closing(connect(serve())) as engine:
+        for _ in range(3):
+            ask(engine, 1, max_tokens=1)
+    assert read == [1]
+
+
+def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep the trainer's process busy for seconds when hundreds of completions end together."""
+    many, looked, waiting = 96, [0], [96]
+    is_idle = httpcore.AsyncHTTPConnection.is_idle
+
+    def counted(self: httpcore.AsyncHTTPConnection) -> bool:
+        looked[0] += 1
+        return is_idle(self)
+
+    async def ask_all(client: httpx.AsyncClient) -> None:
+        all_here = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            waiting[0] -= 1
+            if not waiting[0]:
+                all_here.set()
+            await all_here.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=many)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*(client.get(url) for _ in range(many)))
+        server.close()
+
+    monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_idle", counted)
+    connect(serve()).fleet.run(ask_all)
+    assert not waiting[0] and looked[0] < 10 * many**2
+
+
+# -- adapters of other runs
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """A run under way."""
+    lock = os.open(run / ".lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+Versions = Callable[[str], Path]
+
+
+@pytest.fixture
+def versions(tmp_path: Path, adapters: list[Path]) -> Versions:
+    """The adapter of a run, by name."""
+
+    def make(run: str) -> Path:
+        return Path(shutil.copytree(adapters[0], tmp_path / run / "policy/v-000001"))
+
+    return make
+
+
+def test_a_server_of_a_run_under_way_is_refused_before_it_is_probed(
+    serve: Serve, connect: Connect, versions: Versions, tmp_path: Path
+) -> None:
+    stub, mine = serve(), versions("mine")
+    stub.adapters["emailrl-abcd-v-000001"] = versions("other")
+    with locked(tmp_path / "other"), pytest.raises(UsageError, match="in use by another training run") as raised:
+        connect(stub).load_adapter(mine, "v-000001")
+    assert str(tmp_path / "other") in raised.value.message and "servers of its own" in raised.value.hint
+    assert set(stub.calls) == {"/v1/models"}
+
+
+def test_what_an_ended_run_left_there_is_no_obstacle(
+    serve: Serve, connect: Connect, versions: Versions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = serve()
+    stub.adapters["emailrl-abcd-v-000001"] = versions("other")
+    stub.adapters["emailrl-abcd-v-000002"] = Path("/no\0path")
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(versions("mine"), "v-000001")
+        assert len(ask(engine, 2)) == 2
+    assert "another run" not in capsys.readouterr().err
+
+
+def test_a_resumed_run_finds_its_own_adapters(
+    serve: Serve, connect: Connect, versions: Versions, tmp_path: Path
+) -> None:
+    stub, mine = serve(), versions("mine")
+    stub.adapters["emailrl-abcd-v-000001"] = mine  # of the process that was killed
+    with locked(tmp_path / "mine"), closing(connect(stub)) as engine:
+        engine.load_adapter(mine, "v-000001")
+
+
+def test_a_run_on_another_host_is_reported(
+    serve: Serve, connect: Connect, versions: Versions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = serve()
+    stub.adapters["emailrl-abcd-v-000001"] = Path("/elsewhere/run/policy/v-000001")
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(versions("mine"), "v-000001")
+    said = capsys.readouterr().err
+    assert said.count("holds adapters of another run, /elsewhere/run, which is not visible here.") == 1
+
+
+def test_the_path_map_leads_back_to_the_run(serve: Serve, connect: Connect, versions: Versions, tmp_path: Path) -> None:
+    stub, mine = serve(), versions("mine")
+    stub.adapters["emailrl-abcd-v-000001"] = Path("/mnt/outputs/other/policy/v-000001")
+    versions("other")
+    engine = connect(stub, vllm_adapter_path_map=f"{tmp_path}=/mnt/outputs")
+    with locked(tmp_path / "other"), pytest.raises(UsageError, match="in use by another training run"):
+        engine.load_adapter(mine, "v-000001")

@@ -1,0 +1,341 @@
+"""vLLM servers used from several threads: versions side by side, requests in flight, servers that come back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines.vllm.conftest import Connect, Serve, ask
+from engines.vllm_stub import BASE
+from hang import must_end
+
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.vllm.fleet import OTHER_FILES
+from emailrl.engines.vllm.probe import ProbeError
+from emailrl.errors import EmailRLError
+
+
+def test_a_conversation_ends_on_the_version_it_began_with(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    stub, begun, loaded = serve(), threading.Event(), threading.Event()
+    turns: list[str] = []
+
+    def advance(completion: Completion) -> Request | None:
+        turns.append(completion.policy_version)
+        begun.set()
+        assert loaded.wait(60)
+        return Request("a", SamplingParams(2, 1.0), [5, 6, 7]) if len(turns) < 3 else None
+
+    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
+        engine.load_adapter(adapters[0], "v-1")
+        first = pool.submit(engine.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])], advance)
+        assert begun.wait(60)
+        engine.load_adapter(adapters[1], "v-2")
+        loaded.set()
+        assert {completion.policy_version for completion in first.result(60)} == {"v-1"}
+        assert [completion.policy_version for completion in ask(engine, 1)] == ["v-2"]
+    assert turns == ["v-1"] * 3 and len(set(stub.served)) == 2 and stub.served[:3] == stub.served[:1] * 3
+
+
+def test_a_pinned_version_stays_on_the_servers_until_it_is_closed(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    with closing(connect(stub, max_staleness=0)) as engine:
+        engine.load_adapter(adapters[0], "v-0")
+        pinned = engine.pin()
+        names = [list(stub.adapters)[-1]]
+        for number, adapter in enumerate(adapters[1:], start=1):
+            engine.load_adapter(adapter, f"v-{number}")
+            names.append(list(stub.adapters)[-1])
+        assert list(stub.adapters) == [BASE, names[0], *names[-2:]]  # MAX_STALENESS + 2, and the pinned one
+        [completion] = pinned.generate([Request("a", SamplingParams(2, 1.0), [5, 6, 7])])
+        assert completion.policy_version == "v-0" and stub.served[-1] == names[0]
+        pinned.close()
+        engine.load_adapter(adapters[0], "v-9")
+        assert names[0] not in stub.adapters
+
+
+def test_the_cap_in_flight_is_the_replicas_over_all_threads(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve(delay=0.1)
+    with closing(connect(stub, max_batch_trajectories=3)) as engine, ThreadPoolExecutor(2) as pool:
+        engine.load_adapter(adapters[0], "v-1")
+        calls = [pool.submit(ask, engine, 6, max_tokens=1) for _ in range(2)]
+        assert all(completion.error is None for call in calls for completion in call.result(60))
+    assert stub.http.busiest == 3
+
+
+def test_a_cancelled_call_ends_at_once(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    stub, begun = serve(delay=30), threading.Event()
+    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
+        stub.http.delay = 0
+        engine.load_adapter(adapters[0], "v-1")
+        pinned = engine.pin()
+
+        def advance(completion: Completion) -> Request | None:
+            stub.http.delay = 30
+            begun.set()
+            return Request("a", SamplingParams(2, 1.0), [5, 6, 7])
+
+        call = pool.submit(pinned.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])], advance)
+        assert begun.wait(60)
+        with must_end(20):
+            pinned.cancel()
+            assert call.exception(20) is not None
+        stub.http.delay = 0
+
+
+def test_the_only_server_may_be_away_for_a_while(
+    serve: Serve,
+    connect: Connect,
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As when it is restarted in mid-step: the same tokens come, from the same adapter, loaded again."""
+    stub = serve()
+    with closing(connect(stub, vllm_return_timeout=60)) as engine:
+        engine.load_adapter(adapters[0], "v-1")
+        before = ask(engine)
+        stub.served.clear()
+        stub.dies_after, stub.adapters = 2, {BASE: None}
+
+        def come_back() -> None:
+            while engine.alive:
+                time.sleep(0.01)
+            stub.dies_after = None
+
+        back = threading.Thread(target=come_back)
+        back.start()
+        after = ask(engine)
+        back.join()
+        assert [c.token_ids for c in after] == [c.token_ids for c in before]
+        assert not any(completion.error for completion in after)
+        told = capsys.readouterr().err
+        assert "No vLLM server is left" in told and "waiting up to 60 s" in told and "is back in use" in told
+        stub.dies_after = 0
+        threading.Thread(target=come_back).start()
+        engine.load_adapter(adapters[1], "v-2")  # the trainer waits for it as well
+        assert ask(engine, 1)[0].policy_version == "v-2"
+
+
+def test_servers_that_stay_away_end_the_call_in_bounded_time(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    engine = connect(stub, vllm_return_timeout=0.5)
+    engine.load_adapter(adapters[0], "v-1")
+    stub.dies_after = 0
+    with must_end(30), pytest.raises(EmailRLError, match=r"No vLLM server available \(1 configured\)"):
+        ask(engine)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
+    serve: Serve, connect: Connect, adapters: list[Path], wrong: bool
+) -> None:
+    """Log-probabilities of a prompt beside other requests may end vLLM's engine."""
+    stub = serve(delay=0.1)
+    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
+        engine.load_adapter(adapters[0], "v-1")
+        pinned = engine.pin()
+        turns: list[int] = []
+
+        def advance(completion: Completion) -> Request | None:
+            turns.append(1)
+            return Request("a", SamplingParams(2, 1.0), [5, 6, 7]) if not over.is_set() else None
+
+        over = threading.Event()
+        call = pool.submit(pinned.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])] * 3, advance)
+        try:
+            if wrong:
+                stub.adapter_instead = adapters[2]
+                with pytest.raises(ProbeError, match="log-probabilities of sampled tokens that are off"):
+                    engine.load_adapter(adapters[1], "v-2")
+            else:
+                engine.load_adapter(adapters[1], "v-2")
+        finally:
+            over.set()
+            call.result(60)
+        pinned.close()
+    assert stub.mixed == 0 and len(turns) > 3
+
+
+def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again(
+    serve: Serve,
+    connect: Connect,
+    adapters: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stub = serve()
+    answer, restarts = stub.http.reply, [1]
+
+    def restarting(body: dict[str, Any]) -> Any:
+        if "prompt" in body and body["model"] != BASE and restarts:
+            restarts.pop()
+            stub.adapters = {BASE: None}
+        return answer(body)
+
+    with closing(connect(stub, vllm_return_timeout=60)) as engine:
+        engine.load_adapter(None, "v-0")
+        stub.http.reply = restarting
+        pinned = engine.hand_over(adapters[0], "v-1")
+        pinned.load()
+        [completion] = pinned.generate([Request("a", SamplingParams(2, 1.0), [5, 6, 7])])
+        assert completion.policy_version == "v-1" and completion.error is None
+    assert "is excluded: it restarted and lost its adapters." in capsys.readouterr().err
+
+
+def test_log_probabilities_before_temperature_are_refused_when_a_version_is_loaded(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    stub = serve()
+    with closing(connect(stub, temperature=0.5)) as engine:
+        engine.hand_over(adapters[0], "v-1").load()
+        engine.settle()
+        stub.untempered = True
+        pinned = engine.hand_over(adapters[1], "v-2")
+        with pytest.raises(ProbeError, match="taken before temperature"):
+            pinned.load()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("mixed_up", [False, True])
+def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
+    serve: Serve, connect: Connect, adapters: list[Path], ahead: bool,
+    mixed_up: bool,
+) -> None:  # fmt: skip
+    """A proxy that gives every request the reply to the one before may pass the probe, which asks alone."""
+    stub = serve()
+    answer, earlier = stub.http.reply, list[dict[str, Any]]()
+
+    def mixing(body: dict[str, Any]) -> Any:
+        status, reply = answer(body)
+        if "prompt" in body and isinstance(body["prompt"][0], int):
+            [choice] = reply["choices"]
+            kept = {name: choice[name] for name in ("token_ids", "logprobs", "finish_reason")}
+            choice.update(earlier[-1] if earlier else kept)
+            earlier.append(kept)
+        return status, reply
+
+    sampling = SamplingParams(8, 1.0)
+    with closing(connect(stub)) as engine:
+        stub.http.reply = mixing if mixed_up else answer
+        engine.load_adapter(None, "v-0")
+        engine.generate([Request("a", sampling, [5, 6, 7])])
+        if ahead:
+            pinned = engine.hand_over(adapters[0], "v-1")
+            pinned.load()
+        else:
+            engine.load_adapter(adapters[0], "v-1")
+            pinned = engine.pin()
+        pinned.generate([Request("b", sampling, [90, 80, 70, 60])])
+        pinned.close()
+        check = engine.settle if ahead else engine.release
+        if not mixed_up:
+            check()
+            return
+        for _ in range(2):
+            with pytest.raises(ProbeError, match=rf"127.0.0.1:{stub.http.port} returns .* off by \d.*mixes up replies"):
+                check()
+
+
+@pytest.mark.parametrize("liar", [None, 1, 2])
+def test_a_completion_that_ends_after_the_next_version_was_handed_over_is_scored_by_its_own(
+    serve: Serve, connect: Connect, adapters: list[Path], liar: int | None
+) -> None:
+    stub = serve()
+    answer = stub.http.reply
+
+    def lying(body: dict[str, Any]) -> Any:
+        status, reply = answer(body)
+        for choice in reply["choices"]:
+            choice["logprobs"]["token_logprobs"] = [-5.0] * len(choice["token_ids"])
+        return status, reply
+
+    with closing(connect(stub)) as engine:
+        pinned = [engine.hand_over(adapters[0], "v-1")]
+        pinned[0].load()
+        engine.settle()
+        pinned.append(engine.hand_over(adapters[1], "v-2"))
+        pinned[1].load()
+        for number in (1, 2, 1):
+            stub.http.reply = lying if number == liar else answer
+            pinned[number - 1].generate([Request("a", SamplingParams(8, 1.0), [90, 80, 70, 60])])
+            if number == liar:
+                with pytest.raises(ProbeError, match="off by"):
+                    engine.settle()
+                return
+            engine.settle()
+
+
+def test_a_version_outlives_restarts_in_every_round_of_a_step(
+    serve: Serve, connect: Connect, adapters: list[Path]
+) -> None:
+    """Each round of questions has its own event loop, to which asyncio's locks belong once they are waited for."""
+    stub = serve(delay=0.1)
+    with closing(connect(stub)) as engine:
+        engine.load_adapter(adapters[0], "v-1")
+        pinned = engine.pin()
+        for _ in range(2):
+            stub.adapters = {BASE: None}
+            played = pinned.generate([Request(f"t{n}", SamplingParams(2, 1.0), [5, 6, 7]) for n in range(4)])
+            assert [(each.policy_version, each.error) for each in played] == [("v-1", None)] * 4
+        pinned.close()
+
+
+def test_a_version_without_requests_leaves_nothing_behind(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
+    """Thousands of steps have thousands of versions, and what is in flight is added up for every request."""
+    with closing(connect(serve())) as engine:
+        for number, adapter in enumerate(adapters):
+            engine.load_adapter(adapter, f"v-{number}")
+            ask(engine, 2, max_tokens=1)
+        assert [dict(replica.in_flight) for replica in engine.alive] == [{}]
+
+
+@pytest.fixture
+def few_files() -> Iterator[tuple[int, int]]:
+    """A limit of open files with room for 40 more; the limits before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, before[1]))
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
+    serve: Serve,
+    connect: Connect,
+    few_files: tuple[int, int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The limit is 1,024 by default, four servers with 256 requests each; without a handle all would look dead."""
+    stub = serve(delay=3)  # longer than a busy machine takes to open 48 connections
+    with closing(connect(stub, max_batch_trajectories=48)) as engine:
+        assert not any(completion.error for completion in ask(engine, 48, max_tokens=1))
+    assert stub.http.busiest > 20 and "excluded" not in capsys.readouterr().err
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (48 + OTHER_FILES, few_files[1])
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_reported(
+    serve: Serve,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1200))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: raised.append(limits))
+    connect(serve(), serve(), max_batch_trajectories=100)
+    assert raised == [(1200, 1200)]
+    assert (
+        "At most 1,200 files can be open at once, but 200 requests to vLLM servers and other files need 1,224"
+        in capsys.readouterr().err
+    )
