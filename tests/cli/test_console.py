@@ -22,7 +22,7 @@ from rich.text import Text
 import emailrl as package
 from emailrl.checkpoints import read_checkpoint
 from emailrl.cli.output import LONGEST_ERROR, fail, print_json, progress_console, result_console, say
-from emailrl.engines.replicas import refusal
+from emailrl.engines.vllm.replica import refusal
 from emailrl.plain import guard_streams, tell
 from emailrl.rewards import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge

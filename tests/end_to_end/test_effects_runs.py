@@ -16,6 +16,7 @@ from end_to_end.effects import SHOWN, group, shows
 from emailrl.checkpoints import list_checkpoints
 from emailrl.cli import ranks
 from emailrl.cli.app import app
+from emailrl.engines.vllm import serve
 from emailrl.errors import UsageError
 from emailrl.openrlhf import FLAGS, to_toml
 from emailrl.policy import shard
@@ -23,7 +24,6 @@ from emailrl.policy.load import load_policy
 from emailrl.ranks.launch import Launch
 from emailrl.recording import read_records
 from emailrl.scenarios import load_scenario_set, read_jsonl
-from emailrl.serving import command
 from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.sft.searching import conversations
 from emailrl.training.loop import train
@@ -229,12 +229,12 @@ def test_where_the_base_lies(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @shows("max_staleness")
 def test_servers_have_room_for_the_versions_of_steps_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: True)
+    monkeypatch.setattr(serve, "find_spec", lambda name: True)
 
     def room(flags: str) -> str:
         (tmp_path / "emailrl.toml").write_text(to_toml(f"{flags} --vllm_num_engines 2 --pretrain nano"))
         settings = load_settings(cwd=tmp_path, environ={}, trust=True)
-        words = command.server_command(settings, host="h", port=1, on_gpu=False)
+        words = serve.server_command(settings, host="h", port=1, on_gpu=False)
         return words[words.index("--max-loras") + 1]
 
     assert (room("--async_train"), room("--async_train --async_queue_size 3")) == ("3", "5")

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask, settings_for
 from engines.vllm_stub import BASE
-from tiny import cut_matrices, make_database, make_questions
+from tiny import collector_of, cut_matrices, make_database, make_questions
 
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
