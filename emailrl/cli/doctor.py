@@ -26,7 +26,8 @@ def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Also import every package (about ten seconds).")] = False,
     json: Json = False,
 ) -> None:
-    from emailrl.doctor import examine, verdict
+    from emailrl.doctor import checks as examine
+    from emailrl.doctor import verdict
 
     checks = examine(deep=deep)
     fatal = [check for check in checks if check.fatal]

@@ -98,7 +98,7 @@ def after_restart(settings: Settings, resume: str | None, *, overwrite: bool) ->
     import psutil  # type: ignore[import-untyped]
 
     from emailrl.checkpoints import list_checkpoints
-    from emailrl.training.run.chosen import run_to_resume
+    from emailrl.training.run.resume import run_to_resume
 
     if resume is None:  # the new run has the mode of the settings, even if no one named it
         named = settings.training.model_copy(update={"mode": settings.training.mode})

@@ -58,7 +58,7 @@ def sft(
 
     given = overrides | {"trajectories": trajectories or None}
     settings = load_settings(given, trust=trust)
-    from emailrl.sft.place import find_place
+    from emailrl.sft.run import find_place
 
     place = find_place(settings, out, resume)
     if place.checkpoint is not None:

@@ -140,8 +140,8 @@ def _with_own_options(
     ``overwrite`` is also true if the user agrees at the prompt to lose the run's work after the checkpoint.
     """
     from emailrl.settings import load_settings
-    from emailrl.training.run.chosen import checkpoint_to_resume, loss_of_going_back, run_to_resume
     from emailrl.training.run.directory import give_back_replaced
+    from emailrl.training.run.resume import checkpoint_to_resume, loss_of_going_back, run_to_resume
 
     for line in give_back_replaced(settings):
         say(f"Note: {line}")

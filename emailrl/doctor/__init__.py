@@ -4,7 +4,6 @@ The packages it checks are not imported here. Versions come from their metadata;
 process, is imported in a child process, as is everything else if ``deep``. It never uses the network or shows secrets.
 """
 
-from emailrl.doctor.check import Check
-from emailrl.doctor.examine import examine, verdict
+from emailrl.doctor.checks import Check, examine, verdict
 
 __all__ = ["Check", "examine", "verdict"]

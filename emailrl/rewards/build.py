@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from emailrl.rewards.custom import load_reward
+from emailrl.rewards.custom import HttpReward, is_url, load_reward
 from emailrl.rewards.heuristic import heuristic_reward
-from emailrl.rewards.http_reward import HttpReward, is_url
 from emailrl.rewards.judge import LLMJudge, judge_key
 from emailrl.rewards.rubric import Reward, art_e_reward, simple_reward
 from emailrl.rewards.scorer import AnswerCheck, BatchReward, OfflineMatcher, Scorer

@@ -1,22 +1,28 @@
-"""Custom rewards, by Python path (``emailrl.custom``).
-
-The attribute is called with a finished ``Trajectory`` (its ``rubric["answer_correct"]`` is known) and returns a number,
-or a dict of named numbers that are added up. One that takes ``queries, prompts, labels`` is an OpenRLHF
-``reward_func``: it is called with lists, and its dict is read as a remote scorer's reply is (``http_protocol``).
-"""
+"""Rewards by the user's own code: a Python function, or a server."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+from typing import Any, Final, TypeVar
+
+import httpx
 
 from emailrl.custom import CustomPart, is_path, load_part
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.rewards.http_protocol import read_reply, read_terms, request_body
+from emailrl.recording import trajectory_to_dict
+from emailrl.remote.destination import tell
+from emailrl.remote.reply import Client, wait_for
+from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.rewards.rubric import Reward
 from emailrl.rewards.scorer import BatchReward, Terms
-from emailrl.trajectory import Trajectory
+from emailrl.settings import RewardSettings, redacted, secrets_in, split_credentials, without_credentials
+from emailrl.trajectory import Message, Trajectory
 
 _OPENRLHF = ["queries", "prompts", "labels"]
 
@@ -69,3 +75,221 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+T = TypeVar("T")
+VERSION: Final = 1
+_TERM: Final = "remote"
+MAX_REWARD: Final = 1e9
+"""Larger rewards are rejected: their squares, used for standard deviations, would overflow."""
+MAX_NAMES: Final = 1000
+"""Maximum number of a reward's terms, or of a reply's extra logs."""
+
+
+def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The request for these trajectories as JSON values; no token ids, they are the policy's own."""
+    split = [_first_assistant(trajectory.messages) for trajectory in trajectories]
+    prompts = [_text(each.messages[:start]) for each, start in zip(trajectories, split, strict=True)]
+    return {
+        "version": VERSION,
+        "query": [_text(trajectory.messages) for trajectory in trajectories],
+        "prompts": prompts,
+        "labels": [trajectory.scenario.answer for trajectory in trajectories],
+        "trajectories": [_described(trajectory) for trajectory in trajectories],
+    }
+
+
+def read_reply(
+    reply: Any, trajectories: Sequence[Trajectory], scorer: str, tellable: Callable[[str], str] = str
+) -> list[dict[str, float]]:
+    """One dict of terms a trajectory; scores and extra logs are written into the rubrics.
+
+    ``scorer`` names the sender in errors; ``tellable`` makes a server-chosen name safe to record. Raises EmailRLError
+    unless there is one finite reward per trajectory, in order: a partly valid reply is not used.
+    """
+    if not isinstance(reply, dict) or "rewards" not in reply:
+        raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')
+    count = len(trajectories)
+    if "ids" in reply and reply["ids"] != [trajectory.id for trajectory in trajectories]:
+        raise EmailRLError(f"{scorer} replied with ids that differ from those sent, or in another order.")
+    rewards = _list_of(reply["rewards"], count, "rewards", scorer)
+    terms = [_renamed(read_terms(reward, _TERM, scorer), tellable, scorer) for reward in rewards]
+    extras = {"score": reply["scores"]} if reply.get("scores") is not None else {}
+    logs = reply.get("extra_logs") or {}
+    if not isinstance(logs, dict):
+        raise EmailRLError(f"{scorer} replied with extra_logs that are not an object: {_shown(logs)}.")
+    columns = {name: _numbers(values, count, name, scorer) for name, values in (extras | logs).items()}
+    for name, column in _renamed(columns, tellable, scorer).items():
+        for trajectory, number in zip(trajectories, column, strict=True):
+            trajectory.rubric[f"remote_{name}"] = number
+    return terms
+
+
+def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
+    """A reward as named terms: a number becomes the one called ``term``; raises EmailRLError for anything else."""
+    values = value if isinstance(value, dict) else {term: value}
+    try:
+        terms = {str(name): float(number) for name, number in values.items() if not isinstance(number, str)}
+    except (TypeError, ValueError, OverflowError):
+        terms = {}
+    if not terms or len(terms) != len(values):
+        raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Return a number, or a dict of numbers.")
+    if not all(math.isfinite(number) for number in terms.values()):
+        raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Rewards must be finite.")
+    if any(abs(number) > MAX_REWARD for number in (*terms.values(), sum(terms.values()))):
+        raise EmailRLError(f"{scorer} returned {_shown(value)}.", f"Rewards must lie within ±{MAX_REWARD:g}.")
+    return terms
+
+
+def _renamed(named: dict[str, T], tellable: Callable[[str], str], scorer: str) -> dict[str, T]:
+    if len(named) > MAX_NAMES:
+        raise EmailRLError(f"{scorer} replied with {len(named):,} names for one reward.", f"Send at most {MAX_NAMES}.")
+    renamed = {tellable(name): value for name, value in named.items()}
+    if len(renamed) != len(named):
+        raise EmailRLError(
+            f"{scorer} replied with names that cannot be distinguished.", "Give terms and logs short names."
+        )
+    return renamed
+
+
+def _list_of(values: Any, count: int, name: str, scorer: str) -> list[Any]:
+    if not isinstance(values, list) or len(values) != count:
+        found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are not a list"
+        raise EmailRLError(f"{scorer} replied with {found} for {count} trajectories.")
+    return values
+
+
+def _numbers(values: Any, count: int, name: str, scorer: str) -> list[float]:
+    return [read_terms(value, name, scorer)[name] for value in _list_of(values, count, name, scorer)]
+
+
+def _described(trajectory: Trajectory) -> dict[str, Any]:
+    scenario = trajectory.scenario
+    return {
+        "id": trajectory.id,
+        "group_id": trajectory.group_id,
+        "question": scenario.question,
+        "reference_answer": scenario.answer,
+        "reference_sources": scenario.message_ids,
+        "inbox_address": scenario.inbox_address,
+        "query_date": scenario.query_date,
+        "final_answer": trajectory.final_answer,
+        "final_sources": trajectory.final_sources,
+        "stop_reason": trajectory.stop_reason,
+        "rubric": trajectory.rubric,
+        "messages": trajectory_to_dict(trajectory)["messages"],
+    }
+
+
+def _first_assistant(messages: Sequence[Message]) -> int:
+    return next((place for place, message in enumerate(messages) if message.role == "assistant"), len(messages))
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return "\n\n".join(f"{message.role}: {_spoken(message)}" for message in messages)
+
+
+def _spoken(message: Message) -> str:
+    """The content, and the calls of a chat server's message; sampled text holds its calls already."""
+    if not message.tool_calls or "<tool_call>" in message.content:
+        return message.content
+    calls = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in message.tool_calls]
+    return "\n".join(filter(None, [message.content, *calls]))
+
+
+def _shown(value: Any) -> str:
+    """Whole: it is cut where secrets are taken out of it, for half of one would not be found."""
+    return " ".join(repr(value).split())
+
+
+logger = logging.getLogger(__name__)
+
+
+class _Client(Client):
+    max_bytes = 64 << 20
+    """Maximum size of a scorer's reply."""
+
+
+def is_url(name: str) -> bool:
+    """Whether a reward's name is a server URL."""
+    return name.lower().startswith(("http://", "https://"))
+
+
+class HttpReward:
+    """Posts trajectories to ``url`` (see ``http_protocol``).
+
+    ``REWARD_BATCH_SIZE`` trajectories go in one request and at most ``concurrency`` requests at once. A batch is
+    retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a final failure,
+    or an invalid reply, is an error of that batch's trajectories.
+    """
+
+    def __init__(self, url: str, settings: RewardSettings, *, concurrency: int) -> None:
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"The reward's URL is invalid: {error}.", "Expected http://host:port/path.") from None
+        if not parsed.host:
+            raise UsageError("The reward's URL has no host.", "Expected http://host:port/path.")
+        key = settings.reward_api_key.get_secret_value() if settings.reward_api_key else ""
+        tell(url, "reward", with_key=bool(key or parsed.userinfo))
+        self._settings = settings
+        self._concurrency = concurrency
+        self._secrets = [key, *secrets_in(url)]
+        self._url, credentials = split_credentials(url)  # httpx logs request URLs
+        self._shown = without_credentials(url)
+        self._client = _Client(
+            auth=credentials,
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {key}"} if key and credentials is None else {}),
+            timeout=settings.reward_timeout,
+        )
+
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
+        """One dict of terms, or an error, per trajectory, in order."""
+        size = self._settings.reward_batch_size
+        batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        if len(batches) <= 1:
+            return [terms for batch in batches for terms in self._score(batch)]
+        with ThreadPoolExecutor(min(self._concurrency, len(batches)), thread_name_prefix="reward") as pool:
+            return [terms for scored in pool.map(self._score, batches) for terms in scored]
+
+    def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
+        try:
+            return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}", self._tellable)]
+        except EmailRLError as error:
+            masked = EmailRLError(self._tellable(error.message), error.hint)
+            logger.warning("%d trajectories got no reward: %s", len(batch), masked)
+            return [masked] * len(batch)
+
+    def _tellable(self, text: str) -> str:
+        return redacted(text, *self._secrets, limit=500)
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        """The reply's JSON; raises EmailRLError when there is none after the last try."""
+        # ASCII only: email text may not be encodable.
+        content, failure, wait = json.dumps(body).encode(), "", 0.0
+        for tries in range(self._settings.reward_retries + 1):
+            if tries:
+                sleep(pause(tries, wait))
+            wait = 0.0
+            try:
+                response = wait_for(self._client.post(self._url, content=content))
+            except httpx.HTTPError as error:
+                failure = f"{type(error).__name__}: {error}"
+                continue
+            if response.is_success:
+                return _json(response, self._shown)
+            failure, wait = f"HTTP {response.status_code}: {response.text}", pause_asked_for(response.headers)
+            if not may_pass(response.status_code):
+                break
+        # Raised outside the handler: the client's exception, chained, would carry the request and its credentials.
+        raise EmailRLError(
+            f"The scorer {self._shown} returned no rewards: {failure.rstrip('.')}.", "Check the server and its URL."
+        )
+
+
+def _json(response: httpx.Response, shown: str) -> Any:
+    try:
+        return response.json()
+    except (ValueError, RecursionError):  # nested too deep to be read
+        raise EmailRLError(f"The scorer {shown} replied with invalid JSON: {response.text!r}") from None

@@ -1,21 +1,69 @@
-"""Scoring: checks answers and computes each trajectory's reward."""
+"""Surface features of an answer, which change first when a policy games its reward.
+
+They do not affect the reward; a check that can be fooled shows as longer answers, lists or capitals.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.plain import counted
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
-from emailrl.rewards.wording import measure
 from emailrl.settings import redacted
 from emailrl.trajectory import Trajectory
+
+_NO_TEXT = re.compile(r"https?://\S+|<[^\s<>]+>")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_JOINT = re.compile(r" ?[,;] (?:(?:and|or) )?| (?:and/or|or|and) | ?/ ?(?=[^\W\d])", re.IGNORECASE)
+_CHOICE = re.compile(r"or\b|[;/]", re.IGNORECASE)
+_YEAR_AFTER_COMMA = re.compile(r",(?=\s+\d{4}\b)")
+_BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S", re.MULTILINE)
+_MOST_WORDS = 4
+"""Longer items are clauses, not list items."""
+
+
+def measure(answer: str) -> dict[str, float]:
+    """The rubric's numbers of an answer: ``answer_words``, ``answer_candidates``, ``answer_capitals``."""
+    letters = [char for char in answer if char.isalpha()]
+    return {
+        "answer_words": len(answer.split()),
+        "answer_candidates": count_candidates(answer),
+        "answer_capitals": sum(map(str.isupper, letters)) / len(letters) if letters else 0.0,
+    }
+
+
+def count_candidates(answer: str) -> int:
+    """The number of candidates in an answer: the items of its longest list or choice, at least 1.
+
+    A list is three items or more of at most four words in one sentence, joined by commas, "and", "or", ";" or "/", or
+    the lines of a bulleted list; joined by "or", ";" or "/", two are a choice. So "Tuesday or Friday" offers 2, "May 3,
+    May 4, or May 5" 3, "in Houston, Texas" 1.
+    """
+    text = _YEAR_AFTER_COMMA.sub("", _NO_TEXT.sub("", answer))
+    return max(1, len(_BULLET.findall(text)), *map(_longest_list, _SENTENCE.split(text)))
+
+
+def _longest_list(sentence: str) -> int:
+    """Items of the longest run of short ones, the one that the sentence leads up to included."""
+    sentence = " ".join(sentence.split())
+    items, joints = _JOINT.split(sentence), _JOINT.findall(sentence)
+    longest, length, choice = 1, 1, False
+    for joint, item in zip(joints, items[1:], strict=True):
+        short = 0 < len(item.split()) <= _MOST_WORDS
+        length, choice = (length + 1, choice or _CHOICE.search(joint) is not None) if short else (1, False)
+        if choice or length > 2:
+            longest = max(longest, length)
+    return longest
+
 
 logger = logging.getLogger(__name__)
 
@@ -176,3 +224,40 @@ def _knows_not(trajectory: Trajectory) -> bool:
 def _claim(trajectory: Trajectory) -> Claim:
     scenario = trajectory.scenario
     return scenario.question, scenario.answer, trajectory.final_answer or "", scenario.kind or ""
+
+
+TERM = "overlong"
+
+
+@dataclass(frozen=True)
+class OverlongScorer:
+    """A scorer that adds the reward term ``overlong``, between ``-penalty`` and 0."""
+
+    scorer: Scorer
+    max_tokens: int
+    """Maximum tokens per completion."""
+    buffer: int
+    """Tokens before ``max_tokens`` over which the penalty rises."""
+    penalty: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer <= self.max_tokens:
+            raise UsageError(
+                f"OVERLONG_BUFFER={self.buffer} does not fit into MAX_TOKENS={self.max_tokens}.",
+                "Use a smaller buffer, or 0 for none.",
+            )
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly."""
+        self.scorer.score(trajectories)
+        for trajectory in trajectories:
+            if trajectory.exception is None:
+                terms = trajectory.reward_terms
+                trajectory.reward_terms = terms | {TERM: terms.get(TERM, 0.0) - self.charge(trajectory)}
+                trajectory.reward = sum(trajectory.reward_terms.values())
+
+    def charge(self, trajectory: Trajectory) -> float:
+        """The penalty of the trajectory's longest completion, 0 to ``penalty``; only sampled tokens count."""
+        longest = max((len(turn.completion_ids) for turn in trajectory.turns), default=0)
+        over = max(longest - (self.max_tokens - self.buffer), 0)
+        return min(over, self.buffer) / self.buffer * self.penalty

@@ -1,9 +1,4 @@
-"""``emailrl sft``: supervised fine-tuning on conversations of experts or better policies; runs can be stopped at any
-time.
-
-A run's folder holds ``best_model/`` (lowest validation loss; the last without validation), ``checkpoint-N/``,
-``metrics.jsonl`` and ``training.log``.
-"""
+"""The location of a supervised fine-tuning run: a new folder, or a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -13,7 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover
+from emailrl.checkpoints import (
+    SFT,
+    Checkpoint,
+    damage_of,
+    list_checkpoints,
+    recover,
+)
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import load_task
 from emailrl.errors import UsageError
@@ -25,8 +26,7 @@ from emailrl.settings import Settings, SftSettings
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.fit import Fitter
-from emailrl.sft.place import PRODUCT, Place, find_place
-from emailrl.sft.run import Run, SftResult, State
+from emailrl.sft.run import PRODUCT, Place, Run, SftResult, State, find_place
 from emailrl.store import database_fingerprint
 from emailrl.training.run.agreement import changed_settings, choosing_questions
 from emailrl.training.run.directory import clear_run, held

@@ -1,4 +1,4 @@
-"""Training data: conversations of experts and trajectory files, with inboxes held out for validation."""
+"""Conversations from trajectory files: the highest-reward one per question, from any policy."""
 
 from __future__ import annotations
 
@@ -6,22 +6,180 @@ import logging
 import math
 import random
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.errors import UsageError
 from emailrl.plain import counted
+from emailrl.recording import read_trajectories
 from emailrl.settings import Settings
 from emailrl.sft import demo
-from emailrl.sft.examples import Conversation, Example, fingerprint
-from emailrl.sft.passes import batches_of, played, replayed, tokenized
-from emailrl.sft.trajectories import read_conversations
+from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint
+from emailrl.sft.searching import conversations_on, questions_of
+from emailrl.trajectory import Message, StopReason, Trajectory
+from emailrl.workers import worker_processes
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from emailrl.engines.renderer import ChatRenderer
+    from emailrl.scenarios import Split
+
+_UNFIT = (StopReason.TRUNCATED, StopReason.EXCEPTION)
+
+
+def read_conversations(
+    files: Sequence[Path], *, best_of: int | None = None, min_reward: float | None = None
+) -> tuple[list[Conversation], list[str]]:
+    """The highest-reward conversation per question (the first of equals), and notes on the rest.
+
+    ``best_of`` considers only that many first trajectories per question; ``min_reward`` drops lower rewards.
+    Trajectories that raised, were truncated, or have no assistant reply are never used. Raises UsageError for a missing
+    file or if nothing is left, EmailRLError (file and line) for one that cannot be read.
+    """
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"No such trajectory file: {file}.", "Record one: emailrl rollout --out FILE.jsonl")
+    counts: Counter[str] = Counter()
+    best = _best_by_question((each for file in files for each in read_trajectories(file)), best_of, min_reward, counts)
+    if not best:
+        raise UsageError(f"No trajectory is left to train on ({_told(counts)}).", "Lower --min-reward, or add files.")
+    notes = [f"{counted(len(best), 'conversation')} from trajectories ({_told(counts)})"]
+    if held_out := sum(trajectory.scenario.split == "test" for trajectory in best):
+        notes.append(f"{held_out} of them are on test questions: a benchmark on those is no longer held out")
+    return [_conversation(trajectory) for trajectory in best], notes
+
+
+def _best_by_question(
+    trajectories: Iterable[Trajectory], best_of: int | None, min_reward: float | None, counts: Counter[str]
+) -> list[Trajectory]:
+    seen: Counter[tuple[str, str]] = Counter()
+    best: dict[tuple[str, str], Trajectory] = {}
+    for trajectory in trajectories:
+        question = (trajectory.scenario.id, trajectory.scenario.inbox_address)
+        counts["read"] += 1
+        seen[question] += 1
+        if best_of is not None and seen[question] > best_of:
+            counts["beyond --best-of"] += 1
+        elif trajectory.exception is not None or trajectory.stop_reason in _UNFIT or not trajectory.turns:
+            counts["cut off or raised"] += 1
+        elif not _is_conversation(trajectory.messages):
+            counts["no conversation"] += 1
+        elif min_reward is not None and trajectory.reward < min_reward:
+            counts["below --min-reward"] += 1
+        elif question not in best or trajectory.reward > best[question].reward:
+            best[question] = trajectory
+    return list(best.values())
+
+
+def _is_conversation(messages: Sequence[Message]) -> bool:
+    """Whether an assistant replies to something, all of it in characters that a tokenizer takes."""
+    roles = [message.role for message in messages]
+    try:
+        "".join(message.content for message in messages).encode()
+    except UnicodeEncodeError:
+        return False
+    return "assistant" in roles[1:] and roles[0] != "assistant"
+
+
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in counts.items()) or "none read"
+
+
+def _conversation(trajectory: Trajectory) -> Conversation:
+    """All messages up to the last assistant turn: nothing after it is trained."""
+    messages = trajectory.messages
+    end = max(place for place, message in enumerate(messages) if message.role == "assistant") + 1
+    scenario = trajectory.scenario
+    return Conversation(trajectory.id, scenario.inbox_address, scenario.split, messages[:end])
+
+
+Group = list[Example]
+"""The examples of one conversation."""
+PassOf = Callable[[int], list[Group]]
+"""The groups of a pass; every pass has the same questions in the same order."""
+
+
+def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) -> Iterator[list[Example]]:
+    """Batches of ``size`` conversations, from batch ``start`` on, through successive passes of ``count`` conversations
+    each.
+
+    A batch holds a question twice only if it spans two passes.
+    """
+    size = min(size, count)
+    number, groups, order = -1, list[Group](), list(range(count))
+    for first in range(start * size, 2**63, size):
+        batch: list[Example] = []
+        for position in range(first, first + size):
+            if position // count != number:
+                number, order = position // count, list(range(count))
+                groups = pass_of(number)
+                random.Random(f"{seed}/sft/{number}").shuffle(order)
+            batch += groups[order[position % count]]
+        yield batch
+
+
+def played(settings: Settings, split: Split, *, draw: int = 0) -> tuple[list[Conversation], int]:
+    """Expert conversations that end in a correct answer, and the number of questions asked of a split.
+
+    Another ``draw`` gives other routes to the same answers.
+    """
+    seed = settings.training.seed
+    questions = questions_of(settings, split, seed)
+    right = conversations_on(questions, settings, seed=seed, draw=draw)
+    return [Conversation(f"{split}-{one.id}", one.inbox_address, split, said) for one, said in right], len(questions)
+
+
+def tokenized(conversations: Sequence[Conversation], renderer: ChatRenderer, longest: int) -> tuple[list[Group], int]:
+    """The examples of each conversation within ``longest`` tokens, and how many conversations are longer."""
+    made = [examples_of(conversation, renderer) for conversation in conversations]
+    fitting = [group for group in made if all(len(example.token_ids) <= longest for example in group)]
+    return fitting, len(made) - len(fitting)
+
+
+@contextmanager
+def replayed(
+    groups: Sequence[Group], settings: Settings, tokenizer: PreTrainedTokenizerBase, *, longest: int, passes: int
+) -> Iterator[PassOf]:
+    """Passes with replayed expert conversations; ``groups`` is pass 0, and the fallback if experts fail.
+
+    Each pass is played while the previous one is trained on. The tokenizer reaches the process that plays through a
+    folder: it may be new, or have another template.
+    """
+    with tempfile.TemporaryDirectory() as folder, worker_processes(1, hint="Use --resume latest.") as submit:
+        tokenizer.save_pretrained(folder)
+        play = partial(submit, _play, folder, settings.without_secrets(), longest)
+        coming: dict[int, Future[dict[str, Group]]] = {}
+
+        def pass_of(number: int) -> list[Group]:
+            if number and number not in coming:  # a resumed run starts here
+                coming[number] = play(number)
+            found = coming.pop(number).result() if number else {}
+            if number + 1 < passes:
+                coming[number + 1] = play(number + 1)
+            return [found.get(group[0].conversation, group) for group in groups]
+
+        yield pass_of
+
+
+def _play(folder: str, settings: Settings, longest: int, draw: int) -> dict[str, Group]:
+    from transformers import AutoTokenizer
+
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.environment.custom import load_task
+
+    task = load_task(settings.agent.environment, settings.agent)
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), task.tools)
+    conversations, _ = played(settings, "train", draw=draw)
+    groups, _ = tokenized(conversations, renderer, longest)
+    return {group[0].conversation: group for group in groups}
+
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from sft.searching.shown import unshown
 from emailrl.scenarios import load_scenarios
 from emailrl.settings import load_settings
 from emailrl.sft.searching.conversations import is_right, play
-from emailrl.sft.searching.searches import CAREFUL, Habits
+from emailrl.sft.searching.searcher import CAREFUL, Habits
 from emailrl.trajectory import Message
 
 NOWHERE = 99

@@ -178,7 +178,7 @@ def described(bench: Bench, settings: Any) -> dict[str, Any]:
     """What was run, on what."""
     import torch
 
-    from emailrl.training.run.provenance import versions
+    from emailrl.training.run.checkpointing import versions
 
     training, vllm = settings.training, settings.vllm
     return {

@@ -31,9 +31,9 @@ from small import PLAIN, save_tokenizer
 
 from emailrl.policy.load import load_policy
 from emailrl.settings import load_settings
+from emailrl.sft.data import batches_of
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter
-from emailrl.sft.passes import batches_of
 
 SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
          "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}  # fmt: skip

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.ranks.launch import Launch
-from emailrl.ranks.meeting import Meeting
+from emailrl.ranks.launch import Launch, Meeting
 
 from .processes import free_port
 

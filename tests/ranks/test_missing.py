@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from emailrl.ranks.missing import SECONDS_TO_FOLLOW
+from emailrl.ranks.group import SECONDS_TO_FOLLOW
 
 
 def test_only_a_missing_rank_that_does_not_notice_is_killed(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_only_a_missing_rank_that_does_not_notice_is_killed(tmp_path: Path) -> N
     stopped, awake, other, hung = (start(rank) for rank in (0, 1, 3, 4))
     stopped.send_signal(signal.SIGSTOP)
     error_file(1).with_name("awake").touch()
-    missing = "from emailrl.ranks.missing import note_missing; note_missing([0, 1, 4]); input()"
+    missing = "from emailrl.ranks.group import note_missing; note_missing([0, 1, 4]); input()"
     reporting = start(2, missing, stdin=subprocess.PIPE)
     while not error_file(2).with_name("awake").exists():
         time.sleep(0.01)

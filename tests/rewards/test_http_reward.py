@@ -19,7 +19,7 @@ from rewards.stub_scorer import Reply, StubScorer
 
 from emailrl.environment import Rubric
 from emailrl.errors import UsageError
-from emailrl.rewards import Scorer, build_scorer, http_reward
+from emailrl.rewards import Scorer, build_scorer, custom
 from emailrl.rewards.scorer import OfflineMatcher
 from emailrl.settings import RewardSettings, Settings, load_settings
 from emailrl.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory
@@ -74,7 +74,7 @@ def serve() -> Iterator[Serve]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds slept between tries, not slept."""
     slept: list[float] = []
-    monkeypatch.setattr(http_reward, "sleep", slept.append)
+    monkeypatch.setattr(custom, "sleep", slept.append)
     return slept
 
 
@@ -146,7 +146,7 @@ def test_what_a_mail_holds_need_not_be_encodable(serve: Serve) -> None:
     stub = serve(rewards())
     odd = trajectory(0)
     odd.messages[3].content = "half an emoji: \ud83d"
-    Scorer(OfflineMatcher(), http_reward.HttpReward(stub.url, RewardSettings(), concurrency=1)).score([odd])
+    Scorer(OfflineMatcher(), custom.HttpReward(stub.url, RewardSettings(), concurrency=1)).score([odd])
     assert odd.exception is None and "half an emoji: \ud83d" in stub.requests[0]["query"][0]
 
 
@@ -333,12 +333,12 @@ def test_names_that_a_server_gives_hold_no_secret(serve: Serve, echo: str, hidde
     url = serve(reply).url.replace("http://", "http://ann:hu%26sh@")
     played = trajectory(1)
     settings = RewardSettings(reward_api_key=SecretStr("the-key"))
-    (terms,) = http_reward.HttpReward(url, settings, concurrency=1).score_batch([played])
+    (terms,) = custom.HttpReward(url, settings, concurrency=1).score_batch([played])
     assert terms == {f"by {hidden}": 1.0, "b": 2.0}
     assert played.rubric[f"remote_of {hidden}"] == 3.0
 
 
 def test_names_that_are_one_when_a_secret_is_hidden_are_refused(serve: Serve) -> None:
     url = serve(lambda *_: (200, '{"rewards": [{"hush": 1, "%68ush": 2}]}')).url.replace("http://", "http://ann:hush@")
-    (error,) = http_reward.HttpReward(url, RewardSettings(), concurrency=1).score_batch([trajectory(1)])
+    (error,) = custom.HttpReward(url, RewardSettings(), concurrency=1).score_batch([trajectory(1)])
     assert "names that cannot be distinguished" in str(error)

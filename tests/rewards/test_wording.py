@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hang import must_end
 
-from emailrl.rewards.wording import count_candidates, measure
+from emailrl.rewards.scorer import count_candidates, measure
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
 from emailrl.scenarios import write_scenarios
 from emailrl.settings import load_settings
-from emailrl.sft.data import Conversations, examples, gather, source_of, split
+from emailrl.sft.data import Conversations, batches_of, examples, gather, source_of, split
 from emailrl.sft.examples import Conversation, Example
-from emailrl.sft.passes import batches_of
 
 
 def talk(name: str, inbox: str, of: str | None = None) -> Conversation:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
 from emailrl.sft import demo, small_model
-from emailrl.sft.demo import corpus, shuffled, transcripts
+from emailrl.sft.demo import Habits, corpus, shuffled, transcripts
 from emailrl.sft.examples import Example, samples_of
-from emailrl.sft.expert import Habits
 from emailrl.store.demo import make_world
 
 

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from emailrl.sft.demo import transcripts
-from emailrl.sft.expert import GIVE_UP, USUAL, Expert, Habits
+from emailrl.sft.demo import GIVE_UP, USUAL, Expert, Habits, transcripts
 from emailrl.store.demo import ProjectFact, make_world
 from emailrl.store.demo.topics import TOPICS
 from emailrl.trajectory import Message

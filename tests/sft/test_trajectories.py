@@ -8,7 +8,7 @@ import pytest
 from sft.talk import trajectory, write
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.sft.trajectories import read_conversations
+from emailrl.sft.data import read_conversations
 from emailrl.trajectory import Message, StopReason, ToolCall
 
 

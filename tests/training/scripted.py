@@ -23,10 +23,10 @@ from emailrl.training.batch import TrainingSample
 from emailrl.training.loop import loop
 from emailrl.training.mix import resolve
 from emailrl.training.run.checkpointing import CheckpointWriter
+from emailrl.training.run.data import RunData
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES
-from emailrl.training.run.questions import RunData
 from emailrl.training.run.resume import take_snapshot
 from emailrl.training.run.run import Run
 from emailrl.training.run.state import RunState

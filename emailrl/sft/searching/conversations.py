@@ -11,11 +11,8 @@ from emailrl.rewards.matching import match
 from emailrl.scenarios import Split, load_scenarios
 from emailrl.settings import Settings
 from emailrl.sft.examples import converse
-from emailrl.sft.searching.asked import read_question
-from emailrl.sft.searching.judging import ShownMail, answer_of
-from emailrl.sft.searching.plans import PLANS, by_topic, by_words
-from emailrl.sft.searching.searcher import Given, Searcher
-from emailrl.sft.searching.searches import Habits
+from emailrl.sft.searching.asked import ShownMail, answer_of, read_question
+from emailrl.sft.searching.searcher import PLANS, Given, Habits, Searcher, by_topic, by_words
 from emailrl.store import open_mailbox
 from emailrl.trajectory import Message, Scenario
 

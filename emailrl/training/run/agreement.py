@@ -12,8 +12,7 @@ from emailrl.recording import read_trajectories
 from emailrl.scenarios import fingerprint, read_questions
 from emailrl.settings import Settings
 from emailrl.store.connection import HOW_DATABASES_CHANGE
-from emailrl.training.run.questions import RunData
-from emailrl.training.run.sources import changed_sources
+from emailrl.training.run.data import RunData, changed_sources
 from emailrl.training.run.start import check_resumed
 from emailrl.trajectory import Scenario
 

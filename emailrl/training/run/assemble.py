@@ -16,25 +16,24 @@ from emailrl.errors import UsageError
 from emailrl.evaluation import check_samples
 from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
-from emailrl.rewards.overlong import OverlongScorer
+from emailrl.rewards.scorer import OverlongScorer
 from emailrl.rollout.collect import Collector, Scores
 from emailrl.rollout.play import Play, Stage, build_stage
 from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.mix import advice, resolve, staleness
 from emailrl.training.run.agreement import check_agrees
-from emailrl.training.run.ahead import Ahead
+from emailrl.training.run.ahead import Ahead, reusable
 from emailrl.training.run.checkpointing import CheckpointWriter
+from emailrl.training.run.data import RunData, load_data
 from emailrl.training.run.directory import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.ending import check_unfinished
 from emailrl.training.run.filtering import make_filter
 from emailrl.training.run.follower import Task, build_updater, check_shard, mesh_of
-from emailrl.training.run.in_flight import reusable
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
 from emailrl.training.run.printing import header
-from emailrl.training.run.questions import RunData, load_data
 from emailrl.training.run.resume import (
     Resumed,
     load_state,

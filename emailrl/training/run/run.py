@@ -19,19 +19,18 @@ from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.batch import TrainingSample, save_batches
 from emailrl.training.run.ahead import Ahead
-from emailrl.training.run.checkpointing import CheckpointWriter
+from emailrl.training.run.checkpointing import CheckpointWriter, Versions, version_of
 from emailrl.training.run.collapse import Alarm, watch, way_back
+from emailrl.training.run.data import RunData
 from emailrl.training.run.directory import REPLACED
 from emailrl.training.run.filtering import Collected, Filter
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.metrics import training_records
 from emailrl.training.run.modes import Mode
 from emailrl.training.run.printing import complete, evaluation_block
-from emailrl.training.run.questions import RunData
 from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.training.run.tracking import Tracker
-from emailrl.training.run.versions import Versions, version_of
 from emailrl.training.update import Skipped, TokenNumbers, Updater, UpdateResult
 from emailrl.trajectory import Scenario
 

@@ -20,7 +20,7 @@ from emailrl.scenarios.template import generate
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.searching import conversations
 from emailrl.sft.searching.conversations import is_right, play
-from emailrl.sft.searching.searches import CAREFUL, Habits
+from emailrl.sft.searching.searcher import CAREFUL, Habits
 from emailrl.store.build import build_database
 from emailrl.store.demo import demo_emails, demo_questions
 from emailrl.store.sources.message import RawEmail

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.sft.searching.asked import read_question
-from emailrl.sft.searching.judging import answer_of
+from emailrl.sft.searching.asked import answer_of, read_question
 
 ME, BOB, EVE = "ann.lee@example.com", "bob.ross@example.com", "eve@other.example"
 

@@ -15,7 +15,7 @@ from emailrl.recording import write_trajectories
 from emailrl.scenarios import fingerprint, read_jsonl, write_scenarios
 from emailrl.settings import load_settings
 from emailrl.training.run.agreement import check_agrees
-from emailrl.training.run.questions import RunData
+from emailrl.training.run.data import RunData
 from emailrl.trajectory import Scenario, Trajectory
 
 

@@ -15,9 +15,8 @@ from emailrl.errors import EmailRLError
 from emailrl.ranks import Activity
 from emailrl.rollout.collect import Collector
 from emailrl.settings import AgentSettings
-from emailrl.training.run.ahead import Ahead, Ended
+from emailrl.training.run.ahead import Ahead, Ended, rollouts_in_flight
 from emailrl.training.run.filtering import Collected
-from emailrl.training.run.in_flight import rollouts_in_flight
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 

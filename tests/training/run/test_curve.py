@@ -6,7 +6,7 @@ from pathlib import Path
 
 from emailrl.recording import write_records
 from emailrl.settings import Settings
-from emailrl.training.run.curve import curve, draw_curves
+from emailrl.training.run.ending import curve, draw_curves
 
 
 def test_a_curve_leaves_out_what_has_no_number() -> None:

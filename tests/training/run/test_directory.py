@@ -14,7 +14,6 @@ from training.run_files import PLANTED, plant, settings, tree, write
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.training.run import directory
-from emailrl.training.run.chosen import begun_in_vain
 from emailrl.training.run.directory import (
     RECORD_FOLDERS,
     clear_run,
@@ -23,7 +22,7 @@ from emailrl.training.run.directory import (
     held,
     new_directory,
 )
-from emailrl.training.run.resume import rewind
+from emailrl.training.run.resume import begun_in_vain, rewind
 from emailrl.training.run.state import RunState
 
 

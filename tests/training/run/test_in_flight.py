@@ -11,7 +11,7 @@ from training.run_files import write
 from emailrl.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from emailrl.errors import EmailRLError
 from emailrl.recording import write_trajectories
-from emailrl.training.run.in_flight import IN_FLIGHT, reusable
+from emailrl.training.run.ahead import IN_FLIGHT, reusable
 from emailrl.trajectory import Scenario, TokenSample, Trajectory, Turn
 
 

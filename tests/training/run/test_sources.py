@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from emailrl.settings import Settings, load_settings
-from emailrl.training.run.sources import changed_sources, digests_of, save_digests
+from emailrl.training.run.data import changed_sources, digests_of, save_digests
 
 REWARD = "import imported_scales.grams\n\n\ndef reward(trajectory):\n    return 1.0\n"
 LARGE = 8 << 20

@@ -14,8 +14,7 @@ import pytest
 
 from emailrl.settings import load_settings
 from emailrl.settings.presets import PRESETS
-from emailrl.training.run.state import RunState
-from emailrl.training.run.stopping import change, no_longer_rising
+from emailrl.training.run.state import RunState, change, no_longer_rising
 
 
 def verdicts(text: str) -> dict[str, bool]:
