@@ -37,7 +37,7 @@ from emailrl.plain import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from emailrl.scenarios.llm import QuestionPlan, QuestionWriter, Spending
+    from emailrl.questions.llm import QuestionPlan, QuestionWriter, Spending
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario
 
@@ -77,9 +77,9 @@ def gen_questions(
     import time
     from dataclasses import replace
 
-    from emailrl.scenarios import write_scenarios
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.splits import FEW
+    from emailrl.questions import write_scenarios
+    from emailrl.questions.beside import questions_file
+    from emailrl.questions.splits import FEW
     from emailrl.settings import load_settings
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
@@ -111,8 +111,8 @@ def gen_questions(
 
 def _count_inboxes(db: Path, named: list[str]) -> int:
     """The number of mailboxes to ask about; UsageError for a named one that is not in the database."""
-    from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
-    from emailrl.scenarios.inbox.mailbox import MailReader
+    from emailrl.questions.inbox.choice import choose_inboxes, open_inbox
+    from emailrl.questions.inbox.mailbox import MailReader
     from emailrl.store.connection import opened
 
     with opened(db) as connection:
@@ -139,7 +139,7 @@ def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str
 def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int | None) -> list[Scenario]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from emailrl.scenarios.template import HARD_KINDS, KINDS, generate
+    from emailrl.questions.template import HARD_KINDS, KINDS, generate
 
     columns = (TextColumn("mailboxes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = progress_console()
@@ -163,7 +163,7 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
 
 def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Console) -> QuestionPlan:
     """The prompts of an llm run; prints their estimate on ``console``."""
-    from emailrl.scenarios.llm import plan_questions
+    from emailrl.questions.llm import plan_questions
 
     generation = settings.generation
     plan = plan_questions(
@@ -209,7 +209,7 @@ def _by_llm(
     plan: QuestionPlan, settings: Settings, max_cost: float | None, *, is_confirmed: bool
 ) -> tuple[list[Scenario], dict[str, Any]]:
     """The questions, and facts about their generation for ``--json``."""
-    from emailrl.scenarios.llm import QuestionWriter, harvest
+    from emailrl.questions.llm import QuestionWriter, harvest
 
     generation = settings.generation
     writer = QuestionWriter(
@@ -286,7 +286,7 @@ def _print_next(
     scenarios: list[Scenario], target: Path, settings: Settings, num_inboxes: int, *, is_limited: bool
 ) -> None:
     """Print notes on the questions' splits, and the next command."""
-    from emailrl.scenarios.splits import split_notes
+    from emailrl.questions.splits import split_notes
 
     shares = bool(settings.data.allow_shared_inbox)
     for note in split_notes(scenarios, num_inboxes, is_limited=is_limited, allow_shared=shares):

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from emailrl.doctor.check import Check
-from emailrl.scenarios.beside import has_enron_email, questions_file
-from emailrl.scenarios.hub import HUB_QUESTIONS
+from emailrl.questions.beside import has_enron_email, questions_file
+from emailrl.questions.hub import HUB_QUESTIONS
 from emailrl.settings import Settings
 from emailrl.store.connection import how_to_get
 

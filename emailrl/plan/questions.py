@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from emailrl.scenarios import read_questions
-from emailrl.scenarios.beside import questions_file
+from emailrl.questions import read_questions
+from emailrl.questions.beside import questions_file
 from emailrl.settings import Settings
 
 

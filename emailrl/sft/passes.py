@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.scenarios import Split
+    from emailrl.questions import Split
 
 Group = list[Example]
 """The examples of one conversation."""

@@ -18,9 +18,9 @@ from emailrl.engines.vllm_arguments import engine_arguments
 from emailrl.engines.vllm_sleep import Trainer, sleeps
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
+from emailrl.questions import load_scenario_set
 from emailrl.rewards.http_reward import HttpReward
 from emailrl.rollout.collect import build_collector
-from emailrl.scenarios import load_scenario_set
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
 from emailrl.training.run.filtering import make_filter

@@ -13,9 +13,9 @@ from engines.asking import ANSWER, SEARCH, settings_for
 from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
+from emailrl.questions import write_scenarios
 from emailrl.recording import read_trajectories
 from emailrl.rollout.collect import build_chat_collector
-from emailrl.scenarios import write_scenarios
 from emailrl.trajectory import StopReason
 
 

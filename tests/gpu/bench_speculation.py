@@ -85,8 +85,8 @@ def arguments() -> argparse.Namespace:
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Open the policy, ask everything twice, compare log-probabilities."""
     from emailrl.engines.opened import open_policy
+    from emailrl.questions.load import load_scenarios
     from emailrl.rollout.collect import build_collector
-    from emailrl.scenarios.load import load_scenarios
 
     settings = settings_of(given)
     begun = time.perf_counter()
@@ -118,7 +118,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def settings_of(given: argparse.Namespace) -> Any:
     """The settings of a variant."""
-    from emailrl.scenarios.beside import questions_file
+    from emailrl.questions.beside import questions_file
     from emailrl.settings import load_settings
 
     rows = given.questions_asked * given.rollouts

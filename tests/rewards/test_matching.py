@@ -11,9 +11,9 @@ from hang import must_end
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emailrl.questions.template import KINDS
 from emailrl.rewards.matching import match
 from emailrl.rewards.matching.kinds import KIND_OF
-from emailrl.scenarios.template import KINDS
 
 
 def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:

@@ -9,8 +9,8 @@ from datetime import date, datetime
 from functools import cache
 
 from emailrl.facts.mentions import Extractor
-from emailrl.scenarios.template import HARD_KINDS, KINDS
-from emailrl.scenarios.template.kinds import MY_MAIL, THEIR_MAIL
+from emailrl.questions.template import HARD_KINDS, KINDS
+from emailrl.questions.template.kinds import MY_MAIL, THEIR_MAIL
 
 _SLOTS = {
     "person": r"(?P<person>[^\"?]+?)",

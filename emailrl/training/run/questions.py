@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from emailrl.errors import UsageError
-from emailrl.scenarios import fingerprint, missing_ids, read_questions
+from emailrl.questions import fingerprint, missing_ids, read_questions
 from emailrl.settings import Settings
 from emailrl.store import database_fingerprint
 from emailrl.training.run.sources import Digests, digests_of

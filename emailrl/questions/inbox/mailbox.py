@@ -1,0 +1,238 @@
+"""One mailbox as its owner sees it, in memory and ordered by date, with the lookups that proofs need."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import cached_property
+from random import Random
+
+from sqlalchemy import Connection, select
+
+from emailrl.facts.mentions import Extractor, Mention
+from emailrl.questions.inbox.bodies import own_text
+from emailrl.questions.inbox.people import People
+from emailrl.questions.inbox.topics import Topic, topic_of
+from emailrl.store.schema import emails, recipients
+from emailrl.store.stored import recipients_of
+
+MAX_DAYS_LATER = 30
+"""Maximum days between a source email and its question; the minimum is 1 (as in ART-E)."""
+MIN_SERIES = 5
+"""Number of emails of one pattern that make a series."""
+
+
+_FIELDS = ("to", "cc", "bcc")
+_READ_MAILS = 500
+"""Emails read per SQL statement."""
+
+
+@dataclass(eq=False)
+class Mail:
+    """One email; derived parts are computed once, even if several mailboxes hold it."""
+
+    message_id: str
+    subject: str
+    sender: str
+    sent_at: str
+    """``YYYY-MM-DD HH:MM:SS`` UTC."""
+    body: str
+    to: list[str]
+    cc: list[str]
+    bcc: list[str]
+
+    @cached_property
+    def day(self) -> date:
+        """The date, UTC."""
+        return date.fromisoformat(self.sent_at[:10])
+
+    @property
+    def addresses(self) -> set[str]:
+        """All addresses of the email, including the sender."""
+        return {self.sender, *self.to, *self.cc, *self.bcc}
+
+    @cached_property
+    def topic(self) -> Topic:
+        return topic_of(self.subject)
+
+    @cached_property
+    def own(self) -> str:
+        """The body without what it quotes."""
+        return own_text(self.body)
+
+    def only_fact(self, extractor: Extractor) -> Mention | None:
+        """Return the only fact of a kind in the body if the email itself states it, else None."""
+        if extractor not in self._facts:
+            self._facts[extractor] = extractor.only(self.own, self.body)
+        return self._facts[extractor]
+
+    @cached_property
+    def _facts(self) -> dict[Extractor, Mention | None]:
+        return {}
+
+
+class Inbox:
+    """The emails of one inbox, oldest first."""
+
+    def __init__(self, me: str, mails: Iterable[Mail]) -> None:
+        self.me = me
+        self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
+
+    @cached_property
+    def people(self) -> People:
+        """Everyone in the emails."""
+        return People({address for mail in self.mails for address in mail.addresses}, self.me)
+
+    def before(self, day: date) -> int:
+        """Return the number of emails dated before a day: ``mails[:before(day)]`` are visible on it."""
+        return bisect_left(self._dates, day.isoformat())
+
+    def matching(self, topic: Topic, until: date) -> list[Mail]:
+        """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word.
+
+        A phone interview therefore also matches a telephone interview, and a meeting meetings.
+        """
+        if not topic.words:
+            return []
+        postings = sorted((self._with_word(word) for word in topic.words), key=len)
+        found = postings[0].intersection(*postings[1:])
+        end = self.before(until)
+        return [self.mails[at] for at in sorted(found) if at < end]
+
+    def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
+        """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
+        if not mail.topic.is_telling:
+            return False
+        rivals = self.matching(mail.topic, until)
+        return all(other is mail or (with_sender and not self._may_share_sender(other, mail)) for other in rivals)
+
+    def thread(self, mail: Mail, until: date) -> list[Mail]:
+        """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
+        matching = self.matching(mail.topic, until)
+        return matching if all(other.topic.key == mail.topic.key for other in matching) else []
+
+    def sent_by(self, address: str) -> Sequence[Mail]:
+        """Return the emails from one address, oldest first."""
+        return self._by_sender[address]
+
+    def on_day(self, day: date) -> Sequence[Mail]:
+        """Return the emails of one day (UTC)."""
+        return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
+
+    def received(self, mail: Mail) -> bool:
+        """Whether the owner received the email from somebody else."""
+        return mail.sender != self.me and not self.people.is_me(mail.sender)
+
+    def is_boilerplate(self, text: str, mail: Mail) -> bool:
+        """Whether emails outside this email's thread also contain a text, such as a footer that programs add."""
+        return any(text in other.body for other in self.mails if other.topic.key != mail.topic.key)
+
+    def is_serial(self, mail: Mail) -> bool:
+        """Whether its sender sends a series: ``MIN_SERIES`` or more emails whose topics differ only in digits."""
+        key = _serial_key(mail)
+        return "#" in key[1] and self._series[key] >= MIN_SERIES
+
+    def ask_day(self, mail: Mail, rng: Random) -> date:
+        """Return a random day on which to ask a question about the email."""
+        return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
+
+    def _may_share_sender(self, one: Mail, other: Mail) -> bool:
+        if one.sender == other.sender:
+            return True
+        return not (self.people.is_unmistakable(one.sender) or self.people.is_unmistakable(other.sender))
+
+    @cached_property
+    def _series(self) -> Counter[tuple[str, str]]:
+        return Counter(_serial_key(mail) for mail in self.mails)
+
+    @cached_property
+    def _dates(self) -> list[str]:
+        return [mail.sent_at for mail in self.mails]
+
+    def _with_word(self, word: str) -> frozenset[int]:
+        """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
+        if word not in self._word_places:
+            stem = word[:-1] if len(word) > 4 and word.endswith("s") else word
+            pattern = re.compile(
+                rf"^.*{re.escape(stem)}.*$" if len(stem) > 3 else rf"^{re.escape(word)}$", re.MULTILINE
+            )
+            places = (self._postings[found] for found in pattern.findall(self._vocabulary))
+            self._word_places[word] = frozenset().union(*places)
+        return self._word_places[word]
+
+    @cached_property
+    def _word_places(self) -> dict[str, frozenset[int]]:
+        return {}
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return "\n".join(self._postings)
+
+    @cached_property
+    def _postings(self) -> dict[str, list[int]]:
+        postings: defaultdict[str, list[int]] = defaultdict(list)
+        for at, mail in enumerate(self.mails):
+            for word in mail.topic.words:
+                postings[word].append(at)
+        return postings
+
+    @cached_property
+    def _by_sender(self) -> defaultdict[str, list[Mail]]:
+        senders: defaultdict[str, list[Mail]] = defaultdict(list)
+        for mail in self.mails:
+            senders[mail.sender].append(mail)
+        return senders
+
+
+def _serial_key(mail: Mail) -> tuple[str, str]:
+    return mail.sender, re.sub(r"\d+", "#", mail.topic.key)
+
+
+class MailReader:
+    """Reads mailboxes from a database; an email in several mailboxes is one object."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._mails: dict[int, Mail] = {}
+
+    def open(self, inbox: str) -> Inbox:
+        """Return everything sent or received by an address, except emails without a date."""
+        ids = sorted(self.ids(inbox))
+        unread = [email_id for email_id in ids if email_id not in self._mails]
+        for start in range(0, len(unread), _READ_MAILS):
+            self._read(unread[start : start + _READ_MAILS])
+        return Inbox(inbox, [self._mails[email_id] for email_id in ids])
+
+    def ids(self, inbox: str) -> set[int]:
+        """Return the ids of the emails that ``open`` reads."""
+        is_dated = emails.c.date > ""
+        sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
+        got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
+        return set(self.connection.scalars(sent.union(got)))
+
+    def _read(self, ids: list[int]) -> None:
+        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
+        people = recipients_of(self.connection, recipients.c.email_id.in_(ids))
+        for email_id, message_id, subject, sender, sent, body in self.connection.execute(
+            select(*columns).where(emails.c.id.in_(ids))
+        ):
+            fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
+            named: set[str] = set()
+            # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
+            for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
+                if address not in named:
+                    named.add(address)
+                    fields[field].append(address)
+            self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+        if lost := [email_id for email_id in ids if email_id not in self._mails]:
+            raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
+
+
+def spell_day(day: date) -> str:
+    """Return a date as ``May 3, 2001``."""
+    return f"{day:%B} {day.day}, {day.year}"

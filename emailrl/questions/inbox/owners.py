@@ -1,0 +1,139 @@
+"""Finds the owners of the mailboxes in a database: people, as opposed to lists and machines with similar addresses.
+
+A database keeps no List-Id, but it shows who writes: the owner of an archive does, and a list does not (a list that
+replaces the sender's address by its own sends to itself). The owner of an archive of received mail only does not write
+either, but all mail there is theirs, including mail from people who do write. Such an owner is distinguished from a
+list by its name, by the tag in its subjects, and by replies from people who can only have received the thread through
+the list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sqlalchemy import Select, bindparam, exists, func, select
+
+from emailrl.questions.inbox.mailbox import Inbox, MailReader
+from emailrl.store.schema import emails, recipients
+
+_LIST_NAME = re.compile(
+    r"[-._](?:l|list|announce|dev|devel|discuss|users)@|@(?:lists?|listserv|mailman|groups|googlegroups|yahoogroups)\."
+)
+_TAG = re.compile(r"(?:\s*(?:re|aw|fwd?)\s*:)*\s*(\[[^\]]{1,40}\])", re.IGNORECASE)
+_CMU_FOLDER = re.compile(r"(?:^|/)([a-z]+)-[a-z]\d?/.+/\d+\.$")
+"""The owner's last name in a file name such as ``allen-p/inbox/1.``."""
+_FEW = 3
+_MOST_KEEPERS = 100
+"""Number of the largest silent owners to look at: one email can have ten thousand recipients."""
+_FILES = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == bindparam("address"))
+
+
+class Owner(NamedTuple):
+    """An address with a mailbox in the database."""
+
+    address: str
+    sent: int
+    """Number of emails written to others."""
+    mails: int
+    """Number of emails sent or received."""
+
+
+def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
+    """Yield the owners of at least ``min_mails`` emails, a third of them received.
+
+    First comes anyone who received the entire archive but never writes, is not a list, and preferably hears from
+    several people. Then those who also write, the largest mailbox first, and those with a folder in CMU's Enron tree.
+    """
+    found = [Owner(*row) for row in reader.connection.execute(_addresses(max(1, min_mails // 3), min_mails))]
+    least = max(1, min_mails // 10)
+    writers = [owner for owner in found if owner.sent >= least]
+    silent = [owner for owner in found if owner.sent < least]
+    keepers = _keepers(reader, silent, writers)
+    yield from keepers
+    yield from writers
+    yield from (owner for owner in silent if owner not in keepers and _has_folder(reader, owner.address))
+
+
+def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
+    """Select every address with its number of emails written to others and of all its emails, the largest first."""
+    to_self = exists().where(
+        recipients.c.email_id == emails.c.id, recipients.c.recipient_address == emails.c.from_address
+    )
+    wrote = (
+        select(emails.c.from_address.label("address"), func.count().label("number"))
+        .where(~to_self)
+        .group_by(emails.c.from_address)
+        .cte("wrote")
+    )
+    got = (
+        select(
+            recipients.c.recipient_address.label("address"),
+            func.count(recipients.c.email_id.distinct()).label("number"),
+        )
+        .group_by(recipients.c.recipient_address)
+        .cte("got")
+    )
+    sent = func.coalesce(wrote.c.number, 0)
+    mails = got.c.number + sent
+    return (
+        select(got.c.address, sent, mails)
+        .outerjoin_from(got, wrote, got.c.address == wrote.c.address)
+        .where(got.c.address.like("%_@_%"), got.c.number >= min_received, mails >= min_mails)
+        .order_by(mails.desc(), got.c.address)
+    )
+
+
+def _keepers(reader: MailReader, silent: list[Owner], writers: list[Owner]) -> list[Owner]:
+    """The silent owners that are not lists and hold nearly all mail of the largest writer, if there is one."""
+    silent = silent[:_MOST_KEEPERS]
+    if writers:
+        silent = [owner for owner in silent if owner.mails > writers[0].mails]
+        wanted = reader.ids(writers[0].address) if silent else set()
+        silent = [owner for owner in silent if len(wanted - reader.ids(owner.address)) <= len(wanted) // 10]
+    boxes = [(owner, reader.open(owner.address)) for owner in silent]
+    keepers = [(owner, len({mail.sender for mail in box.mails} - {box.me})) for owner, box in boxes if not is_list(box)]
+    return [owner for owner, senders in sorted(keepers, key=lambda pair: pair[1] < 2)]
+
+
+def is_list(box: Inbox) -> bool:
+    """Whether an address that writes to nobody is a mailing list."""
+    tags = Counter(found[1] for mail in box.mails if (found := _TAG.match(mail.subject)))
+    is_tagged = bool(tags) and tags.most_common(1)[0][1] > max(_FEW, 0.8 * len(box.mails))
+    return bool(_LIST_NAME.search(box.me)) or is_tagged or _is_answered_by_strangers(box)
+
+
+def _is_answered_by_strangers(box: Inbox) -> bool:
+    """Whether those who join threads are mostly people to whom none of the emails was addressed, and are not rare.
+
+    Threads without their first email are ignored: it may have been addressed to everyone.
+    """
+    named: dict[str, set[str]] = {}
+    spoke: dict[str, set[str]] = {}
+    joined = Counter[bool]()
+    for mail in box.mails:
+        key = mail.topic.key
+        if key in named:
+            if mail.sender not in spoke[key]:
+                joined[mail.sender in named[key]] += 1
+        elif not key or mail.topic.is_reply:
+            continue
+        spoke.setdefault(key, set()).add(mail.sender)
+        named.setdefault(key, set()).update(mail.addresses)
+    return joined[False] >= max(_FEW, len(named) // 10) and joined[False] > joined[True]
+
+
+def _has_folder(reader: MailReader, address: str) -> bool:
+    """Whether at least a third of its emails are in a folder of CMU's tree with its name.
+
+    Copies of an email are stored once and may therefore be in another folder.
+    """
+    local = address.partition("@")[0]
+    own = mails = 0
+    for name in reader.connection.scalars(_FILES, {"address": address}):
+        folder = _CMU_FOLDER.search(name)
+        own += folder is not None and folder[1] in local
+        mails += 1
+    return 3 * own >= mails
