@@ -62,7 +62,7 @@ def players(subjects: Sequence[Subject], settings: Settings) -> Players:
 
 
 def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Players:
-    from emailrl.rewards import build_scorer
+    from emailrl.rewards.build import build_scorer
     from emailrl.rollout.collect import build_chat_collector
 
     scorer = build_scorer(settings)
@@ -75,7 +75,7 @@ def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Players:
 def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Players:
     from emailrl.engines.opened import open_policy
     from emailrl.environment.custom import load_task
-    from emailrl.rewards import build_scorer
+    from emailrl.rewards.build import build_scorer
     from emailrl.rollout.collect import build_collector
 
     load_task(settings.agent.environment)  # check the user's code before a model is loaded

@@ -11,7 +11,7 @@ import pytest
 from tiny import make_database, make_questions, settings_of
 
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.rewards import build_scorer
+from emailrl.rewards.build import build_scorer
 from emailrl.rollout.audit import TokenDriftError
 from emailrl.rollout.collect import Collector, mail_agent
 from emailrl.trajectory import Scenario, StopReason, Trajectory

@@ -1,4 +1,4 @@
-"""Names from addresses: ``sara.shackleton@enron.com`` is Sara Shackleton, if unambiguous."""
+"""The people of a mailbox by their addresses, and which names are unambiguous."""
 
 from __future__ import annotations
 
@@ -7,31 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
 
-_PART = re.compile(r"[a-z]+(?:['-][a-z]+)*")
-_ROLES = frozenset(
-    re.findall(
-        r"\w+",
-        "admin administrator alert alerts announcement announcements billing center chairman communications "
-        "daemon desk editor group groups help helpdesk hotline info list mail mailer marketing news "
-        "newsletter no noreply notification notifications office operator participants postmaster reply "
-        "report reports request sales service services shift subscriptions support system team update updates "
-        "users web webmaster worldwide address",
-    )
-)
-"""Words of a local part that indicate a machine or a list rather than a person."""
-
-
-def name_of(address: str) -> str | None:
-    """Return ``First Last`` for a local part of that form, without middle initials; None for anything else."""
-    local, _, domain = address.partition("@")
-    parts = [part for part in re.split(r"[._]+", local) if part]
-    if len(parts) == 3 and len(parts[1]) == 1:
-        parts = [parts[0], parts[2]]
-    if len(parts) != 2 or any(len(part) < 2 or not _PART.fullmatch(part) for part in parts):
-        return None
-    if any(part in _ROLES or part in domain.split(".") for part in parts):
-        return None
-    return " ".join("-".join(piece.capitalize() for piece in part.split("-")) for part in parts)
+from emailrl.facts.names import name_of
 
 
 class People:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any
 
+from emailrl.facts.names import name_of
 from emailrl.questions.inbox.bodies import own_text
 from emailrl.questions.inbox.mailbox import spell_day
-from emailrl.questions.inbox.people import name_of
 from emailrl.questions.inbox.topics import topic_of
 from emailrl.sft.searching.asked import Asked
 
