@@ -141,8 +141,7 @@ def _say_what_is_outdated(report: BuildReport, *, overwrite: bool, append: bool)
 
 def _check_contents(settings: StoreSettings) -> None:
     """Raise UsageError if the existing database does not hold the email of the configured source, hf or demo."""
-    from emailrl.questions.beside import has_enron_email
-    from emailrl.questions.demo import has_only_demo_email
+    from emailrl.questions.beside import has_enron_email, has_only_demo_email
 
     is_of_source = {"hf": has_enron_email, "demo": has_only_demo_email}.get(str(settings.source), lambda _: True)
     if not is_of_source(settings.db):
@@ -171,7 +170,7 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
 
 def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
     """Write the demo database, with its questions next to it."""
-    from emailrl.questions.demo import write_demo
+    from emailrl.questions.beside import write_demo
 
     return write_demo(
         settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=overwrite, append=append,

@@ -30,8 +30,7 @@ def suggest_benchmark(settings: Settings, questions: Path, scenarios: Sequence[S
     """
     from emailrl.policy.resolve import NANO
     from emailrl.policy.smol_base import SMOL
-    from emailrl.questions.beside import questions_file
-    from emailrl.questions.demo import has_only_demo_email
+    from emailrl.questions.beside import has_only_demo_email, questions_file
     from emailrl.questions.splits import shared_inboxes
 
     if not any(scenario.split in (None, "test") for scenario in scenarios):

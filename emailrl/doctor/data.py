@@ -11,7 +11,7 @@ from pathlib import Path
 
 from emailrl.doctor.check import Check
 from emailrl.questions.beside import has_enron_email, questions_file
-from emailrl.questions.hub import HUB_QUESTIONS
+from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings import Settings
 from emailrl.store.connection import how_to_get
 

@@ -9,7 +9,7 @@ from emailrl.errors import UsageError
 from emailrl.openrlhf.conversion import Conversion, Special
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, hint_of, read_value
 from emailrl.openrlhf.placement import take_asynchronous, take_colocation, take_engines, take_zero_stage
-from emailrl.questions.hub import HUB_QUESTIONS
+from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings.names import by_name
 
 NEVER: Final = 1_000_000_000

@@ -1,4 +1,4 @@
-"""The default questions of a command: those next to the database, else ART-E's for Enron's email."""
+"""The default questions of a command: those next to the database, as the demo has, else ART-E's for Enron's email."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 from sqlalchemy import select
 
 from emailrl.errors import UsageError
-from emailrl.questions.hub import HUB_QUESTIONS, download
-from emailrl.settings import Settings
+from emailrl.questions.coverage import missing_ids
+from emailrl.questions.rows import HUB_QUESTIONS, download, write_scenarios
+from emailrl.settings import Settings, StoreSettings
+from emailrl.store.build import BuildReport, build_database
 from emailrl.store.connection import opened
-from emailrl.store.schema import addresses
+from emailrl.store.demo import demo_emails, demo_questions
+from emailrl.store.schema import addresses, emails
 
 
 def questions_file(db: Path) -> Path:
@@ -62,3 +65,30 @@ def has_enron_email(db: Path) -> bool:
     with opened(db) as connection:
         found = select(addresses.c.address).where(addresses.c.address.like("%@enron.com")).limit(1)
         return connection.scalar(found) is not None
+
+
+def has_only_demo_email(db: Path) -> bool:
+    """Whether a database contains only demo email: all its message ids are six digits, as no mail program writes."""
+    with opened(db) as connection:
+        other = select(emails.c.id).where(~emails.c.message_id.regexp_match("^<[0-9]{6}>$")).limit(1)
+        return connection.scalar(other) is None
+
+
+def write_demo(
+    db: Path,
+    *,
+    settings: StoreSettings,
+    seed: int,
+    overwrite: bool = False,
+    append: bool = False,
+    limit: int | None = None,
+) -> BuildReport:
+    """Build the demo database for a seed, and write the questions that its emails answer next to it.
+
+    Raises the errors of ``build_database``.
+    """
+    report = build_database(demo_emails(seed), db, settings=settings, overwrite=overwrite, append=append, limit=limit)
+    questions = demo_questions(seed)
+    lost = set(missing_ids(questions, report.db).missing)
+    write_scenarios(questions_file(report.db), [q for q in questions if lost.isdisjoint(q.message_ids)])
+    return report

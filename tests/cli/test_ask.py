@@ -20,8 +20,7 @@ from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.policy.smol_source import INSTALL
 from emailrl.questions import read_jsonl
-from emailrl.questions.beside import questions_file
-from emailrl.questions.demo import write_demo
+from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set
 from emailrl.remote.destination import tell
 from emailrl.settings import StoreSettings, load_settings

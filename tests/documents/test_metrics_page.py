@@ -35,8 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from emailrl.benchmark import Subject, run_benchmark
     from emailrl.checkpoints import find_checkpoint
     from emailrl.policy.adapter import Adapter
-    from emailrl.questions.beside import questions_file
-    from emailrl.questions.demo import write_demo
+    from emailrl.questions.beside import questions_file, write_demo
     from emailrl.questions.load import load_scenario_set
     from emailrl.settings import StoreSettings, load_settings
     from emailrl.sft.assemble import sft

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import token_logprobs
-from emailrl.questions.demo import write_demo
+from emailrl.questions.beside import write_demo
 from emailrl.quickstart import SETTINGS
 from emailrl.recording import Record, read_records, read_trajectories
 from emailrl.settings import load_settings

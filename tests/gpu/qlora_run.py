@@ -24,7 +24,7 @@ from typing import Any
 from measured import markdown, records
 from processes import in_time
 
-from emailrl.questions.demo import write_demo
+from emailrl.questions.beside import write_demo
 from emailrl.quickstart import SETTINGS
 from emailrl.settings import load_settings
 

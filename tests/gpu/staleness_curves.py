@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 def prepare(given: argparse.Namespace) -> None:
     """The demo's mailbox and questions, and the quickstart's settings without early stop."""
-    from emailrl.questions.demo import write_demo
+    from emailrl.questions.beside import write_demo
     from emailrl.quickstart import SETTINGS
     from emailrl.settings import load_settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from emailrl.questions.demo import has_only_demo_email, write_demo
+from emailrl.questions.beside import has_only_demo_email, write_demo
 from emailrl.settings import StoreSettings
 from emailrl.store.build import build_database
 from emailrl.store.demo import demo_emails

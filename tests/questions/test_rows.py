@@ -41,7 +41,6 @@ def test_a_missing_field_is_named_with_file_and_line(question_file: Write, name:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("id", None),
         ("id", True),
         ("id", 1.5),
         ("question", 3),
@@ -55,7 +54,6 @@ def test_a_missing_field_is_named_with_file_and_line(question_file: Write, name:
         ("how_realistic", "high"),
         ("how_realistic", 1.2),
         ("how_realistic", float("nan")),
-        ("inbox_address", None),
         ("query_date", "May 4"),
         ("query_date", "2001-02-30"),
         ("query_date", 20010504),
