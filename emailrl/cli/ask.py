@@ -80,7 +80,7 @@ def ask(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.questions.inbox.choice import find_inbox
+    from emailrl.questions.inbox.owners import find_inbox
     from emailrl.settings import load_settings
     from emailrl.store.connection import no_database
 

@@ -196,7 +196,7 @@ def existing_database(db: Path) -> BuildReport:
 def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: bool) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.questions.beside import questions_file
-    from emailrl.questions.inbox.choice import largest_owners, listed
+    from emailrl.questions.inbox.owners import largest_owners, listed
     from emailrl.questions.inbox.mailbox import MailReader
     from emailrl.questions.splits import FEW
     from emailrl.store.connection import opened
@@ -235,7 +235,7 @@ def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool)
 def _is_named(owners: list[Owner]) -> bool:
     """Whether to ask questions only about the first mailbox: in one person's archive, other mailboxes hold only mail
     exchanged with that person; or the archive is too small for ``gen-questions`` to choose by itself."""
-    from emailrl.questions.inbox.choice import MIN_MAILS
+    from emailrl.questions.inbox.owners import MIN_MAILS
 
     sizes = [owner.mails for owner in owners]
     return sizes[0] < MIN_MAILS or sizes[0] >= 2 * max(sizes[1:], default=0)

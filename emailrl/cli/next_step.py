@@ -84,7 +84,7 @@ def _to_measure(run: Path) -> list[Path]:
 
 def suggest_asking(options: Sequence[str], settings: Settings) -> None:
     """Print ``ask`` with the model of ``options``, if the settings' database has a single mailbox to ask."""
-    from emailrl.questions.inbox.choice import find_inbox
+    from emailrl.questions.inbox.owners import find_inbox
 
     if not settings.store.db.is_file():
         return

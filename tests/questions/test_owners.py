@@ -11,8 +11,8 @@ import pytest
 from hang import must_end
 
 from emailrl.errors import UsageError
-from emailrl.questions.inbox.choice import choose_inboxes, find_inbox, largest_owners
 from emailrl.questions.inbox.mailbox import MailReader
+from emailrl.questions.inbox.owners import choose_inboxes, find_inbox, largest_owners
 from emailrl.settings import StoreSettings
 from emailrl.store.build import build_database
 from emailrl.store.connection import opened

@@ -7,17 +7,14 @@ import sqlite3
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cached_property
 from random import Random
 
 from sqlalchemy import Connection, select
 
-from emailrl.facts.mentions import Extractor, Mention
-from emailrl.questions.inbox.bodies import own_text
-from emailrl.questions.inbox.people import People
-from emailrl.questions.inbox.topics import Topic, topic_of
+from emailrl.facts.names import name_of
+from emailrl.questions.inbox.mail import Mail, Topic
 from emailrl.store.schema import emails, recipients
 from emailrl.store.stored import recipients_of
 
@@ -32,48 +29,60 @@ _READ_MAILS = 500
 """Emails read per SQL statement."""
 
 
-@dataclass(eq=False)
-class Mail:
-    """One email; derived parts are computed once, even if several mailboxes hold it."""
+class People:
+    """The addresses of one mailbox, and their names."""
 
-    message_id: str
-    subject: str
-    sender: str
-    sent_at: str
-    """``YYYY-MM-DD HH:MM:SS`` UTC."""
-    body: str
-    to: list[str]
-    cc: list[str]
-    bcc: list[str]
+    def __init__(self, addresses: Iterable[str], me: str) -> None:
+        self.me = me
+        self.addresses = frozenset(addresses)
 
-    @cached_property
-    def day(self) -> date:
-        """The date, UTC."""
-        return date.fromisoformat(self.sent_at[:10])
+    def called(self, address: str) -> str:
+        """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
+        name = name_of(address)
+        if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
+            return address
+        return name
 
-    @property
-    def addresses(self) -> set[str]:
-        """All addresses of the email, including the sender."""
-        return {self.sender, *self.to, *self.cc, *self.bcc}
+    def is_person(self, address: str) -> bool:
+        """Whether the name identifies the address."""
+        return self.called(address) != address
 
-    @cached_property
-    def topic(self) -> Topic:
-        return topic_of(self.subject)
+    def is_me(self, address: str) -> bool:
+        """Whether an address is, or by its last name may be, the owner's own."""
+        return address == self.me or self._may_be(self.me, address)
+
+    def is_unmistakable(self, address: str) -> bool:
+        """Whether no other address of the mailbox may belong to the same person."""
+        return address in self._unmistakable
 
     @cached_property
-    def own(self) -> str:
-        """The body without what it quotes."""
-        return own_text(self.body)
-
-    def only_fact(self, extractor: Extractor) -> Mention | None:
-        """Return the only fact of a kind in the body if the email itself states it, else None."""
-        if extractor not in self._facts:
-            self._facts[extractor] = extractor.only(self.own, self.body)
-        return self._facts[extractor]
+    def _by_name(self) -> dict[str, set[str]]:
+        named: defaultdict[str, set[str]] = defaultdict(set)
+        for address in self.addresses:
+            if (name := name_of(address)) is not None:
+                named[name].add(address)
+        return named
 
     @cached_property
-    def _facts(self) -> dict[Extractor, Mention | None]:
-        return {}
+    def _unmistakable(self) -> frozenset[str]:
+        carriers: defaultdict[str, set[str]] = defaultdict(set)
+        last_names = {name.split()[-1].lower() for name in self._by_name}
+        for address in self.addresses:
+            letters = re.sub(r"[^a-z-]", " ", address.partition("@")[0])
+            for word in letters.split():
+                for start in range(min(3, len(word))):  # farmer, dfarmer, djfarmer
+                    if word[start:] in last_names:
+                        carriers[word[start:]].add(address)
+        return frozenset(
+            next(iter(addresses))
+            for name, addresses in self._by_name.items()
+            if len(addresses) == 1 and len(carriers[name.split()[-1].lower()]) == 1
+        )
+
+    @staticmethod
+    def _may_be(mine: str, address: str) -> bool:
+        last = re.split(r"[._]+", mine.partition("@")[0])[-1]
+        return len(last) >= 4 and last in address.partition("@")[0]
 
 
 class Inbox:
@@ -231,8 +240,3 @@ class MailReader:
             self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
         if lost := [email_id for email_id in ids if email_id not in self._mails]:
             raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
-
-
-def spell_day(day: date) -> str:
-    """Return a date as ``May 3, 2001``."""
-    return f"{day:%B} {day.day}, {day.year}"

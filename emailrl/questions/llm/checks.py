@@ -15,7 +15,8 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER, Mail
+from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER
 from emailrl.questions.llm.prompts import Batch
 from emailrl.questions.llm.stated import is_specific, is_stated, plain
 from emailrl.trajectory import Scenario

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
 
-from emailrl.questions.inbox.choice import choose_inboxes, open_inbox
-from emailrl.questions.inbox.mailbox import Mail, MailReader
+from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import MailReader
+from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 
 MAILS_A_PROMPT = 20

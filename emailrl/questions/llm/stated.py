@@ -10,7 +10,7 @@ from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Fact, Reading, agree, read
 from emailrl.facts.words import clean
-from emailrl.questions.inbox.mailbox import Mail, spell_day
+from emailrl.questions.inbox.mail import Mail, spell_day
 
 MIN_FOUND: Final = 0.5
 """Share of an answer's words that its emails must contain; they must contain all of its facts."""

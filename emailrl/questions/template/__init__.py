@@ -1,9 +1,10 @@
 """Generates questions with exact answers from any mailbox database, without a model.
 
-Each ``*_kinds`` module defines a family of question kinds; each kind searches an email for one provable answer.
-``generate`` balances and splits their findings.
+Each kind of question searches an email for one provable answer; ``generate`` balances and splits what they find.
 """
 
-from emailrl.questions.template.generate import DEFAULT_LIMIT, HARD_KINDS, KINDS, generate
+from emailrl.questions.template.generate import DEFAULT_LIMIT, generate
+from emailrl.questions.template.hard import HARD_KINDS
+from emailrl.questions.template.usual import KINDS
 
 __all__ = ["DEFAULT_LIMIT", "HARD_KINDS", "KINDS", "generate"]

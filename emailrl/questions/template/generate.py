@@ -12,20 +12,15 @@ from pathlib import Path
 from random import Random
 
 from emailrl.errors import EmailRLError
-from emailrl.questions.inbox.choice import choose_inboxes, open_inbox
-from emailrl.questions.inbox.mailbox import Inbox, Mail, MailReader
+from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import Inbox, MailReader
+from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
 from emailrl.questions.splits import MANY, SPLITS, split_of_mail
-from emailrl.questions.template.fact_kinds import FACT_KINDS
-from emailrl.questions.template.hard_kinds import ABSENT_KINDS, SEVERAL_KINDS
-from emailrl.questions.template.header_kinds import HEADER_KINDS
 from emailrl.questions.template.kinds import Finding, Kind
-from emailrl.questions.template.thread_kinds import THREAD_KINDS
-from emailrl.questions.template.timeline_kinds import TIMELINE_KINDS
+from emailrl.questions.template.usual import KINDS
 from emailrl.store.connection import opened
 from emailrl.trajectory import Scenario
 
-KINDS: tuple[Kind, ...] = (*HEADER_KINDS, *THREAD_KINDS, *TIMELINE_KINDS, *FACT_KINDS)
-HARD_KINDS: tuple[Kind, ...] = (*SEVERAL_KINDS, *ABSENT_KINDS)
 DEFAULT_LIMIT = 6000
 MAX_PER_MAIL = 2
 """Maximum questions per email."""
@@ -66,38 +61,26 @@ def generate(
     damaged database or if no question is found.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
-    with opened(Path(db)) as connection:
-        return _generate(MailReader(connection), kinds, inboxes, limit, seed, allow_shared, max_source_mails, progress)
-
-
-def _generate(
-    reader: MailReader,
-    kinds: Sequence[Kind],
-    inboxes: Sequence[str],
-    limit: int,
-    seed: int,
-    allow_shared: bool,
-    max_source_mails: int | None,
-    progress: Callable[[int, int], None] | None,
-) -> list[Scenario]:
-    chosen = choose_inboxes(reader, inboxes)
-    # If sizes determine the splits, a smaller limit must find as much, or its questions would be split differently.
-    wanted = limit if len(chosen) >= MANY else max(limit, DEFAULT_LIMIT)
-    most = max(10, SPARE * wanted // (len(chosen) * len(kinds)))
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
-    for done, inbox in enumerate(chosen, 1):
-        box = open_inbox(reader, inbox)
-        for kind, candidates in _candidates(box, kinds, most, seed, max_source_mails).items():
-            found[kind].append(candidates)
-        if progress is not None:
-            progress(done, len(chosen))
-    candidates = list(chain.from_iterable(chain.from_iterable(found.values())))
+    with opened(Path(db)) as connection:
+        reader = MailReader(connection)
+        chosen = choose_inboxes(reader, inboxes)
+        # If sizes determine the splits, a smaller limit must find as much, or its questions would be split differently.
+        wanted = limit if len(chosen) >= MANY else max(limit, DEFAULT_LIMIT)
+        most = max(10, SPARE * wanted // (len(chosen) * len(kinds)))
+        for done, inbox in enumerate(chosen, 1):
+            box = open_inbox(reader, inbox)
+            for kind, candidates in _candidates(box, kinds, most, seed, max_source_mails).items():
+                found[kind].append(candidates)
+            if progress is not None:
+                progress(done, len(chosen))
+    everything = list(chain.from_iterable(chain.from_iterable(found.values())))
     asked = {scenario.id for scenario in _balanced(found, wanted)}  # as if everything were one split
     sizes: dict[str, Counter[str]] = {inbox: Counter() for inbox in chosen}
-    for candidate in candidates:
+    for candidate in everything:
         sizes[candidate.scenario.inbox_address][candidate.subject] += candidate.scenario.id in asked
     split_of = split_of_mail(sizes, allow_shared=allow_shared)
-    for candidate in candidates:
+    for candidate in everything:
         candidate.scenario.split = split_of(candidate.scenario.inbox_address, candidate.subject)
     scenarios = _balanced(found, limit)
     if not scenarios:
@@ -131,7 +114,8 @@ def _candidates(
 def _candidate(box: Inbox, kind: Kind, mail: Mail, finding: Finding, rng: Random) -> _Candidate | None:
     """The question in words, or None if its words give the answer away."""
     wording = rng.choice(kind.wordings)
-    shown = " ".join(text for name, text in finding.slots.items() if f"{{{name}}}" in wording)
+    slots = {"topic": mail.topic.text, "person": box.people.called(mail.sender)} | finding.slots
+    shown = " ".join(text for name, text in slots.items() if f"{{{name}}}" in wording)
     if _words(finding.answer) & _words(shown):
         return None
     named = sorted(source.message_id for source in finding.sources or [mail])
@@ -139,7 +123,7 @@ def _candidate(box: Inbox, kind: Kind, mail: Mail, finding: Finding, rng: Random
     sources = named if kind.answerable else []
     scenario = Scenario(
         id=f"{kind.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
-        question=wording.format(**finding.slots),
+        question=wording.format(**slots),
         answer=finding.answer,
         message_ids=sources,
         inbox_address=box.me,

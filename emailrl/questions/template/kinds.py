@@ -8,7 +8,8 @@ from datetime import date
 from random import Random
 
 from emailrl.facts.mentions import Extractor
-from emailrl.questions.inbox.mailbox import Inbox, Mail
+from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import Inbox
 
 THEIR_MAIL = (
     '{persons} mail about "{topic}"',
@@ -27,8 +28,8 @@ class Finding:
 
     answer: str
     ask_day: date
-    slots: dict[str, str]
-    """Values for the ``{names}`` in the wordings."""
+    slots: dict[str, str] = field(default_factory=dict)
+    """Values for the ``{names}`` in the wordings, besides the email's ``topic`` and its sender as ``person``."""
     sources: list[Mail] = field(default_factory=list)
     """The emails that hold the answer, if it is not only the one email."""
 
@@ -48,6 +49,13 @@ class Kind:
     """False for a kind whose questions provably have no answer in the mailbox."""
     fact: Extractor | None = None
     """Extracts the answer if it is a fact in the email's text."""
+
+
+def kind(
+    realism: float, *wordings: str, needs_all: bool = False, answerable: bool = True
+) -> Callable[[Callable[[Inbox, Mail, Random], Finding | None]], Kind]:
+    """Make a function that searches an email the kind of question with its name."""
+    return lambda find: Kind(find.__name__, realism, wordings, find, needs_all, answerable)
 
 
 def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:

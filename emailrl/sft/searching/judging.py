@@ -7,9 +7,9 @@ from datetime import date
 from typing import Any
 
 from emailrl.facts.names import name_of
-from emailrl.questions.inbox.bodies import own_text
-from emailrl.questions.inbox.mailbox import spell_day
-from emailrl.questions.inbox.topics import topic_of
+from emailrl.questions.inbox.mail import own_text
+from emailrl.questions.inbox.mail import spell_day
+from emailrl.questions.inbox.mail import topic_of
 from emailrl.sft.searching.asked import Asked
 
 ShownMail = dict[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 
 from emailrl.environment.tools import MAX_RESULTS
-from emailrl.questions.inbox.topics import topic_of
+from emailrl.questions.inbox.mail import topic_of
 from emailrl.sft.searching.asked import Asked
 from emailrl.sft.searching.judging import day_of, is_called, people_of
 from emailrl.sft.searching.searcher import Hit, Searcher, SearchPlan, Turns

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emailrl.facts.lexicon import STOPWORDS
-from emailrl.questions.inbox.topics import topic_of
+from emailrl.questions.inbox.mail import topic_of
 from emailrl.sft.searching.asked import Asked
 
 Search = dict[str, Any]

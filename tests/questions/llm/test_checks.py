@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.questions.inbox.mailbox import Mail
+from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.llm.checks import check_item
 from emailrl.questions.llm.prompts import Batch
 from emailrl.questions.llm.replies import read_reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emailrl.questions.inbox.mailbox import Mail
+from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.llm.stated import is_specific, is_stated
 
 

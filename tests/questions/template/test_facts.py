@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from questions.template.world import ANA, BO, CY, box, mail
 
-from emailrl.questions.inbox.bodies import own_text
-from emailrl.questions.inbox.mailbox import Inbox, Mail
+from emailrl.questions.inbox.mail import Mail, own_text
+from emailrl.questions.inbox.mailbox import Inbox
 from emailrl.questions.template.generate import KINDS
 
 QUOTES = [

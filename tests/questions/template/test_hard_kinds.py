@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from questions.template.world import ANA, BO, CY, box, mail
 
-from emailrl.questions.inbox.mailbox import Inbox, Mail
+from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import Inbox
 from emailrl.questions.template import HARD_KINDS
 from emailrl.questions.template.kinds import Finding
 

@@ -6,7 +6,8 @@ from random import Random
 
 from questions.template.world import ANA, BO, CY, box, mail
 
-from emailrl.questions.inbox.mailbox import Inbox, Mail
+from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import Inbox
 from emailrl.questions.template.generate import KINDS
 
 BY_NAME = {kind.name: kind for kind in KINDS}

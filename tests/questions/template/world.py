@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from emailrl.questions.inbox.mailbox import Inbox, Mail
+from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import Inbox
 
 ANA, BO, CY, DEE = "ana.roe@x.org", "bo.lind@x.org", "cy.marsh@y.net", "dee.orr@x.org"
 
