@@ -196,8 +196,8 @@ def existing_database(db: Path) -> BuildReport:
 def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: bool) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.questions.beside import questions_file
-    from emailrl.questions.inbox.owners import largest_owners, listed
     from emailrl.questions.inbox.mailbox import MailReader
+    from emailrl.questions.inbox.owners import largest_owners, listed
     from emailrl.questions.splits import FEW
     from emailrl.store.connection import opened
 

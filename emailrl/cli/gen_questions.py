@@ -111,8 +111,8 @@ def gen_questions(
 
 def _count_inboxes(db: Path, named: list[str]) -> int:
     """The number of mailboxes to ask about; UsageError for a named one that is not in the database."""
-    from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
     from emailrl.questions.inbox.mailbox import MailReader
+    from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
     from emailrl.store.connection import opened
 
     with opened(db) as connection:

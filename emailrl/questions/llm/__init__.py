@@ -4,13 +4,11 @@
 and ``harvest`` checks them and builds the questions. Each step can be repeated: nothing is paid for twice.
 """
 
-from emailrl.questions.llm.ask import QuestionWriter, Spending
-from emailrl.questions.llm.client import GenerationError
-from emailrl.questions.llm.generate import Harvest, harvest
-from emailrl.questions.llm.plan import DEFAULT_LIMIT, QuestionPlan, plan_questions, price_of
+from emailrl.questions.llm.ask import GenerationError, QuestionWriter, Spending
+from emailrl.questions.llm.harvest import Harvest, harvest
+from emailrl.questions.llm.plan import QuestionPlan, plan_questions
 
 __all__ = [
-    "DEFAULT_LIMIT",
     "GenerationError",
     "Harvest",
     "QuestionPlan",
@@ -18,5 +16,4 @@ __all__ = [
     "Spending",
     "harvest",
     "plan_questions",
-    "price_of",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from emailrl.disk import check_cache
@@ -21,10 +22,7 @@ class Reply:
 
 
 class ReplyCache:
-    """Replies in a SQLite file by ``Batch.cache_key``; raises UsageError if the file cannot be used.
-
-    Each access opens its own connection, so that several runs can share the file.
-    """
+    """Replies in a SQLite file by ``Batch.cache_key``; raises UsageError if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         check_cache(path, "GENERATOR_CACHE")
@@ -34,43 +32,35 @@ class ReplyCache:
         """Return the reply stored under ``key``, or None; does not create the file."""
         if not self._path.exists():
             return None
-        try:
-            with closing(self._open()) as connection:
-                row = connection.execute(
-                    "SELECT text, tokens_in, tokens_out FROM replies WHERE key = ?", (key,)
-                ).fetchone()
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
+        with self._opened() as connection:
+            row = connection.execute("SELECT text, tokens_in, tokens_out FROM replies WHERE key = ?", (key,)).fetchone()
         return None if row is None else Reply(*row)
 
     def put(self, key: str, model: str, reply: Reply) -> None:
         """Store a reply unless there is one already."""
-        try:
-            with closing(self._open()) as connection, connection:
-                connection.execute(
-                    "INSERT OR IGNORE INTO replies (key, model, text, tokens_in, tokens_out) VALUES (?, ?, ?, ?, ?)",
-                    (key, model, reply.text, reply.tokens_in, reply.tokens_out),
-                )
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
+        with self._opened() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO replies (key, model, text, tokens_in, tokens_out) VALUES (?, ?, ?, ?, ?)",
+                (key, model, *astuple(reply)),
+            )
 
     def prepare(self) -> None:
         """Create the file, so that an unwritable path is found before the first prompt is paid for."""
+        with self._opened() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one access, so that several runs can share the file."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(self._open()) as connection, connection:
-                connection.execute("CREATE TABLE IF NOT EXISTS writable (one INTEGER)")
-                connection.execute("DROP TABLE writable")
+            with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, model TEXT, text TEXT, "
+                    "tokens_in INTEGER, tokens_out INTEGER, created_at TEXT DEFAULT CURRENT_TIMESTAMP) WITHOUT ROWID"
+                )
+                yield connection
         except (OSError, sqlite3.Error) as error:
-            raise self._unusable(error) from error
-
-    def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=30)
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, model TEXT, text TEXT, tokens_in INTEGER, "
-            "tokens_out INTEGER, created_at TEXT DEFAULT CURRENT_TIMESTAMP) WITHOUT ROWID"
-        )
-        return connection
-
-    def _unusable(self, error: Exception) -> UsageError:
-        return UsageError(f"The reply cache {self._path} cannot be used: {error}.", "Set GENERATOR_CACHE.")
+            raise UsageError(
+                f"The reply cache {self._path} cannot be used: {error}.", "Set GENERATOR_CACHE."
+            ) from error

@@ -7,9 +7,7 @@ from datetime import date
 from typing import Any
 
 from emailrl.facts.names import name_of
-from emailrl.questions.inbox.mail import own_text
-from emailrl.questions.inbox.mail import spell_day
-from emailrl.questions.inbox.mail import topic_of
+from emailrl.questions.inbox.mail import own_text, spell_day, topic_of
 from emailrl.sft.searching.asked import Asked
 
 ShownMail = dict[str, Any]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from emailrl.questions.inbox.mail import Mail
-from emailrl.questions.llm.checks import check_item
-from emailrl.questions.llm.prompts import Batch
-from emailrl.questions.llm.replies import read_reply
+from emailrl.questions.llm.harvest import check_item, read_reply
+from emailrl.questions.llm.plan import Batch
 
 ITEM = {"question": "What does the pier cost?", "answer": "$1,200", "message_ids": ["<2@x>"], "how_realistic": 0.8}
 

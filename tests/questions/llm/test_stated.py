@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emailrl.questions.inbox.mail import Mail
-from emailrl.questions.llm.stated import is_specific, is_stated
+from emailrl.questions.llm.harvest import is_specific, is_stated
 
 
 def mail(number: int, body: str) -> Mail:
