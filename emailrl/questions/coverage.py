@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, bindparam, exists, or_, select
+from sqlalchemy import bindparam, exists, or_, select
 
 from emailrl.errors import UsageError
 from emailrl.store.connection import opened
@@ -51,10 +51,12 @@ def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
     num_answerable = 0
     with opened(Path(db)) as connection:
         for scenario in scenarios:
-            unseen = [m for m in scenario.message_ids if not _is_visible(connection, m, scenario)]
-            for message_id in unseen:
-                is_there = connection.scalar(_STORED, {"message_id": message_id}) is not None
-                (hidden if is_there else missing)[message_id] = None
+            place = {"until": scenario.query_date, "inbox": scenario.inbox_address}
+            ids = [{"message_id": message_id} for message_id in scenario.message_ids]
+            unseen = [each for each in ids if connection.scalar(_VISIBLE, each | place) is None]
+            for each in unseen:
+                is_there = connection.scalar(_STORED, each) is not None
+                (hidden if is_there else missing)[each["message_id"]] = None
             num_answerable += not unseen
     return Coverage(list(missing), list(hidden), len(scenarios), num_answerable)
 
@@ -83,8 +85,3 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
 def _some(ids: Sequence[str]) -> str:
     """The first message ids of a list, and how many more there are."""
     return ", ".join(ids[:MAX_NAMED]) + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
-
-
-def _is_visible(connection: Connection, message_id: str, scenario: Scenario) -> bool:
-    values = {"message_id": message_id, "until": scenario.query_date, "inbox": scenario.inbox_address}
-    return connection.scalar(_VISIBLE, values) is not None

@@ -22,8 +22,6 @@ MAX_DAYS_LATER = 30
 """Maximum days between a source email and its question; the minimum is 1 (as in ART-E)."""
 MIN_SERIES = 5
 """Number of emails of one pattern that make a series."""
-
-
 _FIELDS = ("to", "cc", "bcc")
 _READ_MAILS = 500
 """Emails read per SQL statement."""
@@ -49,7 +47,8 @@ class People:
 
     def is_me(self, address: str) -> bool:
         """Whether an address is, or by its last name may be, the owner's own."""
-        return address == self.me or self._may_be(self.me, address)
+        last = re.split(r"[._]+", self.me.partition("@")[0])[-1]
+        return address == self.me or (len(last) >= 4 and last in address.partition("@")[0])
 
     def is_unmistakable(self, address: str) -> bool:
         """Whether no other address of the mailbox may belong to the same person."""
@@ -79,11 +78,6 @@ class People:
             if len(addresses) == 1 and len(carriers[name.split()[-1].lower()]) == 1
         )
 
-    @staticmethod
-    def _may_be(mine: str, address: str) -> bool:
-        last = re.split(r"[._]+", mine.partition("@")[0])[-1]
-        return len(last) >= 4 and last in address.partition("@")[0]
-
 
 class Inbox:
     """The emails of one inbox, oldest first."""
@@ -91,6 +85,10 @@ class Inbox:
     def __init__(self, me: str, mails: Iterable[Mail]) -> None:
         self.me = me
         self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
+        self._by_sender: defaultdict[str, list[Mail]] = defaultdict(list)
+        for mail in self.mails:
+            self._by_sender[mail.sender].append(mail)
+        self._word_places: dict[str, frozenset[int]] = {}
 
     @cached_property
     def people(self) -> People:
@@ -99,7 +97,7 @@ class Inbox:
 
     def before(self, day: date) -> int:
         """Return the number of emails dated before a day: ``mails[:before(day)]`` are visible on it."""
-        return bisect_left(self._dates, day.isoformat())
+        return bisect_left(self.mails, day.isoformat(), key=lambda mail: mail.sent_at)
 
     def matching(self, topic: Topic, until: date) -> list[Mail]:
         """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word.
@@ -117,8 +115,13 @@ class Inbox:
         """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
         if not mail.topic.is_telling:
             return False
-        rivals = self.matching(mail.topic, until)
-        return all(other is mail or (with_sender and not self._may_share_sender(other, mail)) for other in rivals)
+        rivals = [other for other in self.matching(mail.topic, until) if other is not mail]
+        if not with_sender:
+            return not rivals
+        is_certain = self.people.is_unmistakable
+        return all(
+            other.sender != mail.sender and (is_certain(other.sender) or is_certain(mail.sender)) for other in rivals
+        )
 
     def thread(self, mail: Mail, until: date) -> list[Mail]:
         """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
@@ -150,33 +153,18 @@ class Inbox:
         """Return a random day on which to ask a question about the email."""
         return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
 
-    def _may_share_sender(self, one: Mail, other: Mail) -> bool:
-        if one.sender == other.sender:
-            return True
-        return not (self.people.is_unmistakable(one.sender) or self.people.is_unmistakable(other.sender))
-
     @cached_property
     def _series(self) -> Counter[tuple[str, str]]:
         return Counter(_serial_key(mail) for mail in self.mails)
-
-    @cached_property
-    def _dates(self) -> list[str]:
-        return [mail.sent_at for mail in self.mails]
 
     def _with_word(self, word: str) -> frozenset[int]:
         """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
         if word not in self._word_places:
             stem = word[:-1] if len(word) > 4 and word.endswith("s") else word
-            pattern = re.compile(
-                rf"^.*{re.escape(stem)}.*$" if len(stem) > 3 else rf"^{re.escape(word)}$", re.MULTILINE
-            )
-            places = (self._postings[found] for found in pattern.findall(self._vocabulary))
+            pattern = rf"^.*{re.escape(stem)}.*$" if len(stem) > 3 else rf"^{re.escape(word)}$"
+            places = (self._postings[found] for found in re.findall(pattern, self._vocabulary, re.MULTILINE))
             self._word_places[word] = frozenset().union(*places)
         return self._word_places[word]
-
-    @cached_property
-    def _word_places(self) -> dict[str, frozenset[int]]:
-        return {}
 
     @cached_property
     def _vocabulary(self) -> str:
@@ -189,13 +177,6 @@ class Inbox:
             for word in mail.topic.words:
                 postings[word].append(at)
         return postings
-
-    @cached_property
-    def _by_sender(self) -> defaultdict[str, list[Mail]]:
-        senders: defaultdict[str, list[Mail]] = defaultdict(list)
-        for mail in self.mails:
-            senders[mail.sender].append(mail)
-        return senders
 
 
 def _serial_key(mail: Mail) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import Select, bindparam, exists, func, select
+from sqlalchemy import Select, exists, func, select
 
 from emailrl.errors import ToolError, UsageError
 from emailrl.questions.inbox.mailbox import Inbox, MailReader
@@ -43,7 +43,6 @@ _CMU_FOLDER = re.compile(r"(?:^|/)([a-z]+)-[a-z]\d?/.+/\d+\.$")
 _FEW = 3
 _MOST_KEEPERS = 100
 """Number of the largest silent owners to look at: one email can have ten thousand recipients."""
-_FILES = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == bindparam("address"))
 
 
 class Owner(NamedTuple):
@@ -66,9 +65,11 @@ def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
         or {owner.address for owner in islice(owners(reader, MIN_MAILS), MAX_INBOXES)}
     )
     if not chosen:
-        largest = ", ".join(owner.address for owner in largest_owners(reader))
-        hint = f"Name one with --inbox; the largest: {largest}." if largest else "Name one with --inbox."
-        raise UsageError(f"No address has {MIN_MAILS} emails with a third of them received.", hint)
+        largest = _addresses_of(largest_owners(reader))
+        raise UsageError(
+            f"No address has {MIN_MAILS} emails with a third of them received.",
+            f"Name one with --inbox{f'; the largest: {largest}' if largest else ''}.",
+        )
     return chosen
 
 
@@ -81,7 +82,7 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
     """Return the mailbox of an address; raises UsageError if the database has none of its email."""
     box = reader.open(inbox)
     if not box.mails:
-        largest = ", ".join(owner.address for owner in largest_owners(reader))
+        largest = _addresses_of(largest_owners(reader))
         raise UsageError(f"The database has no mailbox {inbox}.", f"Its largest mailboxes: {largest}.")
     return box
 
@@ -109,7 +110,7 @@ def unknown_inbox(db: Path, inbox: str) -> UsageError:
         found = list(islice(owners(MailReader(connection), 1), MAX_SEARCHED))
     near = get_close_matches(inbox.lower(), [owner.address for owner in found], n=1, cutoff=0.8)
     guess = f"Did you mean {near[0]}? " if near else ""
-    largest = ", ".join(owner.address for owner in found[:3]) or "none"
+    largest = _addresses_of(found[:3]) or "none"
     return UsageError(f"No email in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {largest}.")
 
 
@@ -124,6 +125,10 @@ def _only_inbox(db: Path) -> str:
         raise UsageError(f"The owner of {db} cannot be told.", "Name your address with --inbox.")
     more = ", …" if len(found) > NUM_LISTED else ""
     raise UsageError(f"{db} holds several mailboxes.", f"Choose one with --inbox: {listed(found[:NUM_LISTED])}{more}")
+
+
+def _addresses_of(found: Iterable[Owner]) -> str:
+    return ", ".join(owner.address for owner in found)
 
 
 def listed(found: Iterable[Owner]) -> str:
@@ -149,28 +154,16 @@ def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
 
 def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
     """Select every address with its number of emails written to others and of all its emails, the largest first."""
-    to_self = exists().where(
-        recipients.c.email_id == emails.c.id, recipients.c.recipient_address == emails.c.from_address
-    )
-    wrote = (
-        select(emails.c.from_address.label("address"), func.count().label("number"))
-        .where(~to_self)
-        .group_by(emails.c.from_address)
-        .cte("wrote")
-    )
-    got = (
-        select(
-            recipients.c.recipient_address.label("address"),
-            func.count(recipients.c.email_id.distinct()).label("number"),
-        )
-        .group_by(recipients.c.recipient_address)
-        .cte("got")
-    )
+    sender, receiver = emails.c.from_address, recipients.c.recipient_address
+    to_self = exists().where(recipients.c.email_id == emails.c.id, receiver == sender)
+    wrote = select(sender, func.count().label("number")).where(~to_self).group_by(sender).cte("wrote")
+    different = func.count(recipients.c.email_id.distinct()).label("number")
+    got = select(receiver.label("address"), different).group_by(receiver).cte("got")
     sent = func.coalesce(wrote.c.number, 0)
     mails = got.c.number + sent
     return (
         select(got.c.address, sent, mails)
-        .outerjoin_from(got, wrote, got.c.address == wrote.c.address)
+        .outerjoin_from(got, wrote, got.c.address == wrote.c.from_address)
         .where(got.c.address.like("%_@_%"), got.c.number >= min_received, mails >= min_mails)
         .order_by(mails.desc(), got.c.address)
     )
@@ -220,10 +213,6 @@ def _has_folder(reader: MailReader, address: str) -> bool:
 
     Copies of an email are stored once and may therefore be in another folder.
     """
-    local = address.partition("@")[0]
-    own = mails = 0
-    for name in reader.connection.scalars(_FILES, {"address": address}):
-        folder = _CMU_FOLDER.search(name)
-        own += folder is not None and folder[1] in local
-        mails += 1
-    return 3 * own >= mails
+    files = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == address)
+    folders = [_CMU_FOLDER.search(name) for name in reader.connection.scalars(files)]
+    return 3 * sum(bool(folder and folder[1] in address.partition("@")[0]) for folder in folders) >= len(folders)
