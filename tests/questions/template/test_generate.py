@@ -212,8 +212,9 @@ def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path) -> 
     before = out.read_bytes()
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, UsageError) and "exists" in again.exception.message
-    wrong = CliRunner().invoke(app, [*arguments, "--inbox", "nobody@x.org"])
+    wrong = CliRunner().invoke(app, [*arguments, "--overwrite", "--inbox", "nobody@x.org"])
     assert isinstance(wrong.exception, UsageError) and "no mailbox nobody@x.org" in wrong.exception.message
+    assert out.read_bytes() == before
     assert CliRunner().invoke(app, [*arguments, "--overwrite"]).exit_code == 0
     assert out.read_bytes() == before
 
