@@ -8,9 +8,10 @@ import pytest
 from tiny import make_database
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.questions.beside import has_enron_email, questions_file, with_questions
-from emailrl.settings import load_settings
+from emailrl.questions.beside import has_enron_email, has_only_demo_email, questions_file, with_questions, write_demo
+from emailrl.settings import StoreSettings, load_settings
 from emailrl.store.build import build_database
+from emailrl.store.demo import demo_emails
 from emailrl.store.sources import open_source
 
 
@@ -66,3 +67,12 @@ def test_without_a_file_only_enron_email_gets_the_questions_of_the_hub(db: Path,
     build_database(open_source(tmp_path / "mail"), tmp_path / "enron.db")
     with pytest.raises(EmailRLError, match="could not be loaded from the hub"):
         chosen(tmp_path / "enron.db")
+
+
+def test_the_demo_is_known_by_its_message_ids_not_by_its_domain(tmp_path: Path) -> None:
+    demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
+    assert has_only_demo_email(demo)
+
+    own = list(demo_emails(3))
+    own[-1].message_id = "<a1@mail.example>"
+    assert not has_only_demo_email(build_database(iter(own), tmp_path / "own.db").db)

@@ -11,8 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from questions.template.seven_mailboxes import PLACES, THINGS, mails_of_seven
-from questions.template.world import ANA, BO, box, mail
+from questions.template.world import ANA, BO, PLACES, THINGS, box, mail, mails_of_seven
 from typer.testing import CliRunner
 
 from emailrl.errors import EmailRLError, UsageError
@@ -35,9 +34,10 @@ def scenarios(db: Path) -> list[Scenario]:
     return generate(db, limit=400)
 
 
-def test_every_source_can_be_read_by_the_one_who_asks(db: Path, scenarios: list[Scenario]) -> None:
+def test_every_source_can_be_read_and_no_question_gives_its_answer_away(db: Path, scenarios: list[Scenario]) -> None:
     coverage = missing_ids(scenarios, db)
     assert (coverage.missing, coverage.hidden, coverage.answerable) == ([], [], 1.0)
+    assert not [s for s in scenarios if s.kind != "count_in_month" and s.answer.lower() in s.question.lower()]
 
 
 def test_answers_hold_against_plain_sql(db: Path, scenarios: list[Scenario]) -> None:
@@ -103,15 +103,8 @@ def test_kinds_are_balanced_and_no_mail_is_asked_to_death(db: Path, scenarios: l
     assert max(Counter(m for s in scenarios for m in s.message_ids).values()) <= 2
     assert len({(s.inbox_address, s.question) for s in scenarios}) == len({s.id for s in scenarios}) == 400
     assert set(kinds) == {s.kind for s in generate(db, limit=100)}  # a small set has every kind too
-
-
-def test_a_kind_that_every_mail_has_does_not_swamp_the_rest(db: Path) -> None:
     counts = sorted(Counter(s.kind for s in generate(db)).values(), reverse=True)
-    assert sum(counts) < 6000 and counts[0] <= counts[len(counts) // 4] + 2
-
-
-def test_no_question_gives_its_answer_away(scenarios: list[Scenario]) -> None:
-    assert not [s for s in scenarios if s.kind != "count_in_month" and s.answer.lower() in s.question.lower()]
+    assert sum(counts) < 6000 and counts[0] <= counts[len(counts) // 4] + 2  # nor does a common kind swamp the rest
 
 
 def test_the_seed_decides(db: Path, scenarios: list[Scenario]) -> None:
@@ -130,7 +123,7 @@ def test_named_inboxes_alone_are_asked_about(db: Path) -> None:
 
 def test_of_three_unequal_mailboxes_the_largest_is_trained_on(db: Path, tmp_path: Path) -> None:
     day = datetime(2001, 3, 1, 9, tzinfo=UTC)
-    pairs = enumerate(product(PLACES, ("uma.kerr@x.org", "vic.lund@x.org")))
+    pairs = enumerate(product(PLACES.split(), ("uma.kerr@x.org", "vic.lund@x.org")))
     alone = [
         RawEmail(f"<z{n}@x>", f"window {place}", sender, ["zoe@x.org"], [], [], day + timedelta(n), "Yes.")
         for n, (place, sender) in pairs
@@ -154,7 +147,7 @@ def test_not_mails_but_questions_make_a_mailbox_large(tmp_path: Path) -> None:
         RawEmail(f"<a{n}@x>", "Daily figures", "robot@x.org", ["ned@x.org"], [], [], day + timedelta(hours=n), "None.")
         for n in range(200)
     ]
-    pairs = enumerate(product(THINGS, ("uma.kerr@x.org", "vic.lund@x.org")))
+    pairs = enumerate(product(THINGS.split(), ("uma.kerr@x.org", "vic.lund@x.org")))
     told = [
         RawEmail(
             f"<b{n}@x>", f"{thing} {sender[:3]}", sender, ["zoe@x.org"], [], [], day + timedelta(hours=9 * n), "Yes."
@@ -183,24 +176,7 @@ def test_one_mailbox_that_may_be_shared_is_split_by_subject(db: Path, tmp_path: 
     assert generate(db, inboxes=three, allow_shared=True) == generate(db, inboxes=three)
 
 
-def test_wordings_vary_and_kinds_are_well_formed() -> None:
-    assert len({kind.name for kind in KINDS}) == len(KINDS) >= 12
-    for kind in KINDS:
-        assert len(set(kind.wordings)) == len(kind.wordings) >= 3, kind.name
-        assert all(wording.endswith("?") for wording in kind.wordings), kind.name
-
-
-def test_a_generated_file_loads_as_it_is(scenarios: list[Scenario], tmp_path: Path) -> None:
-    path = write_scenarios(tmp_path / "q.jsonl", scenarios)
-    assert list(read_jsonl(path)) == scenarios
-    data = DataSettings(max_source_mails=9)
-    loaded = [
-        s for split in ("train", "val", "test") for s in load_scenarios(path, split, limit=None, seed=1, data=data)
-    ]
-    assert loaded == scenarios
-
-
-def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from emailrl.cli.app import app
 
     out = tmp_path / "q.jsonl"
@@ -217,22 +193,12 @@ def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path) -> 
     assert out.read_bytes() == before
     assert CliRunner().invoke(app, [*arguments, "--overwrite"]).exit_code == 0
     assert out.read_bytes() == before
-
-
-def test_the_defaults_leave_out_none_of_what_the_command_writes(
-    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from emailrl.cli.app import app
-
-    monkeypatch.chdir(tmp_path)
-    arguments = ["gen-questions", "--db", str(db), "--out", "q.jsonl", "--json", "--overwrite"]
-    report = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
-    loaded = load_scenario_set(tmp_path / "q.jsonl", None, limit=None, seed=1, data=DataSettings())
-    assert (loaded.dropped, loaded.notes, len(loaded.scenarios)) == ({}, [], report["questions"])
+    loaded = load_scenario_set(out, None, limit=None, seed=1, data=DataSettings())  # which leaves out none of it
+    assert (loaded.dropped, loaded.notes, len(loaded.scenarios)) == ({}, [], 60)
     assert "count_in_month" not in report["kinds"]
-    (tmp_path / ".env").write_text("MAX_SOURCE_MAILS=9\n")
-    report = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
-    assert report["kinds"]["count_in_month"] > 0
+    monkeypatch.setenv("MAX_SOURCE_MAILS", "9")
+    more = json.loads(CliRunner().invoke(app, [*arguments, "--overwrite"]).stdout.splitlines()[-1])
+    assert more["kinds"]["count_in_month"] > 0
 
 
 def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> None:
