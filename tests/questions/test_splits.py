@@ -114,39 +114,38 @@ def some(**counts: int) -> list[Scenario]:
     return [scenario(n, f"{split}@x", split) for n, split in enumerate(splits)]
 
 
-def test_too_few_inboxes_to_train_on_are_told_of() -> None:
-    [one] = split_notes(some(test=10), 1)
-    assert one.startswith("One mailbox: all questions are for testing. To train as well, ")
-    [two] = split_notes(some(train=10, test=10), 2)
-    assert two.startswith("Two mailboxes: one for training, one for testing. ")
-    everything = some(train=10, val=10, test=10)
-    assert split_notes(everything, 3) == []
-    shared = "Split by subject: every split has the same mailboxes (noted in every table)."
-    assert split_notes(everything, 1, allow_shared=True) == [shared]
-
-
-FEW_QUESTIONS = "No questions for {}: {} questions did not reach every split. Raise --limit."
-NONE_FOUND = "No questions for {}: no question was found in the {} of that split. {}"
-MORE_BOXES, MORE_MAIL = "Add mailboxes with --inbox.", "Index more mail of the mailbox, or try other --kinds."
+EVERYTHING = {"train": 10, "val": 10, "test": 10}
+NONE_FOUND = "No questions for {}: no question was found in the {} of that split. "
+BY_SUBJECT = {"allow_shared": True}
 
 
 @pytest.mark.parametrize(
-    ("counts", "num_inboxes", "is_limited", "note"),
+    ("counts", "num_inboxes", "how", "notes"),
     [
-        ({"train": 30}, 40, True, FEW_QUESTIONS.format("validation and testing", 30)),
-        ({"train": 10, "test": 10}, 3, False, NONE_FOUND.format("validation", "mailboxes", MORE_BOXES)),
-        ({"train": 49}, 2, False, NONE_FOUND.format("validation and testing", "mailboxes", MORE_BOXES)),
+        (EVERYTHING, 3, {}, []),
+        ({"test": 10}, 1, {}, ["One mailbox: all questions are for testing. "]),
+        ({"train": 10, "test": 10}, 2, {}, ["Two mailboxes: one for training, one for testing. "]),
+        (EVERYTHING, 1, BY_SUBJECT, ["Split by subject: every split has the same mailboxes"]),
+        ({"train": 30}, 40, {"is_limited": True}, ["No questions for validation and testing: 30 questions did not "]),
+        ({"train": 10, "test": 10}, 3, {}, [NONE_FOUND.format("validation", "mailboxes") + "Add mailboxes"]),
+        ({"train": 49}, 2, {}, [NONE_FOUND.format("validation and testing", "mailboxes") + "Add mailboxes"]),
+        ({"train": 46, "val": 2, "test": 1}, 9, {}, ["Few questions: 2 for validation and 1 for testing. "]),
+        (
+            {"train": 46, "val": 9},
+            1,
+            BY_SUBJECT,
+            ["Split by", NONE_FOUND.format("testing", "subjects") + "Index more mail", "Few questions: 9 for val"],
+        ),
     ],
 )
-def test_an_empty_split_is_explained(counts: dict[str, int], num_inboxes: int, is_limited: bool, note: str) -> None:
-    assert split_notes(some(**counts), num_inboxes, is_limited=is_limited) == [note]
-
-
-def test_empty_and_small_splits_of_one_mailbox_are_explained_with_advice_for_one_mailbox() -> None:
-    notes = split_notes(some(train=46, val=9), 1, allow_shared=True)[1:]
-    few = "Few questions: 9 for validation. An accuracy on fewer than 10 says little. "
-    assert notes == [NONE_FOUND.format("testing", "subjects", MORE_MAIL), few + MORE_MAIL]
-    assert split_notes(some(train=46, val=2, test=1), 9)[0].startswith("Few questions: 2 for validation and 1 for test")
+def test_empty_and_small_splits_are_explained(
+    counts: dict[str, int], num_inboxes: int, how: dict[str, bool], notes: list[str]
+) -> None:
+    splits = [split for split, count in counts.items() for _ in range(count)]
+    made = split_notes([scenario(n, f"{split}@x", split) for n, split in enumerate(splits)], num_inboxes, **how)
+    assert len(made) == len(notes) and all(note.startswith(start) for note, start in zip(made, notes, strict=True)), (
+        made
+    )
 
 
 def test_every_prefix_of_a_mixed_order_keeps_the_mix() -> None:

@@ -130,6 +130,10 @@ def test_hostile_replies_leave_only_what_the_mails_bear_out(emailrl: Run, serve:
     }  # fmt: skip
     assert told["questions"] == 6
     assert all(s.answer.startswith("K-7") and s.question.isprintable() for s in read_jsonl(tmp_path / "q.jsonl"))
+    (tmp_path / "q.jsonl").unlink()
+    for reply, said in (("[]", "it wrote none"), ('[{"question": 1}]', "malformed 6")):
+        code, _, err = emailrl(serve(lambda body, n, reply=reply: (200, reply)).url, "--generator-model", said[:9])
+        assert code == 1 and said in err and not (tmp_path / "q.jsonl").exists()
 
 
 def test_an_outage_leaves_no_file_and_the_next_run_goes_on(
@@ -167,14 +171,6 @@ def test_a_killed_run_keeps_what_was_answered(
     assert (code, told["cached"], told["questions"], len(healthy.requests)) == (0, 3, 60, 3)
     answered = {mails_of(request)[0]["message_id"] for request in stub.requests[:3]}
     assert answered.isdisjoint(mails_of(request)[0]["message_id"] for request in healthy.requests)
-
-
-def test_nothing_usable_is_an_error_that_says_why(emailrl: Run, serve: Serve, tmp_path: Path) -> None:
-    code, _, err = emailrl(serve(lambda body, n: (200, "[]")).url)
-    assert code == 1 and "it wrote none" in err
-    code, _, err = emailrl(serve(lambda body, n: (200, '[{"question": 1}]')).url, "--generator-model", "n")
-    assert code == 1 and "malformed 6" in err
-    assert not (tmp_path / "q.jsonl").exists()
 
 
 @pytest.mark.parametrize("option", [["--dry-run"], ["--yes"], ["--max-cost", "1"], ["--generator-model", "m"]])
