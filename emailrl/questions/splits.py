@@ -77,9 +77,8 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
         if len(train) < 2:
             raise UsageError(f"{source}: one training question cannot be split into train and val.")
         chosen = sorted(train, key=lambda s: _hash(s.id))[:goal]
-        return {
-            s.id for s in chosen
-        }, f"val is taken from the only train inbox ({inbox}): not a test on unseen mailboxes"
+        note = f"val is taken from the only train inbox ({inbox}): not a test on unseen mailboxes"
+        return {s.id for s in chosen}, note
     order = sorted(counts, key=lambda inbox: (counts[inbox] * 3 > len(train), _hash(inbox)))
     inboxes: set[str] = set()
     taken = 0
