@@ -104,8 +104,8 @@ class EmailAgent:
         """
         from emailrl.engines import SamplingParams
         from emailrl.environment.custom import mail_agent
+        from emailrl.questions.inbox.owners import unknown_inbox
         from emailrl.rollout.runner import run
-        from emailrl.scenarios.inbox.choice import unknown_inbox
         from emailrl.store import open_mailbox
 
         agent = self.settings.agent

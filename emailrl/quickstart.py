@@ -16,9 +16,8 @@ from emailrl.disk import check_own, replace_bytes
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import is_correct
 from emailrl.policy.adapter import Adapter
-from emailrl.scenarios.beside import questions_file
-from emailrl.scenarios.demo import write_demo
-from emailrl.scenarios.load import load_scenario_set
+from emailrl.questions.beside import questions_file, write_demo
+from emailrl.questions.load import load_scenario_set
 from emailrl.settings import load_settings
 from emailrl.training.run.display import SILENT, Display
 from emailrl.trajectory import Trajectory

@@ -16,9 +16,9 @@ from full_disk import on_a_full_disk
 from emailrl import disk
 from emailrl.disk import check_place, is_locked, locked, not_a_file, replace_bytes
 from emailrl.errors import UsageError
+from emailrl.questions.llm.cache import ReplyCache
 from emailrl.recording import JsonlWriter, read_records
 from emailrl.rewards.judge import VerdictCache
-from emailrl.scenarios.llm.cache import ReplyCache
 
 REPLACE = """
 from pathlib import Path

@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"rewards"},
     {"environment", "engines"},
     {"policy"},
-    {"scenarios"},
+    {"questions"},
     {"facts"},
     {"store", "checkpoints"},
     {"recording"},

@@ -98,7 +98,7 @@ def settings_of(tmp_path: Path, **overrides: Any) -> Settings:
 
 def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
     """A collector that plays with the engine and scores as the settings say."""
-    from emailrl.rewards import build_scorer
+    from emailrl.rewards.build import build_scorer
     from emailrl.rollout.collect import Collector
     from emailrl.rollout.play import build_stage
 

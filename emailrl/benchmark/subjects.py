@@ -57,7 +57,7 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 def players(subjects: Sequence[Subject], settings: Settings) -> Players:
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
     from emailrl.environment.custom import load_task
-    from emailrl.rewards import build_scorer
+    from emailrl.rewards.build import build_scorer
     from emailrl.rollout.collect import Collector
 
     load_task(settings.agent.environment)  # check the user's code before a model is loaded

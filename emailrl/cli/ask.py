@@ -80,7 +80,7 @@ def ask(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.scenarios.inbox.choice import find_inbox
+    from emailrl.questions.inbox.owners import find_inbox
     from emailrl.settings import load_settings
     from emailrl.store.connection import no_database
 
@@ -201,7 +201,7 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     from emailrl.policy.resolve import NANO
     from emailrl.policy.smol_base import SMOL, is_at_hand
     from emailrl.policy.smol_source import INSTALL
-    from emailrl.scenarios.demo import has_only_demo_email
+    from emailrl.questions.beside import has_only_demo_email
 
     if checkpoint is not None and model is not None:
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")

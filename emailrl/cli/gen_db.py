@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from emailrl.scenarios.inbox.owners import Owner
+    from emailrl.questions.inbox.owners import Owner
     from emailrl.settings import Settings, StoreSettings
     from emailrl.store.build import BuildReport
     from emailrl.store.sieve import Listing
@@ -78,7 +78,7 @@ def gen_db(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.scenarios.beside import questions_file
+    from emailrl.questions.beside import questions_file
     from emailrl.settings import DEFAULT_DB, load_settings
 
     console = result_console(json=json)
@@ -128,7 +128,7 @@ def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:
 
 
 def _say_what_is_outdated(report: BuildReport, *, overwrite: bool, append: bool) -> None:
-    from emailrl.scenarios.beside import questions_file
+    from emailrl.questions.beside import questions_file
 
     if overwrite and (questions := questions_file(report.db)).is_file():
         say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
@@ -141,8 +141,7 @@ def _say_what_is_outdated(report: BuildReport, *, overwrite: bool, append: bool)
 
 def _check_contents(settings: StoreSettings) -> None:
     """Raise UsageError if the existing database does not hold the email of the configured source, hf or demo."""
-    from emailrl.scenarios.beside import has_enron_email
-    from emailrl.scenarios.demo import has_only_demo_email
+    from emailrl.questions.beside import has_enron_email, has_only_demo_email
 
     is_of_source = {"hf": has_enron_email, "demo": has_only_demo_email}.get(str(settings.source), lambda _: True)
     if not is_of_source(settings.db):
@@ -171,7 +170,7 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
 
 def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
     """Write the demo database, with its questions next to it."""
-    from emailrl.scenarios.demo import write_demo
+    from emailrl.questions.beside import write_demo
 
     return write_demo(
         settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=overwrite, append=append,
@@ -196,10 +195,10 @@ def existing_database(db: Path) -> BuildReport:
 
 def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: bool) -> None:
     """List the database's mailboxes, largest first, and the next command."""
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.inbox.choice import largest_owners, listed
-    from emailrl.scenarios.inbox.mailbox import MailReader
-    from emailrl.scenarios.splits import FEW
+    from emailrl.questions.beside import questions_file
+    from emailrl.questions.inbox.mailbox import MailReader
+    from emailrl.questions.inbox.owners import largest_owners, listed
+    from emailrl.questions.splits import FEW
     from emailrl.store.connection import opened
 
     with opened(db) as connection:
@@ -218,8 +217,8 @@ def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: b
 
 def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool) -> None:
     """Suggest a benchmark with existing questions; note if they are unreadable, or if a limit emptied a split."""
-    from emailrl.scenarios import read_jsonl
-    from emailrl.scenarios.splits import split_notes
+    from emailrl.questions import read_jsonl
+    from emailrl.questions.splits import split_notes
     from emailrl.store.demo import NUM_WORLDS
 
     try:
@@ -236,7 +235,7 @@ def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool)
 def _is_named(owners: list[Owner]) -> bool:
     """Whether to ask questions only about the first mailbox: in one person's archive, other mailboxes hold only mail
     exchanged with that person; or the archive is too small for ``gen-questions`` to choose by itself."""
-    from emailrl.scenarios.inbox.choice import MIN_MAILS
+    from emailrl.questions.inbox.owners import MIN_MAILS
 
     sizes = [owner.mails for owner in owners]
     return sizes[0] < MIN_MAILS or sizes[0] >= 2 * max(sizes[1:], default=0)

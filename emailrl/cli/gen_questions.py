@@ -36,8 +36,9 @@ from emailrl.plain import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
-    from emailrl.scenarios.llm import QuestionPlan, QuestionWriter, Spending
+    from emailrl.questions.llm import QuestionPlan, QuestionWriter, Spending
     from emailrl.settings import Settings
     from emailrl.trajectory import Scenario
 
@@ -77,50 +78,53 @@ def gen_questions(
     import time
     from dataclasses import replace
 
-    from emailrl.scenarios import write_scenarios
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.splits import FEW
+    from emailrl.questions import write_scenarios
+    from emailrl.questions.beside import questions_file
+    from emailrl.questions.splits import FEW, split_notes
     from emailrl.settings import load_settings
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
     if generator == "template" and any(asks):
         raise UsageError("The template generator uses no model.", "Add --generator llm, or drop those options.")
     settings = load_settings(overrides, trust=trust, builds_db=True)
-    num_inboxes = _count_inboxes(settings.store.db, inbox or [])
-    target = out or questions_file(settings.store.db)
+    db, shares = settings.store.db, bool(settings.data.allow_shared_inbox)
+    chosen = _choose_inboxes(db, inbox or [])
+    target = out or questions_file(db)
     check_out(target, may_exist=overwrite or dry_run)
     if dry_run:
-        _estimate_only(settings, inbox or [], limit, json=json)
+        plan = _plan(settings, chosen, limit, result_console(json=json))
+        if json:
+            print_json({"db": db, "generator": "llm", **_estimate(plan, settings)})
         return
     started, more = time.perf_counter(), dict[str, Any]()
     if generator == "template":
-        scenarios = _by_template(settings, kinds, inbox or [], limit)
+        scenarios = _by_template(settings, kinds, chosen, limit)
     else:
-        plan = _plan(settings, inbox or [], limit, progress_console())
+        plan = _plan(settings, chosen, limit, progress_console())
         scenarios, more = _by_llm(plan, settings, max_cost, is_confirmed=yes)
-    if settings.data.allow_shared_inbox and num_inboxes < len(FEW):
+    if shares and len(chosen) < len(FEW):
         scenarios = [replace(scenario, shares_inbox=True) for scenario in scenarios]
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
-    _print_summary(scenarios, target, seconds, result_console(json=json))
+    console = result_console(json=json)
+    console.print(questions_table(scenarios))
+    console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
     is_limited = limit is not None and (generator == "llm" or len(scenarios) == limit)
-    _print_next(scenarios, target, settings, num_inboxes, is_limited=is_limited)
+    for note in split_notes(scenarios, len(chosen), is_limited=is_limited, allow_shared=shares):
+        progress_console().print(f"Note: {note}", style="yellow", soft_wrap=True)
+    suggest_benchmark(settings, target, scenarios)
     if json:
-        print_json(_result(scenarios, target, settings.store.db) | {"generator": generator, "seconds": seconds, **more})
+        print_json(_result(scenarios, target, db) | {"generator": generator, "seconds": seconds, **more})
 
 
-def _count_inboxes(db: Path, named: list[str]) -> int:
-    """The number of mailboxes to ask about; UsageError for a named one that is not in the database."""
-    from emailrl.scenarios.inbox.choice import choose_inboxes, open_inbox
-    from emailrl.scenarios.inbox.mailbox import MailReader
+def _choose_inboxes(db: Path, named: list[str]) -> list[str]:
+    """The mailboxes to ask about."""
+    from emailrl.questions.inbox.mailbox import MailReader
+    from emailrl.questions.inbox.owners import choose_inboxes
     from emailrl.store.connection import opened
 
     with opened(db) as connection:
-        reader = MailReader(connection)
-        chosen = choose_inboxes(reader, named)
-        for inbox in chosen if named else ():
-            open_inbox(reader, inbox)
-    return len(chosen)
+        return choose_inboxes(MailReader(connection), named)
 
 
 def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str, Any]:
@@ -137,18 +141,12 @@ def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str
 
 
 def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int | None) -> list[Scenario]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    from emailrl.scenarios.template import HARD_KINDS, KINDS, generate
+    from emailrl.questions.template import HARD_KINDS, KINDS, generate
 
-    columns = (TextColumn("mailboxes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = progress_console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with _progress_bar(TextColumn("mailboxes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("mailboxes", total=None)
-
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
         return generate(
             settings.store.db,
             inboxes=inboxes,
@@ -157,13 +155,13 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
             allow_shared=bool(settings.data.allow_shared_inbox),
             max_source_mails=settings.data.max_source_mails,
             kinds=HARD_KINDS if kinds == "hard" else KINDS,
-            progress=show,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
 
 
 def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Console) -> QuestionPlan:
     """The prompts of an llm run; prints their estimate on ``console``."""
-    from emailrl.scenarios.llm import plan_questions
+    from emailrl.questions.llm import plan_questions
 
     generation = settings.generation
     plan = plan_questions(
@@ -181,14 +179,8 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Co
         f"{plan.num_to_send} to send to {generation.generator_model} at {estimate['server']}: about "
         f"{plan.tokens_in:,} tokens in, {plan.tokens_out:,} out; cost {cost}.",
         soft_wrap=True,
-    )  # fmt: skip
+    )
     return plan
-
-
-def _estimate_only(settings: Settings, inboxes: list[str], limit: int | None, *, json: bool) -> None:
-    plan = _plan(settings, inboxes, limit, result_console(json=json))
-    if json:
-        print_json({"db": settings.store.db, "generator": "llm", **_estimate(plan, settings)})
 
 
 def _estimate(plan: QuestionPlan, settings: Settings) -> dict[str, Any]:
@@ -209,7 +201,7 @@ def _by_llm(
     plan: QuestionPlan, settings: Settings, max_cost: float | None, *, is_confirmed: bool
 ) -> tuple[list[Scenario], dict[str, Any]]:
     """The questions, and facts about their generation for ``--json``."""
-    from emailrl.scenarios.llm import QuestionWriter, harvest
+    from emailrl.questions.llm import QuestionWriter, harvest
 
     generation = settings.generation
     writer = QuestionWriter(
@@ -225,21 +217,16 @@ def _by_llm(
     if plan.num_to_send and not is_confirmed:
         _confirm(plan.cost)
     spending = _ask(writer, plan)
-    result = harvest(
-        plan, settings.store.db, generation, seed=settings.training.seed,
-        max_source_mails=settings.data.max_source_mails,
-    )  # fmt: skip
+    seed, most = settings.training.seed, settings.data.max_source_mails
+    result = harvest(plan, settings.store.db, generation, seed=seed, max_source_mails=most)
     console = progress_console()
     for reason, number in result.dropped.items():
         console.print(f"  dropped {number:>6,}  {reason}")
     console.print(
         f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {_dollars(spending.cost, 'unknown')}",
     )
-    told = _estimate(plan, settings) | {
-        "tokens_in": spending.tokens_in, "tokens_out": spending.tokens_out, "cost": spending.cost,
-        "dropped": result.dropped,
-    }  # fmt: skip
-    return result.scenarios, told
+    spent = {"tokens_in": spending.tokens_in, "tokens_out": spending.tokens_out, "cost": spending.cost}
+    return result.scenarios, _estimate(plan, settings) | spent | {"dropped": result.dropped}
 
 
 def _confirm(cost: float | None) -> None:
@@ -255,14 +242,10 @@ def _confirm(cost: float | None) -> None:
 
 def _ask(writer: QuestionWriter, plan: QuestionPlan) -> Spending:
     """Send the prompts, with a progress bar of rate, time left and cost."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.1f}/s"),
-        TimeRemainingColumn(), TextColumn("{task.fields[cost]}"),
-    )  # fmt: skip
-    console = progress_console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    numbers = TextColumn("{task.fields[rate]:.1f}/s"), TimeRemainingColumn(), TextColumn("{task.fields[cost]}")
+    with _progress_bar(TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), *numbers) as bar:
         task = bar.add_task("prompts", total=plan.num_to_send, rate=0.0, cost="")
 
         def show(spending: Spending) -> None:
@@ -273,22 +256,13 @@ def _ask(writer: QuestionWriter, plan: QuestionPlan) -> Spending:
         return writer.ask(plan, show)
 
 
+def _progress_bar(*columns: ProgressColumn) -> Progress:
+    """A bar on stderr; nothing where that is not a terminal."""
+    from rich.progress import Progress
+
+    console = progress_console()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 def _dollars(cost: float | None, unknown: str) -> str:
     return unknown if cost is None else f"${cost:.2f}"
-
-
-def _print_summary(scenarios: list[Scenario], target: Path, seconds: float, console: Console) -> None:
-    console.print(questions_table(scenarios))
-    console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
-
-
-def _print_next(
-    scenarios: list[Scenario], target: Path, settings: Settings, num_inboxes: int, *, is_limited: bool
-) -> None:
-    """Print notes on the questions' splits, and the next command."""
-    from emailrl.scenarios.splits import split_notes
-
-    shares = bool(settings.data.allow_shared_inbox)
-    for note in split_notes(scenarios, num_inboxes, is_limited=is_limited, allow_shared=shares):
-        progress_console().print(f"Note: {note}", style="yellow", soft_wrap=True)
-    suggest_benchmark(settings, target, scenarios)

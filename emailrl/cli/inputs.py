@@ -81,7 +81,7 @@ def _trained_otherwise(path: Path, settings: Settings, *, asks: bool) -> str | N
 
 def check_inputs(settings: Settings) -> None:
     """Raise EmailRLError for a missing database, UsageError for a missing question file."""
-    from emailrl.scenarios.load import check_exists
+    from emailrl.questions.load import check_exists
     from emailrl.store.connection import no_database
 
     if not settings.store.db.is_file():
@@ -91,7 +91,7 @@ def check_inputs(settings: Settings) -> None:
 
 def with_inputs(settings: Settings) -> Settings:
     """Choose the questions and print the choice (``with_questions``); raises like ``check_inputs`` too."""
-    from emailrl.scenarios.beside import with_questions
+    from emailrl.questions.beside import with_questions
 
     check_inputs(settings)
     settings, chosen = with_questions(settings)

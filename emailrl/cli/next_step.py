@@ -30,9 +30,8 @@ def suggest_benchmark(settings: Settings, questions: Path, scenarios: Sequence[S
     """
     from emailrl.policy.resolve import NANO
     from emailrl.policy.smol_base import SMOL
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.demo import has_only_demo_email
-    from emailrl.scenarios.splits import shared_inboxes
+    from emailrl.questions.beside import has_only_demo_email, questions_file
+    from emailrl.questions.splits import shared_inboxes
 
     if not any(scenario.split in (None, "test") for scenario in scenarios):
         return
@@ -61,7 +60,7 @@ def suggest_measuring(run: Path, settings: Settings, bare: Settings) -> None:
     Options are added where the run's data, environment or reward differ from the ``bare`` settings. Nothing is printed
     if the questions have none for testing.
     """
-    from emailrl.scenarios import load_scenario_set
+    from emailrl.questions import load_scenario_set
 
     try:
         load_scenario_set(None, "test", limit=1, seed=settings.training.seed, data=settings.data)
@@ -85,7 +84,7 @@ def _to_measure(run: Path) -> list[Path]:
 
 def suggest_asking(options: Sequence[str], settings: Settings) -> None:
     """Print ``ask`` with the model of ``options``, if the settings' database has a single mailbox to ask."""
-    from emailrl.scenarios.inbox.choice import find_inbox
+    from emailrl.questions.inbox.owners import find_inbox
 
     if not settings.store.db.is_file():
         return
@@ -106,7 +105,7 @@ def _missing(settings: Settings) -> str:
 
 def _options(settings: Settings, bare: Settings) -> list[str]:
     """The options that give data, environment and reward of the settings where they differ from the ``bare`` ones."""
-    from emailrl.scenarios.beside import questions_file
+    from emailrl.questions.beside import questions_file
 
     db, questions = settings.store.db, settings.data.questions
     options = [] if db == bare.store.db else ["--db", str(db)]

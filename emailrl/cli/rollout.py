@@ -193,7 +193,7 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
 
 def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
     """The questions, with their notes printed. Nothing is compared, so splits may share inboxes."""
-    from emailrl.scenarios import coverage_notes, load_scenario_set
+    from emailrl.questions import coverage_notes, load_scenario_set
 
     if split not in ("train", "val", "test", "all"):
         raise UsageError(f"No such split: {split!r}.", "Use train, val, test or all.")

@@ -85,7 +85,7 @@ def sft(
 
 def _with_questions(settings: Settings, *, resumed: bool) -> Settings:
     """The settings with the questions that experts answer, if they answer any: those named or beside the database."""
-    from emailrl.scenarios.beside import has_questions_beside, questions_file
+    from emailrl.questions.beside import has_questions_beside, questions_file
     from emailrl.sft.data import source_of
 
     if resumed:

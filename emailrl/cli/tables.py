@@ -265,7 +265,7 @@ def questions_table(scenarios: Sequence[Scenario]) -> RenderableType:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from emailrl.scenarios.splits import SPLITS
+    from emailrl.questions.splits import SPLITS
 
     counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
     table = Table("kind", *SPLITS, box=SIMPLE)

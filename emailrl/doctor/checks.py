@@ -23,8 +23,8 @@ from emailrl.policy.smol_base import SMOL, SMOL_BASE, find_converted
 from emailrl.policy.smol_source import INSTALL as INSTALL_SMOL
 from emailrl.policy.smol_source import PACKAGE as SMOLLM2
 from emailrl.policy.smol_source import check_source, find_local, in_hub_cache
-from emailrl.scenarios.beside import has_enron_email, questions_file
-from emailrl.scenarios.hub import HUB_QUESTIONS
+from emailrl.questions.beside import has_enron_email, questions_file
+from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings import Settings, Untrusted, load_settings
 from emailrl.store.connection import how_to_get
 

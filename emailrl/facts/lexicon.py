@@ -115,3 +115,11 @@ NICKNAMES = _paired(
     kate:katherine kathy:katherine sue:susan pat:patricia jen:jennifer debbie:deborah don:donald ron:ronald
     larry:lawrence andy:andrew nick:nicholas pete:peter phil:philip charlie:charles chuck:charles"""
 )
+
+ROLES = _listed(
+    """admin administrator alert alerts announcement announcements billing center chairman communications daemon desk
+    editor group groups help helpdesk hotline info list mail mailer marketing news newsletter no noreply
+    notification notifications office operator participants postmaster reply report reports request sales service
+    services shift subscriptions support system team update updates users web webmaster worldwide address"""
+)
+"""Words of an address that indicate a machine or a list rather than a person."""

@@ -1,16 +1,17 @@
-"""Finds names: runs of capitalized words in carefully written text."""
+"""Finds names: runs of capitalized words in carefully written text, and the names that addresses spell."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from emailrl.facts.lexicon import NICKNAMES, STOPWORDS, TITLES
+from emailrl.facts.lexicon import NICKNAMES, ROLES, STOPWORDS, TITLES
 from emailrl.facts.reading import MASK, Reading
 from emailrl.facts.words import stem
 
 _PARTICLE = r"(?:de|da|di|del|van|von|der|den|la|le|bin|al)"
 _RUN = re.compile(rf"(?<![\w'])[A-Z][\w'&]*(?:-[a-z]+)?\.?(?:(?:\s|-|(?<=\.))(?:{_PARTICLE}\s){{0,2}}[A-Z][\w'&]*\.?)*")
+_ADDRESS_PART = re.compile(r"[a-z]+(?:['-][a-z]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +78,19 @@ def word_before(text: str, position: int) -> str:
     """Return the word before a position in lower case, or an empty string."""
     found = re.search(r"(\w+)\W+$", text[max(0, position - 30) : position])
     return found[1].lower() if found else ""
+
+
+def name_of(address: str) -> str | None:
+    """Return the name in an address: Sara Shackleton for ``sara.shackleton@enron.com``, without middle initials.
+
+    None for a local part of any other form, or with words of a machine, a list or the domain.
+    """
+    local, _, domain = address.partition("@")
+    parts = [part for part in re.split(r"[._]+", local) if part]
+    if len(parts) == 3 and len(parts[1]) == 1:
+        parts = [parts[0], parts[2]]
+    if len(parts) != 2 or any(len(part) < 2 or not _ADDRESS_PART.fullmatch(part) for part in parts):
+        return None
+    if any(part in ROLES or part in domain.split(".") for part in parts):
+        return None
+    return " ".join("-".join(piece.capitalize() for piece in part.split("-")) for part in parts)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from emailrl.errors import UsageError
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, find_flag, hint_of, parse, read_value
 from emailrl.plain import one_line
-from emailrl.scenarios.hub import HUB_QUESTIONS
+from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, leaves
 from emailrl.settings.needs import without_effect

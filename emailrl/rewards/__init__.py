@@ -1,6 +1,9 @@
-"""Rewards: the answer check, the named rewards, and the scorer made of one of each."""
+"""Rewards: the answer check, the named rewards, and the scorer made of one of each.
 
-from emailrl.rewards.build import build_scorer
-from emailrl.rewards.scorer import AnswerCheck, OfflineMatcher, Scorer
+Only ``match`` is imported here: it compares texts and needs no other library. The scorer reads settings, and may ask a
+server.
+"""
 
-__all__ = ["AnswerCheck", "OfflineMatcher", "Scorer", "build_scorer"]
+from emailrl.rewards.matching import match
+
+__all__ = ["match"]

@@ -21,9 +21,9 @@ from emailrl.disk import naming, sync
 from emailrl.engines import has_servers, is_chat
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.policy.resolve import read_chat_template
+from emailrl.questions import fingerprint
 from emailrl.recording import Record, TrajectoryWriter, read_trajectories, write_trajectories
 from emailrl.rewards.build import uses_judge
-from emailrl.scenarios import fingerprint
 from emailrl.settings import Settings, without_credentials
 from emailrl.store import database_fingerprint
 from emailrl.store.connection import HOW_DATABASES_CHANGE

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.scenarios import Split
+    from emailrl.questions import Split
 
 _UNFIT = (StopReason.TRUNCATED, StopReason.EXCEPTION)
 

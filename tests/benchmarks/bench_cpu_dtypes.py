@@ -23,8 +23,8 @@ from emailrl.engines import SamplingParams, build_engine
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment import MailEnvironment, tool_schemas
 from emailrl.policy.load import Policy, load_policy
+from emailrl.questions import load_scenarios
 from emailrl.rollout.runner import run
-from emailrl.scenarios import load_scenarios
 from emailrl.settings import DataSettings, Settings, load_settings
 from emailrl.store import open_mailbox
 from emailrl.trajectory import Scenario, Trajectory

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from learning_curves import draw, rows, table
 
 if TYPE_CHECKING:
-    from emailrl.scenarios.splits import Split
+    from emailrl.questions.splits import Split
     from emailrl.trajectory import Scenario
 
 NAMES = ("dapo", "grpo", "dr_grpo", "gspo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo")
@@ -78,10 +78,9 @@ class Spec:
 
 def prepare(out: Path) -> None:
     """Write the demo mailbox and, for each split that judges, a question file in which its questions stand as `val`."""
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.demo import write_demo
-    from emailrl.scenarios.load import load_scenario_set
-    from emailrl.scenarios.rows import write_scenarios
+    from emailrl.questions.beside import questions_file, write_demo
+    from emailrl.questions.load import load_scenario_set
+    from emailrl.questions.rows import write_scenarios
     from emailrl.settings import DataSettings, StoreSettings
 
     database = out / "demo.db"

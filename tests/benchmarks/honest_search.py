@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sft.searching.shown import unshown
 
-from emailrl.scenarios import load_scenarios
+from emailrl.questions import load_scenarios
 from emailrl.settings import load_settings
 from emailrl.sft.searching.conversations import is_right, play
 from emailrl.sft.searching.searcher import CAREFUL, Habits

@@ -19,11 +19,10 @@ from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.policy.smol_source import INSTALL
+from emailrl.questions import read_jsonl
+from emailrl.questions.beside import questions_file, write_demo
+from emailrl.questions.load import load_scenario_set
 from emailrl.remote.destination import tell
-from emailrl.scenarios import read_jsonl
-from emailrl.scenarios.beside import questions_file
-from emailrl.scenarios.demo import write_demo
-from emailrl.scenarios.load import load_scenario_set
 from emailrl.settings import StoreSettings, load_settings
 
 SEARCH = ("search_emails", '{"keywords": ["lease"], "from_addr": "bob@example.com"}')

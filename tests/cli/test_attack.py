@@ -17,8 +17,8 @@ from tiny import make_database, make_questions
 
 from emailrl.environment.attack import KINDS, order_of
 from emailrl.evaluation.statistics import wilson_interval
+from emailrl.questions import write_scenarios
 from emailrl.recording import read_trajectories
-from emailrl.scenarios import write_scenarios
 
 NUM = 30
 COUNTS = Counter(order_of(scenario).kind for scenario in make_questions(NUM))

@@ -24,7 +24,7 @@ from emailrl.checkpoints import read_checkpoint
 from emailrl.cli.output import LONGEST_ERROR, fail, print_json, progress_console, result_console, say
 from emailrl.engines.vllm.replica import refusal
 from emailrl.plain import guard_streams, tell
-from emailrl.rewards import build_scorer
+from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge
 from emailrl.settings import RewardSettings, Settings
 from emailrl.training.run.tracking import open_log

@@ -14,8 +14,8 @@ import pytest
 from tiny import ANN, make_database
 
 from emailrl.errors import UsageError
-from emailrl.scenarios import write_scenarios
-from emailrl.scenarios.splits import SPLITS
+from emailrl.questions import write_scenarios
+from emailrl.questions.splits import SPLITS
 from emailrl.settings import Settings
 from emailrl.sft.data import source_of
 from emailrl.trajectory import Scenario

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenarios.questions import scenario
+from questions.questions import scenario
 from tiny import make_checkpoint, make_database, make_model
 
 from emailrl.cli.next_step import suggest_asking, suggest_benchmark, suggest_measuring, suggest_train
 from emailrl.cli.train import conclude
-from emailrl.scenarios import write_scenarios
+from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult
 

@@ -13,10 +13,10 @@ from local_server import LocalServer, QuietHandler
 from tiny import make_checkpoint, make_database, make_model, make_questions
 from training.run_files import plant, tree
 
+from emailrl.questions import write_scenarios
 from emailrl.quickstart import MARK
 from emailrl.recording import read_trajectories
 from emailrl.remote.destination import tell
-from emailrl.scenarios import write_scenarios
 
 COMMANDS = {
     "benchmark": ["benchmark", "--limit", 1],

@@ -35,9 +35,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from emailrl.benchmark import Subject, run_benchmark
     from emailrl.checkpoints import find_checkpoint
     from emailrl.policy.adapter import Adapter
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.demo import write_demo
-    from emailrl.scenarios.load import load_scenario_set
+    from emailrl.questions.beside import questions_file, write_demo
+    from emailrl.questions.load import load_scenario_set
     from emailrl.settings import StoreSettings, load_settings
     from emailrl.sft.assemble import sft
     from emailrl.training.loop import train

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from emailrl.scenarios import write_scenarios
+from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.small_model import train_tokenizer
 from emailrl.store.build import build_database

@@ -18,8 +18,8 @@ from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.vllm.arguments import Trainer, engine_arguments, sleeps
 from emailrl.errors import EmailRLError
 from emailrl.policy.load import load_policy
+from emailrl.questions import load_scenario_set
 from emailrl.rewards.custom import HttpReward
-from emailrl.scenarios import load_scenario_set
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
 from emailrl.training.run.filtering import make_filter

@@ -21,9 +21,9 @@ from emailrl.errors import UsageError
 from emailrl.openrlhf import FLAGS, to_toml
 from emailrl.policy import shard
 from emailrl.policy.load import load_policy
+from emailrl.questions import load_scenario_set, read_jsonl
 from emailrl.ranks.launch import Launch
 from emailrl.recording import read_records
-from emailrl.scenarios import load_scenario_set, read_jsonl
 from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.sft.searching import conversations
 from emailrl.training.loop import train

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from end_to_end.commands import begin, exit_code
 
+from emailrl.questions.beside import questions_file, write_demo
 from emailrl.recording import read_records
-from emailrl.scenarios.beside import questions_file
-from emailrl.scenarios.demo import write_demo
 from emailrl.settings import StoreSettings
 
 SETTINGS = """\

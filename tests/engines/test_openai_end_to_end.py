@@ -14,8 +14,8 @@ from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
 from emailrl.benchmark.subjects import Subject, players
+from emailrl.questions import write_scenarios
 from emailrl.recording import read_trajectories
-from emailrl.scenarios import write_scenarios
 from emailrl.trajectory import StopReason
 
 

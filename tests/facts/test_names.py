@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emailrl.facts.names import find_names, same_token, word_before
+from emailrl.facts.names import find_names, name_of, same_token, word_before
 from emailrl.facts.reading import read
 
 
@@ -95,3 +95,22 @@ def test_the_same_word_of_a_name(one: str, other: str, is_same: bool) -> None:
 )
 def test_the_word_before(text: str, position: int, word: str) -> None:
     assert word_before(text, position) == word
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("sara.shackleton@enron.com", "Sara Shackleton"),
+        ("sara_b.shackleton@enron.com", "Sara Shackleton"),
+        ("mary-ann.o'neil@x.org", "Mary-Ann O'neil"),
+        ("s.shackleton@enron.com", None),
+        ("sara@enron.com", None),
+        ("a.b.c.d@enron.com", None),
+        ("sara.2@enron.com", None),
+        ("sales.team@enron.com", None),
+        ("mike.enron@enron.com", None),
+        ("nobody", None),
+    ],
+)
+def test_the_name_in_an_address(address: str, name: str | None) -> None:
+    assert name_of(address) == name

@@ -1,69 +1,20 @@
-"""Numbers with their scales and units."""
+"""Numbers with their scales and units of measurement or money."""
 
 from __future__ import annotations
 
 import pytest
 
-from emailrl.facts.quantities import NUMBER, SCALES, SHORT_SCALES, Quantity, read_quantity
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "base"),
-    [
-        ("$12,500", 12500, "usd"),
-        ("USD 12,500.00", 12500, "usd"),
-        ("12.5k dollars", 12500, "usd"),
-        ("$2.3 million", 2.3e6, "usd"),
-        ("\u00a35m", 5e6, "gbp"),
-        ("45 \u20ac", 45, "eur"),
-        ("1.200,50 EUR", 1200.5, "eur"),
-        ("15%", 15, "percent"),
-        ("fifteen per cent", 15, "percent"),
-        ("twenty-three", 23, None),
-        ("sixteen hundred", 1600, None),
-        ("one hundred and five", 105, None),
-        ("two and a half million", 2.5e6, None),
-        ("half a million", 5e5, None),
-        ("two thirds", 200 / 3, "percent"),
-        ("half", 50, "percent"),
-        ("half a percent", 0.5, "percent"),
-        ("half an hour", 0.5, "minute"),
-        ("two-and-a-half miles", 2.5, "metre"),
-        ("2 cf", 2, "mcf"),
-        ("three quarters", 75, "percent"),
-        ("1/2", 50, "percent"),
-        ("15 mph", 15, "speed"),
-        ("8,849 m", 8849, "metre"),
-        ("a dozen", 12, None),
-        ("-4", -4, None),
-    ],
+from emailrl.facts.quantities import (
+    KINDS,
+    NUMBER,
+    SCALES,
+    SENSES,
+    SHORT_SCALES,
+    UNITS,
+    Quantity,
+    rate_of,
+    read_quantity,
 )
-def test_quantities(text: str, value: float, base: str | None) -> None:
-    found = NUMBER.search(text)
-    assert found is not None
-    quantity = read_quantity(found)
-    assert quantity.value == pytest.approx(value, rel=1e-9)
-    assert quantity.base == base
-
-
-def test_quantities_of_one_kind_are_compared_in_one_unit() -> None:
-    def read(text: str):  # type: ignore[no-untyped-def]
-        found = NUMBER.search(text)
-        assert found is not None
-        return read_quantity(found)
-
-    assert read("2 hours").agrees(read("120 minutes"))
-    assert read("1,250 kg").agrees(read("1.25 tonnes"))
-    assert not read("1,250 kg").agrees(read("1,250 tonnes"))
-    assert read("40%").agrees(read("40")) and not read("40").agrees(read("40%"))
-    assert not read("$45").agrees(read("\u20ac45"))
-    assert not read("100 MMBtu/day").agrees(read("100 MMBtu per month"))
-    assert read("twice a week").agrees(read("two times a week"))
-    assert read("half").agrees(read("50 %"))
-    assert read("5,280 feet").agrees(read("1,760 yards"))
-    assert not read("two weeks").agrees(read("twice a week"))
-    assert read("two weeks").agrees(read("two")) and read("two").agrees(read("two weeks"))
-    assert not read("$10,000 a day").contradicts(read("two cents"))
 
 
 def quantity(text: str) -> Quantity:
@@ -75,6 +26,23 @@ def quantity(text: str) -> Quantity:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("$12,500", Quantity(12500, "usd", 1)),
+        ("USD 12,500.00", Quantity(12500, "usd", 1)),
+        ("12.5k dollars", Quantity(12500, "usd", 1)),
+        ("$2.3 million", Quantity(2.3e6, "usd", 1)),
+        ("\u00a35m", Quantity(5e6, "gbp", 1)),
+        ("45 \u20ac", Quantity(45, "eur", 1)),
+        ("1.200,50 EUR", Quantity(1200.5, "eur", 1)),
+        ("fifteen per cent", Quantity(15, "percent", 1)),
+        ("sixteen hundred", Quantity(1600, weak=True)),
+        ("one hundred and five", Quantity(105)),
+        ("half a million", Quantity(5e5)),
+        ("half a percent", Quantity(0.5, "percent", 1)),
+        ("half an hour", Quantity(0.5, "minute", 60)),
+        ("two-and-a-half miles", Quantity(2.5, "metre", 1609.344)),
+        ("three quarters", Quantity(75, "percent")),
+        ("8,849 m", Quantity(8849, "metre", 1)),
+        ("a dozen", Quantity(12)),
         ("5 kg", Quantity(5, "gram", 1000)),
         ("twenty-one", Quantity(21)),
         ("three hundred and twenty", Quantity(320)),
@@ -223,8 +191,102 @@ def test_scales_are_those_of_the_world() -> None:
         ("$20 a barrel", "$20 a gallon", False, True),
         ("500 bbl/d", "500 barrels per day", True, False),
         ("minus 5 km", "-5 km", True, False),
+        ("2 hours", "120 minutes", True, False),
+        ("40%", "40", True, False),
+        ("twice a week", "two times a week", True, False),
+        ("half", "50 %", True, False),
+        ("5,280 feet", "1,760 yards", True, False),
+        ("two weeks", "two", True, False),
+        ("$10,000 a day", "two cents", False, False),
     ],
 )
 def test_agreement_and_contradiction(one: str, other: str, agrees: bool, contradicts: bool) -> None:
     assert quantity(one).agrees(quantity(other)) is agrees
     assert quantity(one).contradicts(quantity(other)) is contradicts
+
+
+@pytest.mark.parametrize(
+    ("base", "factors"),
+    [
+        ("minute", {"ms": 1 / 60_000, "sec": 1 / 60, "min": 1, "hour": 60, "day": 1440, "week": 7 * 1440}),
+        ("minute", {"fortnight": 14 * 1440}),
+        ("month", {"month": 1, "year": 12, "decade": 120}),
+        ("metre", {"millimeter": 0.001, "cm": 0.01, "m": 1, "km": 1000}),
+        ("metre", {"inch": 0.0254, "ft": 12 * 0.0254, "yard": 36 * 0.0254, "mile": 1760 * 0.9144}),
+        ("gram", {"mg": 0.001, "g": 1, "kg": 10**3, "ton": 10**6, "kt": 10**9, "lb": 453.59237, "oz": 453.59237 / 16}),
+        ("area", {"sqm": 1, "sqft": 0.3048**2, "acre": 4840 * 0.9144**2, "hectare": 100**2}),
+        ("area", {"sqkm": 1000**2, "sqmi": 1609.344**2}),
+        ("litre", {"ml": 0.001, "liter": 1, "cbm": 1000}),
+        ("byte", {"byte": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}),
+        ("usd", {"cent": 0.01, "dollar": 1}),
+        ("speed", {"mph": 1.609344, "kmh": 1}),
+        ("mcf", {"cf": 0.001, "mcf": 1, "mmcf": 1000, "bcf": 10**6}),
+        ("mmbtu", {"btu": 1e-6, "mmbtu": 1, "dth": 1}),
+        ("watt", {"watt": 1, "kw": 1000, "mw": 10**6, "gw": 10**9}),
+        ("watthour", {"kwh": 1000, "mwh": 10**6, "gwh": 10**9}),
+    ],
+)
+def test_units_are_those_of_the_world(base: str, factors: dict[str, float]) -> None:
+    assert {word: UNITS[word] for word in factors} == {
+        word: (base, pytest.approx(factor, rel=1e-12)) for word, factor in factors.items()
+    }
+
+
+def test_what_is_not_converted_counts_one_of_itself() -> None:
+    own = "percent euro yen cad aud barrel gallon times pallet drum crate box bag container psi bar degc degf pp"
+    assert [UNITS[word][1] for word in own.split()] == [1] * len(own.split())
+    assert len({UNITS[word][0] for word in own.split()}) == len(own.split())
+
+
+def test_a_unit_of_two_senses_has_the_factors_of_both() -> None:
+    assert dict(SENSES[UNITS["pounds"][0]]) == {"gbp": 1, "gram": UNITS["lb"][1]}
+    assert dict(SENSES[UNITS["degrees"][0]]) == {"celsius": 1, "fahrenheit": 1}
+    assert dict(SENSES[UNITS["bps"][0]]) == {"percent": 0.01, "point": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("yen", "cad", True),
+        ("percent", "pp", True),
+        ("degc", "degf", True),
+        ("psi", "bar", True),
+        ("day", "year", True),
+        ("kg", "barrel", True),
+        ("kwh", "mcf", True),
+        ("box", "drum", True),
+        ("box", "kg", True),
+        ("kg", "euro", False),
+        ("sqft", "ft", False),
+        ("mb", "km", False),
+    ],
+)
+def test_units_of_one_kind_answer_the_same_question(one: str, other: str, alike: bool) -> None:
+    first, second = UNITS[one][0], UNITS[other][0]
+    assert (KINDS.get(first, first) == KINDS.get(second, second)) is alike
+
+
+@pytest.mark.parametrize(
+    ("word", "rate"),
+    [
+        ("d", "day"),
+        ("Days", "day"),
+        ("daily", "day"),
+        ("h", "hour"),
+        ("hr", "hour"),
+        ("s", "second"),
+        ("weekly", "week"),
+        ("mo", "month"),
+        ("monthly", "month"),
+        ("y", "year"),
+        ("yr", "year"),
+        ("annually", "year"),
+        ("quarterly", "quarter"),
+        ("bbl", "barrel"),
+        ("pound", "lb"),
+        ("heads", "head"),
+        ("", ""),
+    ],
+)
+def test_a_rate_has_one_spelling(word: str, rate: str) -> None:
+    assert rate_of(word) == rate

@@ -151,8 +151,7 @@ def note(line: str) -> None:
 
 def demo_settings(folder: Path) -> dict[str, Any]:
     """The demo's mailbox and questions."""
-    from emailrl.scenarios.beside import questions_file
-    from emailrl.scenarios.demo import write_demo
+    from emailrl.questions.beside import questions_file, write_demo
     from emailrl.settings import load_settings
 
     db = folder / "demo.db"

@@ -113,7 +113,7 @@ def prompts(model: Path, settings: Any) -> list[str]:
 
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment import MailEnvironment, tool_schemas
-    from emailrl.scenarios import load_scenarios
+    from emailrl.questions import load_scenarios
     from emailrl.store import open_mailbox
 
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())

@@ -149,7 +149,7 @@ def random_adapter(policy: Any, folder: Path) -> Path:
 
 def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[Any]]:
     """A database, and its first questions, each as often as a group has members."""
-    from emailrl.scenarios import load_scenarios
+    from emailrl.questions import load_scenarios
     from emailrl.settings import DataSettings
     from emailrl.store.build import build_database
     from emailrl.store.demo import make_world

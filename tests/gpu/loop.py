@@ -16,9 +16,9 @@ from torch import Tensor
 
 from emailrl.policy.load import Policy
 from emailrl.policy.logprobs import token_logprobs
+from emailrl.questions.beside import write_demo
 from emailrl.quickstart import SETTINGS
 from emailrl.recording import Record, read_records, read_trajectories
-from emailrl.scenarios.demo import write_demo
 from emailrl.settings import load_settings
 from emailrl.training.batch import Layout, TrainingSample, micro_batches
 

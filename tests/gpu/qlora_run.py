@@ -24,8 +24,8 @@ from typing import Any
 from measured import markdown, records
 from processes import in_time
 
+from emailrl.questions.beside import write_demo
 from emailrl.quickstart import SETTINGS
-from emailrl.scenarios.demo import write_demo
 from emailrl.settings import load_settings
 
 COMMAND = """

@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from emailrl.scenarios import load_scenarios, write_scenarios
-from emailrl.scenarios.splits import mixed_order
+from emailrl.questions import load_scenarios, write_scenarios
+from emailrl.questions.splits import mixed_order
 from emailrl.settings import DataSettings
 from emailrl.trajectory import Scenario
 

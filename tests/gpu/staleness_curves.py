@@ -78,8 +78,8 @@ def arguments() -> argparse.Namespace:
 
 def prepare(given: argparse.Namespace) -> None:
     """The demo's mailbox and questions, and the quickstart's settings without early stop."""
+    from emailrl.questions.beside import write_demo
     from emailrl.quickstart import SETTINGS
-    from emailrl.scenarios.demo import write_demo
     from emailrl.settings import load_settings
 
     given.work.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from emailrl.policy.load import load_policy
 from emailrl.policy.resolve import NANO_DIR
-from emailrl.scenarios import load_scenarios
+from emailrl.questions import load_scenarios
 from emailrl.settings import Settings, load_settings
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from plan.planned import H200, plan_for, settings_with
-from scenarios.questions import scenario
+from questions.questions import scenario
 
 from emailrl.errors import UsageError
 from emailrl.plan import make_plan
-from emailrl.scenarios import write_scenarios
+from emailrl.questions import write_scenarios
 
 
 def write_questions(file: Path) -> None:

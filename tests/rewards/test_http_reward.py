@@ -19,8 +19,9 @@ from rewards.stub_scorer import Reply, StubScorer
 
 from emailrl.environment import Rubric
 from emailrl.errors import UsageError
-from emailrl.rewards import Scorer, build_scorer, custom
-from emailrl.rewards.scorer import OfflineMatcher
+from emailrl.rewards import custom
+from emailrl.rewards.build import build_scorer
+from emailrl.rewards.scorer import OfflineMatcher, Scorer
 from emailrl.settings import RewardSettings, Settings, load_settings
 from emailrl.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory
 

@@ -16,8 +16,8 @@ from local_server import DrippingServer
 from rewards.stub_judge import Reply, StubJudge
 
 from emailrl.errors import UsageError
-from emailrl.rewards import build_scorer
 from emailrl.rewards import judge as judging
+from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge, VerdictCache, read_verdict
 from emailrl.rewards.scorer import OfflineMatcher
 from emailrl.settings import RewardSettings, Settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +13,9 @@ from hang import must_end
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emailrl.rewards.matching import match
+from emailrl.questions.template import KINDS
+from emailrl.rewards import match
 from emailrl.rewards.matching.kinds import KIND_OF
-from emailrl.scenarios.template import KINDS
 
 
 def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:
@@ -184,3 +186,15 @@ def test_an_unknown_kind_tells_nothing() -> None:
 )
 def test_what_is_read(question: str, reference: str, answer: str, right: bool) -> None:
     assert match(question, reference, answer) is right
+
+
+def test_the_answer_check_alone_imports_no_library() -> None:
+    script = """
+import sys
+before = set(sys.modules)
+from emailrl.rewards import match
+assert match("Who sent it?", "Ann Lee", "ann.lee@x.org", kind="sender")
+print(*{name.split(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["emailrl"]

@@ -11,10 +11,10 @@ import pytest
 from emailrl.environment import Rubric
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import disagreement
-from emailrl.rewards import Scorer, build_scorer
+from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import simple_reward
-from emailrl.rewards.scorer import Terms
+from emailrl.rewards.scorer import Scorer, Terms
 from emailrl.settings import AgentSettings, RewardSettings, Settings
 from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
 

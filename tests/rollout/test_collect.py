@@ -12,7 +12,7 @@ from tiny import make_database, make_questions, settings_of
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import mail_agent
-from emailrl.rewards import build_scorer
+from emailrl.rewards.build import build_scorer
 from emailrl.rollout.audit import TokenDriftError
 from emailrl.rollout.collect import Collector
 from emailrl.rollout.play import Stage

@@ -14,7 +14,7 @@ from tiny import make_database, make_model, make_questions
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.errors import UsageError
 from emailrl.policy.load import load_policy
-from emailrl.scenarios import write_scenarios
+from emailrl.questions import write_scenarios
 from emailrl.settings import load_settings
 from emailrl.sft.data import Conversations, batches_of, examples, gather, source_of, split
 from emailrl.sft.examples import Conversation, Example

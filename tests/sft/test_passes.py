@@ -10,8 +10,8 @@ from tiny import make_model
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
 from emailrl.policy.load import load_policy
-from emailrl.scenarios import write_scenarios
-from emailrl.scenarios.template import generate
+from emailrl.questions import write_scenarios
+from emailrl.questions.template import generate
 from emailrl.settings import load_settings
 from emailrl.sft.data import examples, gather
 from emailrl.sft.examples import Example

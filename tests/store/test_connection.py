@@ -26,7 +26,7 @@ from emailrl.store.schema import emails, metadata
 from emailrl.store.sources import RawEmail
 
 Make = Callable[..., RawEmail]
-OTHERS = {"scenarios/llm/cache.py", "rewards/judge.py", "doctor/data.py", "doctor/examine.py", "store/snippets.py"}
+OTHERS = {"questions/llm/cache.py", "rewards/judge.py", "doctor/data.py", "doctor/examine.py", "store/snippets.py"}
 """Databases other than those of gen-db, and the doctor, which imports nothing that it looks at."""
 
 OPEN_AT_EXIT = """

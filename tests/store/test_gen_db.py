@@ -20,7 +20,7 @@ import pytest
 
 from emailrl.cli.app import main
 from emailrl.cli.gen_db import time_left
-from emailrl.scenarios import read_jsonl
+from emailrl.questions import read_jsonl
 from emailrl.settings import load_settings
 from emailrl.store import open_mailbox
 

@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 
 from emailrl.cli.app import main
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.scenarios import missing_ids
-from emailrl.scenarios.template import generate
+from emailrl.questions import missing_ids
+from emailrl.questions.template import generate
 from emailrl.store import database_fingerprint, open_mailbox, writing
 from emailrl.store.build import build_database
 from emailrl.store.connection import connect

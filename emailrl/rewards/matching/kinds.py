@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from emailrl.facts.literals import EMAIL
-from emailrl.scenarios.inbox.people import name_of
+from emailrl.facts.names import name_of
 
 _KINDS = {
     "date": "date_received date_sent reply_date my_reply_date first_contact date_stated time deadline",

@@ -8,9 +8,8 @@ from functools import lru_cache
 
 from emailrl.facts.dates import ZONE, Date, Time
 from emailrl.facts.names import Name, find_names
-from emailrl.facts.quantities import Quantity
+from emailrl.facts.quantities import UNITS, Quantity
 from emailrl.facts.reading import Fact, Reading, agree, read
-from emailrl.facts.units import UNITS
 from emailrl.rewards.matching.clauses import Clause, clauses
 from emailrl.rewards.matching.language import NOT_UNTIL, REFUSAL, SUPERSEDED
 

@@ -10,12 +10,10 @@ from functools import cache
 from typing import Any
 
 from emailrl.facts.mentions import Extractor
-from emailrl.scenarios.inbox.bodies import own_text
-from emailrl.scenarios.inbox.mailbox import spell_day
-from emailrl.scenarios.inbox.people import name_of
-from emailrl.scenarios.inbox.topics import topic_of
-from emailrl.scenarios.template import HARD_KINDS, KINDS
-from emailrl.scenarios.template.kinds import MY_MAIL, THEIR_MAIL
+from emailrl.facts.names import name_of
+from emailrl.questions.inbox.mail import own_text, spell_day, topic_of
+from emailrl.questions.template import HARD_KINDS, KINDS
+from emailrl.questions.template.kinds import MY_MAIL, THEIR_MAIL
 
 _SLOTS = {
     "person": r"(?P<person>[^\"?]+?)",

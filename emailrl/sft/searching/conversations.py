@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from emailrl.environment.custom import mail_agent
 from emailrl.environment.mail_env import MailEnvironment
+from emailrl.questions import Split, load_scenarios
 from emailrl.rewards.matching import match
-from emailrl.scenarios import Split, load_scenarios
 from emailrl.settings import Settings
 from emailrl.sft.examples import converse
 from emailrl.sft.searching.asked import ShownMail, answer_of, read_question

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from emailrl.environment.tools import MAX_RESULTS
 from emailrl.facts.lexicon import STOPWORDS
-from emailrl.scenarios.inbox.topics import topic_of
+from emailrl.questions.inbox.mail import topic_of
 from emailrl.settings import AgentSettings
 from emailrl.sft.searching.asked import Asked, ShownMail, day_of, is_called, people_of
 from emailrl.trajectory import Message

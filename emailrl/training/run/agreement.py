@@ -8,8 +8,8 @@ from typing import Any, Final
 from emailrl.checkpoints import SFT, Checkpoint, Metadata
 from emailrl.errors import UsageError
 from emailrl.policy.resolve import same_base
+from emailrl.questions import fingerprint, read_questions
 from emailrl.recording import read_trajectories
-from emailrl.scenarios import fingerprint, read_questions
 from emailrl.settings import Settings
 from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.training.run.data import RunData, changed_sources

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from emailrl.custom import CustomPart, imported_files, is_path, load_part
 from emailrl.errors import UsageError
 from emailrl.policy.resolve import resolve_model
-from emailrl.scenarios import fingerprint, missing_ids, read_questions
+from emailrl.questions import fingerprint, missing_ids, read_questions
 from emailrl.settings import Settings
 from emailrl.store import database_fingerprint
 from emailrl.trajectory import Scenario

@@ -15,8 +15,8 @@ from sft.searching.shown import unshown
 from tiny import make_database, make_questions
 
 from emailrl.engines.renderer import parse_tool_calls
-from emailrl.scenarios import load_scenarios, write_scenarios
-from emailrl.scenarios.template import generate
+from emailrl.questions import load_scenarios, write_scenarios
+from emailrl.questions.template import generate
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.searching import conversations
 from emailrl.sft.searching.conversations import is_right, play

@@ -11,8 +11,8 @@ from training.run_files import write
 
 from emailrl.checkpoints import read_checkpoint
 from emailrl.errors import UsageError
+from emailrl.questions import fingerprint, read_jsonl, write_scenarios
 from emailrl.recording import write_trajectories
-from emailrl.scenarios import fingerprint, read_jsonl, write_scenarios
 from emailrl.settings import load_settings
 from emailrl.training.run.agreement import check_agrees
 from emailrl.training.run.data import RunData

@@ -1,0 +1,223 @@
+"""One mailbox as its owner sees it, in memory and ordered by date, with the lookups that proofs need."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import date, timedelta
+from functools import cached_property
+from random import Random
+
+from sqlalchemy import Connection, select
+
+from emailrl.facts.names import name_of
+from emailrl.questions.inbox.mail import Mail, Topic
+from emailrl.store.schema import emails, recipients
+from emailrl.store.stored import recipients_of
+
+MAX_DAYS_LATER = 30
+"""Maximum days between a source email and its question; the minimum is 1 (as in ART-E)."""
+MIN_SERIES = 5
+"""Number of emails of one pattern that make a series."""
+_FIELDS = ("to", "cc", "bcc")
+_READ_MAILS = 500
+"""Emails read per SQL statement."""
+
+
+class People:
+    """The addresses of one mailbox, and their names."""
+
+    def __init__(self, addresses: Iterable[str], me: str) -> None:
+        self.me = me
+        self.addresses = frozenset(addresses)
+
+    def called(self, address: str) -> str:
+        """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
+        name = name_of(address)
+        if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
+            return address
+        return name
+
+    def is_person(self, address: str) -> bool:
+        """Whether the name identifies the address."""
+        return self.called(address) != address
+
+    def is_me(self, address: str) -> bool:
+        """Whether an address is, or by its last name may be, the owner's own."""
+        last = re.split(r"[._]+", self.me.partition("@")[0])[-1]
+        return address == self.me or (len(last) >= 4 and last in address.partition("@")[0])
+
+    def is_unmistakable(self, address: str) -> bool:
+        """Whether no other address of the mailbox may belong to the same person."""
+        return address in self._unmistakable
+
+    @cached_property
+    def _by_name(self) -> dict[str, set[str]]:
+        named: defaultdict[str, set[str]] = defaultdict(set)
+        for address in self.addresses:
+            if (name := name_of(address)) is not None:
+                named[name].add(address)
+        return named
+
+    @cached_property
+    def _unmistakable(self) -> frozenset[str]:
+        carriers: defaultdict[str, set[str]] = defaultdict(set)
+        last_names = {name.split()[-1].lower() for name in self._by_name}
+        for address in self.addresses:
+            letters = re.sub(r"[^a-z-]", " ", address.partition("@")[0])
+            for word in letters.split():
+                for start in range(min(3, len(word))):  # farmer, dfarmer, djfarmer
+                    if word[start:] in last_names:
+                        carriers[word[start:]].add(address)
+        return frozenset(
+            next(iter(addresses))
+            for name, addresses in self._by_name.items()
+            if len(addresses) == 1 and len(carriers[name.split()[-1].lower()]) == 1
+        )
+
+
+class Inbox:
+    """The emails of one inbox, oldest first."""
+
+    def __init__(self, me: str, mails: Iterable[Mail]) -> None:
+        self.me = me
+        self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
+        self._by_sender: defaultdict[str, list[Mail]] = defaultdict(list)
+        for mail in self.mails:
+            self._by_sender[mail.sender].append(mail)
+        self._word_places: dict[str, frozenset[int]] = {}
+
+    @cached_property
+    def people(self) -> People:
+        """Everyone in the emails."""
+        return People({address for mail in self.mails for address in mail.addresses}, self.me)
+
+    def before(self, day: date) -> int:
+        """Return the number of emails dated before a day: ``mails[:before(day)]`` are visible on it."""
+        return bisect_left(self.mails, day.isoformat(), key=lambda mail: mail.sent_at)
+
+    def matching(self, topic: Topic, until: date) -> list[Mail]:
+        """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word.
+
+        A phone interview therefore also matches a telephone interview, and a meeting meetings.
+        """
+        if not topic.words:
+            return []
+        postings = sorted((self._with_word(word) for word in topic.words), key=len)
+        found = postings[0].intersection(*postings[1:])
+        end = self.before(until)
+        return [self.mails[at] for at in sorted(found) if at < end]
+
+    def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
+        """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
+        if not mail.topic.is_telling:
+            return False
+        rivals = [other for other in self.matching(mail.topic, until) if other is not mail]
+        if not with_sender:
+            return not rivals
+        is_certain = self.people.is_unmistakable
+        return all(
+            other.sender != mail.sender and (is_certain(other.sender) or is_certain(mail.sender)) for other in rivals
+        )
+
+    def thread(self, mail: Mail, until: date) -> list[Mail]:
+        """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
+        matching = self.matching(mail.topic, until)
+        return matching if all(other.topic.key == mail.topic.key for other in matching) else []
+
+    def sent_by(self, address: str) -> Sequence[Mail]:
+        """Return the emails from one address, oldest first."""
+        return self._by_sender[address]
+
+    def on_day(self, day: date) -> Sequence[Mail]:
+        """Return the emails of one day (UTC)."""
+        return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
+
+    def received(self, mail: Mail) -> bool:
+        """Whether the owner received the email from somebody else."""
+        return mail.sender != self.me and not self.people.is_me(mail.sender)
+
+    def is_boilerplate(self, text: str, mail: Mail) -> bool:
+        """Whether emails outside this email's thread also contain a text, such as a footer that programs add."""
+        return any(text in other.body for other in self.mails if other.topic.key != mail.topic.key)
+
+    def is_serial(self, mail: Mail) -> bool:
+        """Whether its sender sends a series: ``MIN_SERIES`` or more emails whose topics differ only in digits."""
+        key = _serial_key(mail)
+        return "#" in key[1] and self._series[key] >= MIN_SERIES
+
+    def ask_day(self, mail: Mail, rng: Random) -> date:
+        """Return a random day on which to ask a question about the email."""
+        return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
+
+    @cached_property
+    def _series(self) -> Counter[tuple[str, str]]:
+        return Counter(_serial_key(mail) for mail in self.mails)
+
+    def _with_word(self, word: str) -> frozenset[int]:
+        """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
+        if word not in self._word_places:
+            stem = word[:-1] if len(word) > 4 and word.endswith("s") else word
+            pattern = rf"^.*{re.escape(stem)}.*$" if len(stem) > 3 else rf"^{re.escape(word)}$"
+            places = (self._postings[found] for found in re.findall(pattern, self._vocabulary, re.MULTILINE))
+            self._word_places[word] = frozenset().union(*places)
+        return self._word_places[word]
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return "\n".join(self._postings)
+
+    @cached_property
+    def _postings(self) -> dict[str, list[int]]:
+        postings: defaultdict[str, list[int]] = defaultdict(list)
+        for at, mail in enumerate(self.mails):
+            for word in mail.topic.words:
+                postings[word].append(at)
+        return postings
+
+
+def _serial_key(mail: Mail) -> tuple[str, str]:
+    return mail.sender, re.sub(r"\d+", "#", mail.topic.key)
+
+
+class MailReader:
+    """Reads mailboxes from a database; an email in several mailboxes is one object."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._mails: dict[int, Mail] = {}
+
+    def open(self, inbox: str) -> Inbox:
+        """Return everything sent or received by an address, except emails without a date."""
+        ids = sorted(self.ids(inbox))
+        unread = [email_id for email_id in ids if email_id not in self._mails]
+        for start in range(0, len(unread), _READ_MAILS):
+            self._read(unread[start : start + _READ_MAILS])
+        return Inbox(inbox, [self._mails[email_id] for email_id in ids])
+
+    def ids(self, inbox: str) -> set[int]:
+        """Return the ids of the emails that ``open`` reads."""
+        is_dated = emails.c.date > ""
+        sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
+        got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
+        return set(self.connection.scalars(sent.union(got)))
+
+    def _read(self, ids: list[int]) -> None:
+        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
+        people = recipients_of(self.connection, recipients.c.email_id.in_(ids))
+        for email_id, message_id, subject, sender, sent, body in self.connection.execute(
+            select(*columns).where(emails.c.id.in_(ids))
+        ):
+            fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
+            named: set[str] = set()
+            # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
+            for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
+                if address not in named:
+                    named.add(address)
+                    fields[field].append(address)
+            self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+        if lost := [email_id for email_id in ids if email_id not in self._mails]:
+            raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")

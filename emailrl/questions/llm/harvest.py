@@ -1,0 +1,319 @@
+"""Builds questions from the replies to a plan's prompts; accepts only claims that the database confirms.
+
+A reply may be wrong, or controlled by the author of an email in the prompt. An item therefore becomes a question only
+if its ids are emails of its own prompt, its answer is stated in those emails and too specific to be in any email, and
+its text is printable. Unlike template questions, it cannot be proven to have only one answer in the mailbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import zip_longest
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from sqlalchemy import select
+
+from emailrl.errors import EmailRLError
+from emailrl.facts.lexicon import STOPWORDS
+from emailrl.facts.literals import Literal
+from emailrl.facts.quantities import Quantity
+from emailrl.facts.reading import Fact, Reading, agree, read
+from emailrl.facts.words import clean
+from emailrl.questions.inbox.mail import Mail, spell_day
+from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER
+from emailrl.questions.llm.cache import ReplyCache
+from emailrl.questions.llm.plan import Batch, QuestionPlan
+from emailrl.questions.splits import SPLITS
+from emailrl.settings import GenerationSettings
+from emailrl.store.connection import opened
+from emailrl.store.schema import emails
+from emailrl.trajectory import Scenario
+
+MAX_QUESTION_CHARS = 400
+MAX_ANSWER_CHARS = 300
+MAX_REPLY_CHARS = 100_000
+"""Maximum characters read from a reply."""
+MAX_ITEMS = 100
+"""Maximum questions read per prompt."""
+MAX_TRIES = 200
+"""Maximum unreadable brackets in a reply, as each may take time proportional to its nesting."""
+
+_DECODER = json.JSONDecoder()
+_BEGINNING = re.compile(r'\[\s*[{\]]|\{\s*["}]')
+MIN_FOUND: Final = 0.5
+"""Share of an answer's words that its emails must contain; they must contain all of its facts."""
+
+_WORD: Final = re.compile(r"[^\W\d_]+")
+_COMMON: Final = STOPWORDS | frozenset(
+    re.findall(
+        r"[\w']+",
+        "after all am asap attached before best day days different else emails ever everything few first further give "
+        "going good hello hi however i'm immediately know last later let like look mail mails many meeting messages "
+        "more most much new next none now off ok on once one only or other out over own people person question "
+        "questions re regards same see send sent several she since something soon sure thank thanks thing things this "
+        "those time today together tomorrow too under until up very was way week well whether while work would year "
+        "yesterday yet",
+    )
+)
+"""Words in nearly every email, so that finding one proves nothing."""
+
+
+@dataclass(slots=True)
+class Harvest:
+    """The questions kept, and the number left out by reason."""
+
+    scenarios: list[Scenario]
+    dropped: dict[str, int]
+    """Items by reason: those of ``check_item``, ``too_many_sources``, ``repeated``, ``over_limit``.
+
+    Prompts by reason: ``unreadable_reply``, ``refused``.
+    """
+
+
+def harvest(
+    plan: QuestionPlan, db: Path, settings: GenerationSettings, *, seed: int, max_source_mails: int | None = None
+) -> Harvest:
+    """Check every cached reply to the plan's prompts.
+
+    A question with more than ``max_source_mails`` sources is left out, as loading would leave it out too. Raises
+    EmailRLError if no question is left, and the errors of ``plan_questions`` for the database.
+    """
+    cache = ReplyCache(settings.generator_cache)
+    dropped: Counter[str] = Counter()
+    found: list[list[Scenario]] = []
+    with opened(Path(db)) as connection:
+
+        def is_stored(message_id: str) -> bool:
+            return connection.scalar(select(emails.c.id).where(emails.c.message_id == message_id)) is not None
+
+        for batch in plan.batches:
+            reply = cache.get(batch.cache_key(settings.generator_model))
+            items = None if reply is None else read_reply(reply.text)
+            if items is None:
+                dropped["refused" if reply is None else "unreadable_reply"] += 1
+                continue
+            checked = (check_item(item, batch, is_stored=is_stored, seed=seed, dropped=dropped) for item in items)
+            found.append([scenario for scenario in checked if scenario is not None])
+    scenarios = _first(found, plan.limit, max_source_mails, dropped)
+    if not scenarios:
+        counts = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
+        raise EmailRLError(
+            f"None of the model's questions is usable ({counts or 'it wrote none'}).", "Try another model."
+        )
+    ordered = sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
+    return Harvest(ordered, dict(dropped.most_common()))
+
+
+def _first(
+    found: list[list[Scenario]], limit: int, max_source_mails: int | None, dropped: Counter[str]
+) -> list[Scenario]:
+    """The first question of every prompt, then the second, and so on up to the limit."""
+    asked: set[tuple[str, str]] = set()
+    kept: list[Scenario] = []
+    for scenario in (scenario for turn in zip_longest(*found) for scenario in turn if scenario is not None):
+        wording = (scenario.inbox_address, scenario.question.lower())
+        if max_source_mails is not None and len(scenario.message_ids) > max_source_mails:
+            dropped["too_many_sources"] += 1
+        elif wording in asked:
+            dropped["repeated"] += 1
+        elif len(kept) == limit:
+            dropped["over_limit"] += 1
+        else:
+            asked.add(wording)
+            kept.append(scenario)
+    return kept
+
+
+# -- parsing: a reply may be a plain list of JSON objects, fenced, wrapped, inside text or truncated ------------------
+
+
+def read_reply(text: str) -> list[Any] | None:
+    """Return the unchecked objects of a reply, or None if it contains no readable JSON.
+
+    A truncated reply yields its complete objects.
+    """
+    text = re.sub(r"(?s)^.*</think>", "", text)[:MAX_REPLY_CHARS]
+    items: list[Any] = []
+    is_json = False
+    failed = 0
+    at = _next(text, 0)
+    while at >= 0 and len(items) < MAX_ITEMS and failed < MAX_TRIES:
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            failed += 1
+            at = _next(text, at + 1)
+            continue
+        is_json = True
+        items += _items(value)
+        at = _next(text, end)
+    return items[:MAX_ITEMS] if is_json else None
+
+
+def _next(text: str, start: int) -> int:
+    """The position where the next JSON list or object may begin, or -1."""
+    found = _BEGINNING.search(text, start)
+    return found.start() if found else -1
+
+
+def _items(value: Any) -> list[Any]:
+    """The items of a list, of the list that an object wraps, or the object itself."""
+    if isinstance(value, list):
+        return value
+    lists = [inner for inner in value.values() if isinstance(inner, list) and all(isinstance(i, dict) for i in inner)]
+    if "question" not in value and lists:
+        return lists[0]
+    return [value] if value else []
+
+
+# -- checking ---------------------------------------------------------------------------------------------------------
+
+
+def _one_line(value: Any) -> Any:
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def _printable(text: str) -> str:
+    if not text or not text.isprintable():
+        raise ValueError("not printable")
+    return text
+
+
+Line = Annotated[str, BeforeValidator(_one_line), AfterValidator(_printable)]
+
+
+class _Item(BaseModel):
+    """One question as a model writes it."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    question: Annotated[Line, Field(max_length=MAX_QUESTION_CHARS)]
+    answer: Annotated[Line, Field(max_length=MAX_ANSWER_CHARS)]
+    message_ids: Annotated[
+        list[Annotated[str, AfterValidator(_printable)]],
+        BeforeValidator(lambda ids: [ids] if isinstance(ids, str) else ids),
+        Field(min_length=1),
+    ]
+    how_realistic: Annotated[float, Field(ge=0, le=1)]
+
+
+def check_item(
+    item: Any, batch: Batch, *, is_stored: Callable[[str], bool], seed: int, dropped: Counter[str]
+) -> Scenario | None:
+    """Return the question in an item of a reply, or None with the reason counted in ``dropped``.
+
+    ``is_stored`` is whether the database has a message id. Reasons: ``malformed``, ``confabulated_id`` (counted once
+    per id; the item keeps its other ids), ``no_source`` (all its ids were confabulated), ``outside_prompt`` (an id of
+    an email that was not shown), ``yes_or_no``, ``answer_in_question``, ``answer_not_found``, ``answer_too_common``
+    (in nearly every email).
+    """
+    try:
+        written = _Item.model_validate(item)
+    except ValidationError:
+        dropped["malformed"] += 1
+        return None
+    shown = {mail.message_id.strip("<> "): mail for mail in batch.mails}
+    named = {message_id.strip("<> "): message_id.strip() for message_id in written.message_ids}
+    sources = [shown[bare] for bare in named if bare in shown]
+    strangers = [message_id for bare, message_id in named.items() if bare not in shown]
+    confabulated = sum(not is_stored(message_id) for message_id in strangers)
+    if confabulated:
+        dropped["confabulated_id"] += confabulated
+    if reason := _objection(written.question, written.answer, sources, len(strangers) > confabulated):
+        dropped[reason] += 1
+        return None
+    ids = sorted(mail.message_id for mail in sources)
+    identity = hashlib.sha256("\0".join((batch.inbox, written.question, *ids)).encode()).hexdigest()
+    newest = batch.mails[-1]  # all emails of the prompt are to be visible on the day of the question
+    days_later = Random(f"{seed}/{batch.inbox}/{newest.message_id}").randint(1, MAX_DAYS_LATER)
+    return Scenario(
+        id=f"llm-{identity[:12]}",
+        question=written.question,
+        answer=written.answer,
+        message_ids=ids,
+        inbox_address=batch.inbox,
+        query_date=(newest.day + timedelta(days=days_later)).isoformat(),
+        how_realistic=written.how_realistic,
+        split=batch.split,
+        kind="llm",
+    )
+
+
+def _objection(question: str, answer: str, sources: list[Mail], names_others: bool) -> str | None:
+    if names_others:
+        return "outside_prompt"
+    if not sources:
+        return "no_source"
+    if re.match(r"(?:yes|no)\b(?!\.?\s*\d)", answer, re.IGNORECASE):
+        return "yes_or_no"
+    if f" {plain(answer)} " in f" {plain(question)} ":
+        return "answer_in_question"
+    if not is_stated(answer, sources):
+        return "answer_not_found"
+    return None if is_specific(answer, sources) else "answer_too_common"
+
+
+def is_stated(answer: str, mails: list[Mail]) -> bool:
+    """Whether emails contain every fact of an answer and at least half of its words; False if it has neither."""
+    text = "\n".join(_all_text(mail) for mail in mails)
+    if _WORD.search(answer) and plain(answer) in plain(text):  # also where words are not set apart by spaces
+        return True
+    asked = read(clean(answer))
+    known = read(clean(text), literals=[fact for fact in asked.facts if isinstance(fact, Literal)])
+    if not all(any(agree(fact, other) for other in known.facts) for fact in asked.facts):
+        return False
+    telling = {word for word in asked.stems if len(word) > 3}
+    if not telling and not asked.facts:
+        telling = {word for word in asked.stems if len(word) > 1}
+    if not telling:
+        return bool(asked.facts)
+    stems = {word[:5] for word in known.stems}
+    return sum(word[:5] in stems for word in telling) >= MIN_FOUND * len(telling)
+
+
+def is_specific(answer: str, mails: list[Mail]) -> bool:
+    """Whether an answer contains a fact, a name, or two content words.
+
+    A single digit is not a fact, because every date has one. A name is a word that the emails never write in lower
+    case, or part of one of their addresses; in a script without lower case, any word may be one.
+    """
+    reading = read(clean(answer))
+    telling = {word for word in _words_of(reading) if len(word) > 1 and word not in _COMMON}
+    if any(_is_telling(fact) for fact in reading.facts) or len(telling) > 1 or (telling and reading.facts):
+        return True
+    names = _names(mails)
+    return any(word in names or word.upper() == word for word in telling)
+
+
+def plain(text: str) -> str:
+    """Return only a text's words and numbers, in lower case."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def _is_telling(fact: Fact) -> bool:
+    return not isinstance(fact, Quantity) or fact.base is not None or fact.value >= 10
+
+
+def _words_of(reading: Reading) -> list[str]:
+    return [unit.text.lower() for unit in reading.units if unit.fact is None]
+
+
+def _names(mails: list[Mail]) -> set[str]:
+    written = {word for mail in mails for word in _WORD.findall(f"{mail.subject}\n{mail.body}")}
+    addresses = {word for mail in mails for address in mail.addresses for word in _WORD.findall(address.lower())}
+    return {word.lower() for word in written if not word.islower()} - written | addresses
+
+
+def _all_text(mail: Mail) -> str:
+    """All text of an email, including its date in words."""
+    day = f"{mail.day:%A}, {spell_day(mail.day)}, {mail.day.month}/{mail.day.day}, {mail.sent_at}"
+    return "\n".join((mail.subject, mail.body, day, mail.sender, *mail.to, *mail.cc, *mail.bcc))

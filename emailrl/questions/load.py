@@ -1,0 +1,190 @@
+"""Loads questions: a local JSONL, a folder or a hub dataset, filtered, and the split that is asked for.
+
+- A set without splits is one pool: all of it is ``test``; for training, ``val`` is cut from its inboxes and the rest is
+  ``train`` (benchmark tables carry a note).
+- In a set with ``train`` but no ``val``, ``val`` is cut from the train inboxes.
+- If no split is requested, all questions are returned and inboxes are not compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from emailrl.errors import UsageError
+from emailrl.questions.rows import HUB_QUESTIONS, read_dataset, read_jsonl
+from emailrl.questions.splits import check_disjoint, cut_val, mixed_order
+from emailrl.settings import DataSettings
+from emailrl.trajectory import Scenario, scenario_fields
+
+Split = Literal["train", "val", "test"]
+
+ART_E_BAD_IDS = frozenset({"49", "101", "129", "171", "208", "266", "327"})
+"""Questions of ART-E's set with known wrong answers, which its own loader also drops."""
+HELD_OUT_SEED = 42
+"""Draws samples of validation and test questions, so that runs with different seeds are measured on the same ones."""
+_DROPPED = {
+    "known_bad_id": "ART-E questions with a known wrong answer",
+    "too_many_sources": "questions with more source emails than MAX_SOURCE_MAILS",
+}
+_NO_TRAIN = (
+    " A single inbox goes entirely to test: ask gen-questions for three or more (repeat or omit --inbox), or split it "
+    "by subject (gen-questions --allow-shared-inbox)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioSet:
+    """The questions of one split."""
+
+    scenarios: list[Scenario]
+    source: str
+    """The file, folder or hub name of the questions."""
+    dropped: dict[str, int]
+    """Number of questions left out from the entire source by reason: ``known_bad_id``, ``too_many_sources``."""
+    notes: list[str]
+    """Notes for every table made from these questions."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the questions' content that does not depend on their order."""
+        return fingerprint(self.scenarios)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """All questions of a source, from which several splits can be taken without reading it again."""
+
+    scenarios: list[Scenario]
+    source: str
+    dropped: dict[str, int]
+    data: DataSettings
+
+    def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> ScenarioSet:
+        """The questions of one split, or all of them for ``split=None``.
+
+        ``limit`` draws a sample that keeps the mix of kinds and inboxes: a seeded one of training questions, and of
+        validation and test questions the same one for every seed. Without it the order is the file's.
+        ``check_inboxes=False`` is for reading a single split, with nothing to compare. Raises UsageError for splits
+        that share an inbox and for an empty split.
+        """
+        marked = all(scenario.shares_inbox for scenario in self.scenarios)
+        given = self.data.allow_shared_inbox
+        chosen, notes = self._select(split, not check_inboxes or (marked if given is None else given))
+        if not chosen:
+            counts = Counter(scenario.split or "unsplit" for scenario in self.scenarios)
+            have = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+            hint = f"It has {have}." + (_NO_TRAIN if split == "train" else "")
+            raise UsageError(f"{self.source}: no questions of split {split!r}.", hint)
+        if limit is not None:
+            chosen = mixed_order(chosen, seed if split in (None, "train") else HELD_OUT_SEED)[:limit]
+        return ScenarioSet(chosen, self.source, self.dropped, [*filter(None, notes), *_dropped_notes(self.dropped)])
+
+    def _select(self, split: Split | None, allow_shared: bool) -> tuple[list[Scenario], list[str | None]]:
+        """The questions of a split, and the notes that tables must carry."""
+        everything = self.scenarios
+        if split is None:
+            return everything, []
+        if everything[0].split is None and split == "test":
+            return everything, ["the question set has no splits: all of it is used for testing"]
+        note = check_disjoint(everything, self.source, allow_shared=allow_shared)
+        if split == "test" or any(s.split == "val" for s in everything):
+            return [s for s in everything if s.split == split], [note]
+        train = [s for s in everything if s.split in (None, "train")]
+        if not train:
+            return [], []
+        val, cut = cut_val(train, self.data.eval_dataset_size, self.source, allow_shared=allow_shared)
+        return [s for s in train if (s.id in val) == (split == "val")], [note, cut]
+
+
+def load_scenarios(
+    questions: Path | None,
+    split: Split | None,
+    *,
+    limit: int | None,
+    seed: int,
+    data: DataSettings,
+    check_inboxes: bool = True,
+) -> list[Scenario]:
+    """Return the questions of ``split``; see ``read_questions`` and ``Questions.of``."""
+    return load_scenario_set(questions, split, limit=limit, seed=seed, data=data, check_inboxes=check_inboxes).scenarios
+
+
+def load_scenario_set(
+    questions: Path | None,
+    split: Split | None,
+    *,
+    limit: int | None,
+    seed: int,
+    data: DataSettings,
+    check_inboxes: bool = True,
+) -> ScenarioSet:
+    """Read the questions of one split; see ``read_questions`` and ``Questions.of``."""
+    return read_questions(questions, data).of(split, limit=limit, seed=seed, check_inboxes=check_inboxes)
+
+
+def read_questions(questions: Path | None, data: DataSettings) -> Questions:
+    """Read and check all questions of a JSONL file or a folder that ``datasets`` can load.
+
+    None uses ``data.questions``, or else the hub's ART-E questions. Raises UsageError (file and line) for a bad row
+    and if no question is left, EmailRLError if the hub cannot be reached.
+    """
+    questions = questions or data.questions
+    check_exists(questions)
+    source = str(questions or HUB_QUESTIONS)
+    is_file = questions is not None and Path(questions).is_file()
+    rows = read_jsonl(Path(source), data) if is_file else read_dataset(source, data)
+    kept: list[Scenario] = []
+    dropped: Counter[str] = Counter()
+    for scenario in _trained_split(rows, data.train_split):
+        if _is_bad_art_e(scenario):
+            dropped["known_bad_id"] += 1
+        elif len(scenario.message_ids) > data.max_source_mails and not scenario.needs_all:
+            dropped["too_many_sources"] += 1
+        else:
+            kept.append(scenario)
+    if not kept:
+        raise UsageError(f"{source}: no questions left ({'; '.join(_dropped_notes(dropped))}).")
+    return Questions(kept, source, dict(dropped), data)
+
+
+def check_exists(questions: Path | None) -> None:
+    """Raise UsageError if the question file does not exist; None means the hub's."""
+    if questions is not None and not questions.exists():
+        raise UsageError(
+            f"No such question file: {questions}.",
+            "Choose another with --questions, or generate one: emailrl gen-questions",
+        )
+
+
+def fingerprint(scenarios: Sequence[Scenario]) -> str:
+    """Return a SHA-256 of the questions' content, in the order of their ids."""
+    digest = hashlib.sha256()
+    for scenario in sorted(scenarios, key=lambda s: (s.id, s.inbox_address)):
+        digest.update(json.dumps(scenario_fields(scenario), sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _trained_split(rows: Iterable[Scenario], train_split: str) -> Iterable[Scenario]:
+    """The rows with the training split renamed to ``train``, without the original ``train`` rows."""
+    for scenario in rows:
+        if scenario.split is None and train_split != "train":
+            raise UsageError(f"TRAIN_SPLIT={train_split}, but the questions have no splits.", "Unset it.")
+        if scenario.split == train_split:
+            yield scenario if train_split == "train" else replace(scenario, split="train")
+        elif scenario.split != "train":
+            yield scenario
+
+
+def _is_bad_art_e(scenario: Scenario) -> bool:
+    """ART-E's questions have bare numbers for ids, no kind, and Enron inboxes; another file's question 49 is kept."""
+    return scenario.id in ART_E_BAD_IDS and scenario.kind is None and scenario.inbox_address.endswith("@enron.com")
+
+
+def _dropped_notes(dropped: dict[str, int]) -> list[str]:
+    return [f"dropped {_DROPPED[reason]}: {number}" for reason, number in dropped.items()]

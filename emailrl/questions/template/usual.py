@@ -1,0 +1,408 @@
+"""The usual kinds of questions: one email's header, a thread, a correspondent over time, one fact in an email's text.
+
+Each is a function from an email to its question's answer, if the mailbox proves that there is exactly one.
+"""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from random import Random
+
+from emailrl.facts import mentions
+from emailrl.facts.mentions import DATE, Extractor
+from emailrl.questions.inbox.mail import Mail, spell_day
+from emailrl.questions.inbox.mailbox import Inbox
+from emailrl.questions.template.kinds import Finding, Kind, kind, refer_to
+
+MAX_COUNT = 9
+"""A search shows at most ten emails, so ten or more cannot be counted with one."""
+
+# -- one email's header: sender, date, recipients, subject ------------------------------------------------------------
+
+
+@kind(
+    0.7,
+    'Who sent me the mail with the subject "{topic}"?',
+    'Who wrote to me about "{topic}"?',
+    'From whom did I get the message "{topic}"?',
+    "I remember a mail called {topic}. Who was it from?",
+)
+def sender(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    day = box.ask_day(mail, rng)
+    if not box.received(mail) or not box.is_told_by_topic(mail, day, with_sender=False):
+        return None
+    return Finding(box.people.called(mail.sender), day)
+
+
+@kind(
+    0.6,
+    'When did {person} write to me about "{topic}"?',
+    'On what date did I get the mail "{topic}" from {person}?',
+    "What day did {person} send the message on {topic}?",
+    'On which day did {person} mail me "{topic}"?',
+)
+def date_received(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    day = box.ask_day(mail, rng)
+    if not box.received(mail) or DATE.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
+        return None
+    return Finding(spell_day(mail.day), day)
+
+
+@kind(
+    0.6,
+    'When did I send the mail about "{topic}"?',
+    "On what date did I write about {topic}?",
+    'What day did my message "{topic}" go out?',
+)
+def date_sent(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    day = box.ask_day(mail, rng)
+    if mail.sender != box.me or DATE.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
+        return None
+    return Finding(spell_day(mail.day), day)
+
+
+@kind(
+    0.5,
+    "What was the subject of the mail {person} sent me on {date}?",
+    "What did {person} write to me about on {date}?",
+    "{person} mailed me on {date}. What was the subject?",
+)
+def subject(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    day = box.ask_day(mail, rng)
+    if not box.received(mail) or not mail.topic.is_telling or not box.people.is_unmistakable(mail.sender):
+        return None
+    if sum(other.sender == mail.sender for other in box.on_day(mail.day)) != 1:
+        return None
+    return Finding(mail.topic.text, day, {"date": spell_day(mail.day)})
+
+
+@kind(
+    0.4,
+    "Who sent me a mail on {date}?",
+    "I got just one mail on {date}. Who was it from?",
+    "Who wrote to me on {date}?",
+)
+def only_sender_of_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    day = box.ask_day(mail, rng)
+    if not box.received(mail) or sum(other.sender != box.me for other in box.on_day(mail.day)) != 1:
+        return None
+    return Finding(box.people.called(mail.sender), day, {"date": f"{mail.day:%A}, {spell_day(mail.day)}"})
+
+
+@kind(
+    0.6,
+    "Who else received {mail}?",
+    "Besides me, who was {mail} sent to?",
+    "To whom other than me was {mail} addressed?",
+)
+def other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    day = box.ask_day(mail, rng)
+    others = {*mail.to, *mail.cc, *mail.bcc} - {box.me, mail.sender}
+    if not box.received(mail) or mail.cc or len(others) != 1:
+        return None
+    return _about_person(box, mail, others.pop(), rng) if box.is_told_by_topic(mail, day, with_sender=True) else None
+
+
+@kind(
+    0.6,
+    "Who was copied on {mail}?",
+    "Who was on cc of {mail}?",
+    "Who got a copy of {mail}?",
+)
+def copied(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    if len(mail.cc) != 1 or mail.cc[0] in (box.me, mail.sender, *mail.to) or mail.bcc:
+        return None
+    return _about_person(box, mail, mail.cc[0], rng)
+
+
+@kind(
+    0.7,
+    'Who did I send the mail "{topic}" to?',
+    "To whom did I write about {topic}?",
+    'Who got my message about "{topic}"?',
+)
+def sent_to(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    if mail.sender != box.me or len(mail.to) != 1 or mail.cc or mail.bcc:
+        return None
+    return _about_person(box, mail, mail.to[0], rng)
+
+
+def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding | None:
+    """Ask for one recipient of an email that its sender and topic identify."""
+    day = box.ask_day(mail, rng)
+    if box.people.is_me(address) or not box.is_told_by_topic(mail, day, with_sender=True):
+        return None
+    return Finding(box.people.called(address), day, {"mail": refer_to(box, mail, rng)})
+
+
+# -- threads: who replied, when, and who started them -----------------------------------------------------------------
+
+
+@kind(
+    0.8,
+    'Who replied to my mail about "{topic}"?',
+    "Who answered me on {topic}?",
+    'Who got back to me on "{topic}"?',
+)
+def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    """The only reply to an email of the owner; nobody else writes in the thread."""
+    day = box.ask_day(mail, rng)
+    if not mail.topic.is_telling or not mail.topic.is_reply or not box.received(mail):
+        return None
+    thread = box.thread(mail, day)
+    mine = [other for other in thread if other.sender == box.me and other.sent_at < mail.sent_at]
+    others = [other for other in thread if other.sender != box.me]
+    if not mine or others != [mail] or mail.sender not in mine[-1].addresses:
+        return None
+    return Finding(box.people.called(mail.sender), day)
+
+
+@kind(
+    0.6,
+    'When did {person} reply to my mail about "{topic}"?',
+    "On what date did {person} answer me on {topic}?",
+    'What day did {person} get back to me on "{topic}"?',
+)
+def reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    finding = reply_from.find(box, mail, rng)
+    if finding is None or DATE.find(mail.topic.text):
+        return None
+    finding.answer = spell_day(mail.day)
+    return finding
+
+
+@kind(
+    0.6,
+    'When did I reply to {person} on "{topic}"?',
+    "On what date did I answer {person} about {topic}?",
+    'What day did I get back to {person} on "{topic}"?',
+)
+def my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    """The owner's only reply in a thread started by one other person."""
+    day = box.ask_day(mail, rng)
+    if not mail.topic.is_telling or not mail.topic.is_reply or mail.sender != box.me or DATE.find(mail.topic.text):
+        return None
+    thread = box.thread(mail, day)
+    theirs = {other.sender for other in thread if other.sender != box.me and other.sent_at < mail.sent_at}
+    if len(theirs) != 1 or [other for other in thread if other.sender == box.me] != [mail]:
+        return None
+    person = theirs.pop()
+    if person not in mail.addresses:
+        return None
+    return Finding(spell_day(mail.day), day, {"person": box.people.called(person)})
+
+
+@kind(
+    0.6,
+    'Who started the thread "{topic}"?',
+    "Who sent the first mail on {topic}?",
+    'Who began the discussion about "{topic}"?',
+)
+def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    """The author of a thread's first email, if every later one replies to it or forwards it."""
+    if not mail.topic.is_telling or mail.topic.is_reply or mail.topic.is_forward or not box.received(mail):
+        return None
+    if mail.own != mail.body:  # it quotes or forwards an email that may have started the thread
+        return None
+    day = box.ask_day(mail, rng)
+    thread = box.thread(mail, day)
+    later = thread[1:]
+    if not later or thread[0] is not mail or not all(other.topic.is_reply or other.topic.is_forward for other in later):
+        return None
+    if not any(other.sender != mail.sender for other in later) or later[0].sent_at == mail.sent_at:
+        return None
+    return Finding(box.people.called(mail.sender), day)
+
+
+# -- one correspondent over time: the first email, the last before a date, the count in a month -----------------------
+
+
+def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
+    """The emails of a received email's sender, oldest first; empty if the person may have another address."""
+    if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
+        return []
+    return list(box.sent_by(mail.sender))
+
+
+@kind(
+    0.5,
+    "What was the subject of the last mail {person} sent me before {date}?",
+    "What was {person} writing about in the last message I got from them before {date}?",
+    "Before {date}, what was the subject of the latest mail from {person}?",
+)
+def last_before(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    sent = _from_one_person(box, mail)
+    if len(sent) < 3 or not mail.topic.is_telling:
+        return None
+    at = sent.index(mail)
+    if at + 1 == len(sent) or (at and sent[at - 1].day == mail.day):
+        return None
+    gap = (sent[at + 1].day - mail.day).days
+    if gap < 2:
+        return None
+    limit = mail.day + timedelta(days=rng.randint(1, min(gap, 14)))
+    day = limit + timedelta(days=rng.randint(0, 14))
+    return Finding(mail.topic.text, day, {"date": spell_day(limit)})
+
+
+@kind(
+    0.5,
+    "What was the subject of the first mail {person} sent me after {date}?",
+    "What was the first message from {person} after {date} about?",
+    "After {date}, under what subject did {person} next write to me?",
+)
+def first_after(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    sent = _from_one_person(box, mail)
+    if len(sent) < 3 or not mail.topic.is_telling:
+        return None
+    at = sent.index(mail)
+    if at == 0 or (at + 1 < len(sent) and sent[at + 1].day == mail.day):
+        return None
+    gap = (mail.day - sent[at - 1].day).days
+    if gap < 2:
+        return None
+    limit = mail.day - timedelta(days=rng.randint(1, min(gap, 14)))
+    return Finding(mail.topic.text, box.ask_day(mail, rng), {"date": spell_day(limit)})
+
+
+@kind(
+    0.5,
+    "When did {person} first write to me?",
+    "What is the date of the first mail I have from {person}?",
+    "On what day did I get my first message from {person}?",
+)
+def first_contact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    sent = _from_one_person(box, mail)
+    if len(sent) < 3 or sent[0] is not mail:
+        return None
+    day = max(box.ask_day(mail, rng), sent[1].day + timedelta(days=1))
+    return Finding(spell_day(mail.day), day)
+
+
+@kind(
+    0.5,
+    "How many mails did {person} send me in {month}?",
+    "How many messages did I get from {person} in {month}?",
+    "In {month}, how often did {person} write to me?",
+)
+def count_in_month(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    month = mail.day.replace(day=1)
+    in_month = mail.sent_at[: len("2001-05")]
+    sent = [other for other in _from_one_person(box, mail) if other.sent_at.startswith(in_month)]
+    if not 2 <= len(sent) <= MAX_COUNT or sent[-1] is not mail:
+        return None
+    next_month = date(month.year + month.month // 12, month.month % 12 + 1, 1)
+    day = next_month + timedelta(days=rng.randint(0, 20))
+    return Finding(str(len(sent)), day, {"month": f"{month:%B} {month.year}"}, sent)
+
+
+# -- one fact in one email's text: a phone number, an amount, a time, a place -----------------------------------------
+
+
+def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) -> Kind:
+    def find(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+        if not mail.topic.is_telling or not (fact := mail.only_fact(extractor)):
+            return None
+        if fact.text.lower() in mail.addresses:  # the header already shows this address
+            return None
+        if fact.text.startswith("100") and extractor is mentions.PERCENT:  # a figure of speech
+            return None
+        if extractor is mentions.URL and box.is_boilerplate(fact.text, mail):
+            return None
+        day = box.ask_day(mail, rng)
+        if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
+            return None
+        return Finding(fact.text, day, {"mail": refer_to(box, mail, rng)})
+
+    return Kind(name, realism, wordings, find, fact=extractor)
+
+
+def _numbered_kind(noun: str) -> Kind:
+    return _fact_kind(
+        f"{noun}_number",
+        0.7,
+        mentions.numbered(noun),
+        f"What {noun} number is given in {{mail}}?",
+        f"Which {noun} number does {{mail}} mention?",
+        f"What is the number of the {noun} mentioned in {{mail}}?",
+    )
+
+
+_FACTS = {
+    ("phone", 0.9, mentions.PHONE): (
+        "What phone number is given in {mail}?",
+        "Which phone number can I find in {mail}?",
+        "I need the phone number from {mail}. What is it?",
+    ),
+    ("amount", 0.9, mentions.AMOUNT): (
+        "What dollar amount is mentioned in {mail}?",
+        "How much money does {mail} speak of?",
+        "Which sum in dollars is named in {mail}?",
+    ),
+    ("percentage", 0.8, mentions.PERCENT): (
+        "What percentage is mentioned in {mail}?",
+        "Which percentage does {mail} give?",
+        "What percent figure is in {mail}?",
+    ),
+    ("time", 0.8, mentions.TIME): (
+        "What time is mentioned in {mail}?",
+        "Which time of day does {mail} give?",
+        "What is the time named in {mail}?",
+    ),
+    ("date_stated", 0.8, mentions.DATE): (
+        "What date is mentioned in {mail}?",
+        "Which date does {mail} speak of?",
+        "What is the date given in the text of {mail}?",
+    ),
+    ("deadline", 0.9, mentions.DEADLINE): (
+        "What deadline is set in {mail}?",
+        "By when is something due according to {mail}?",
+        "Which deadline does {mail} give?",
+    ),
+    ("room", 0.9, mentions.ROOM): (
+        "Which room is named in {mail}?",
+        "What room does {mail} mention?",
+        "What is the room given in {mail}?",
+    ),
+    ("venue", 0.9, mentions.VENUE): (
+        "What place is named in {mail}?",
+        "Which venue does {mail} mention?",
+        "Where is it, going by {mail}?",
+    ),
+    ("url", 0.7, mentions.URL): (
+        "Which web address is given in {mail}?",
+        "What link is in {mail}?",
+        "What is the web address mentioned in {mail}?",
+    ),
+    ("email_address", 0.7, mentions.EMAIL_ADDRESS): (
+        "Which e-mail address is given in {mail}?",
+        "What e-mail address does the text of {mail} mention?",
+        "I need the e-mail address from {mail}. What is it?",
+    ),
+    ("attachment", 0.8, mentions.ATTACHMENT): (
+        "What file was attached to {mail}?",
+        "What is the name of the attachment of {mail}?",
+        "Which file came with {mail}?",
+    ),
+    ("quantity", 0.8, mentions.QUANTITY): (
+        "What quantity is stated in {mail}?",
+        "Which quantity does {mail} mention?",
+        "What is the quantity named in {mail}?",
+    ),
+    ("flight", 0.9, mentions.FLIGHT): (
+        "Which flight is named in {mail}?",
+        "What flight number is given in {mail}?",
+        "What is the flight mentioned in {mail}?",
+    ),
+}
+"""Name, realism and extractor of a fact, with its wordings."""
+FACT_KINDS = (
+    *(_fact_kind(*fact, *wordings) for fact, wordings in _FACTS.items()),
+    *map(_numbered_kind, ("deal", "ticket", "meter", "contract", "invoice")),
+)
+KINDS: tuple[Kind, ...] = (
+    *(sender, date_received, date_sent, subject, only_sender_of_day, other_recipient, copied, sent_to),
+    *(reply_from, reply_date, my_reply_date, thread_starter),
+    *(last_before, first_after, first_contact, count_in_month),
+    *FACT_KINDS,
+)

@@ -1,0 +1,258 @@
+"""Whole question sets out of a database: provable, balanced, disjoint, the same for a seed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+
+import pytest
+from questions.template.world import ANA, BO, PLACES, THINGS, box, mail, mails_of_seven
+from typer.testing import CliRunner
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.questions import load_scenario_set, load_scenarios, missing_ids, read_jsonl, write_scenarios
+from emailrl.questions.template import KINDS, generate
+from emailrl.questions.template.generate import realism_of
+from emailrl.settings import DataSettings
+from emailrl.store.build import build_database
+from emailrl.store.sources import RawEmail
+from emailrl.trajectory import Scenario
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_database(mails_of_seven(), tmp_path_factory.mktemp("db") / "mail.db").db
+
+
+@pytest.fixture(scope="module")
+def scenarios(db: Path) -> list[Scenario]:
+    return generate(db, limit=400)
+
+
+def test_every_source_can_be_read_and_no_question_gives_its_answer_away(db: Path, scenarios: list[Scenario]) -> None:
+    coverage = missing_ids(scenarios, db)
+    assert (coverage.missing, coverage.hidden, coverage.answerable) == ([], [], 1.0)
+    assert not [s for s in scenarios if s.kind != "count_in_month" and s.answer.lower() in s.question.lower()]
+
+
+def test_answers_hold_against_plain_sql(db: Path, scenarios: list[Scenario]) -> None:
+    """Re-derives answers from the tables alone, by the words of the question."""
+    connection = sqlite3.connect(db)
+    checked: Counter[str] = Counter()
+    for s in scenarios:
+        seen = connection.execute(
+            """SELECT message_id, subject, from_address, date, body FROM emails WHERE date < :until
+            AND (from_address = :me OR id IN (SELECT email_id FROM recipients WHERE recipient_address = :me))""",
+            {"until": s.query_date, "me": s.inbox_address},
+        ).fetchall()
+        subject = next((m[1].removeprefix("Re: ") for m in seen if m[1].removeprefix("Re: ") in s.question), None)
+        about = [m for m in seen if subject is not None and m[1].endswith(subject)]
+        if s.kind == "sender":
+            assert [_name(m[2]) for m in about] == [s.answer], s
+        elif s.kind in ("date_received", "date_sent"):
+            assert s.answer in {_spell(m[3]) for m in about if m[0] in s.message_ids}, s
+            assert len({m[0] for m in about if m[2] == _sender_of(s, seen)}) == 1, s
+        elif s.kind in ("amount", "phone", "percentage"):
+            assert [m[0] for m in about if s.answer in m[4]] == s.message_ids, s
+        elif s.kind == "count_in_month":
+            month = datetime.strptime(re.search(r"[A-Z][a-z]+ \d{4}", s.question)[0], "%B %Y")  # type: ignore[index]
+            theirs = [m for m in seen if _name(m[2]) in s.question and m[3].startswith(f"{month:%Y-%m}")]
+            assert s.answer == str(len(theirs)) and {m[0] for m in theirs} == set(s.message_ids), s
+        elif s.kind == "last_before":
+            day = datetime.strptime(re.search(r"[A-Z][a-z]+ \d+, \d{4}", s.question)[0], "%B %d, %Y")  # type: ignore[index]
+            theirs = [m for m in seen if _name(m[2]) in s.question and m[3] < f"{day:%Y-%m-%d}"]
+            assert max(theirs, key=lambda m: m[3])[1].removeprefix("Re: ") == s.answer, s
+        else:
+            continue
+        checked[s.kind] += 1
+    assert set(checked) >= {"sender", "date_received", "date_sent", "amount", "phone", "count_in_month", "last_before"}
+
+
+def _name(address: str) -> str:
+    return " ".join(part.capitalize() for part in address.partition("@")[0].split("."))
+
+
+def _spell(sent_at: str) -> str:
+    moment = datetime.fromisoformat(sent_at)
+    return f"{moment:%B} {moment.day}, {moment.year}"
+
+
+def _sender_of(scenario: Scenario, seen: list[tuple[str, ...]]) -> str:
+    return next(m[2] for m in seen if m[0] in scenario.message_ids)
+
+
+def test_splits_share_neither_inbox_nor_source(scenarios: list[Scenario]) -> None:
+    inboxes, sources = defaultdict(set), defaultdict(set)
+    for s in scenarios:
+        inboxes[s.inbox_address].add(s.split)
+        for message_id in s.message_ids:
+            sources[message_id].add(s.split)
+    assert set().union(*inboxes.values()) == {"train", "val", "test"}
+    assert all(len(splits) == 1 for splits in [*inboxes.values(), *sources.values()])
+
+
+def test_kinds_are_balanced_and_no_mail_is_asked_to_death(db: Path, scenarios: list[Scenario]) -> None:
+    kinds = Counter(s.kind for s in scenarios)
+    assert len(scenarios) == 400 and len(kinds) >= 12
+    assert max(kinds.values()) <= 2 * sorted(kinds.values())[len(kinds) // 2]
+    assert max(Counter(m for s in scenarios for m in s.message_ids).values()) <= 2
+    assert len({(s.inbox_address, s.question) for s in scenarios}) == len({s.id for s in scenarios}) == 400
+    assert set(kinds) == {s.kind for s in generate(db, limit=100)}  # a small set has every kind too
+    counts = sorted(Counter(s.kind for s in generate(db)).values(), reverse=True)
+    assert sum(counts) < 6000 and counts[0] <= counts[len(counts) // 4] + 2  # nor does a common kind swamp the rest
+
+
+def test_the_seed_decides(db: Path, scenarios: list[Scenario]) -> None:
+    assert generate(db, limit=400, seed=42) == scenarios
+    other = generate(db, limit=400, seed=7)
+    assert other != scenarios
+    assert {s.inbox_address: s.split for s in other} == {s.inbox_address: s.split for s in scenarios}
+
+
+def test_named_inboxes_alone_are_asked_about(db: Path) -> None:
+    chosen = generate(db, inboxes=["Ana.Roebuck@x.org"], limit=50)
+    assert {(s.inbox_address, s.split) for s in chosen} == {("ana.roebuck@x.org", "test")}
+    with pytest.raises(UsageError, match=r"has no mailbox zoe@x\.org\. Its largest mailboxes: \S+@"):
+        generate(db, inboxes=["zoe@x.org"])
+
+
+def test_of_three_unequal_mailboxes_the_largest_is_trained_on(db: Path, tmp_path: Path) -> None:
+    day = datetime(2001, 3, 1, 9, tzinfo=UTC)
+    pairs = enumerate(product(PLACES.split(), ("uma.kerr@x.org", "vic.lund@x.org")))
+    alone = [
+        RawEmail(f"<z{n}@x>", f"window {place}", sender, ["zoe@x.org"], [], [], day + timedelta(n), "Yes.")
+        for n, (place, sender) in pairs
+    ]
+    database = build_database([*mails_of_seven(), *alone], tmp_path / "unequal.db").db
+    made = generate(database, inboxes=["uma.kerr@x.org", "zoe@x.org", "ana.roebuck@x.org"])
+    split_of = {s.inbox_address: s.split for s in made}
+    assert split_of == {"ana.roebuck@x.org": "train", "zoe@x.org": "test", "uma.kerr@x.org": "val"}
+    counts = Counter(s.split for s in made)
+    assert counts["train"] > counts["test"] > counts["val"] > 0
+    for limit, seed in ((9, 42), (6000, 7)):  # few questions of a set, or others, are split as all of them
+        others = generate(
+            database, inboxes=["uma.kerr@x.org", "zoe@x.org", "ana.roebuck@x.org"], limit=limit, seed=seed
+        )
+        assert {s.inbox_address: s.split for s in others}.items() <= split_of.items()
+
+
+def test_not_mails_but_questions_make_a_mailbox_large(tmp_path: Path) -> None:
+    day = datetime(2001, 3, 1, 9, tzinfo=UTC)
+    alike = [  # two hundred mails that cannot be told apart give next to no questions
+        RawEmail(f"<a{n}@x>", "Daily figures", "robot@x.org", ["ned@x.org"], [], [], day + timedelta(hours=n), "None.")
+        for n in range(200)
+    ]
+    pairs = enumerate(product(THINGS.split(), ("uma.kerr@x.org", "vic.lund@x.org")))
+    told = [
+        RawEmail(
+            f"<b{n}@x>", f"{thing} {sender[:3]}", sender, ["zoe@x.org"], [], [], day + timedelta(hours=9 * n), "Yes."
+        )
+        for n, (thing, sender) in pairs
+    ]
+    made = generate(build_database([*alike, *told], tmp_path / "m.db").db, inboxes=["ned@x.org", "zoe@x.org"])
+    assert {s.inbox_address: s.split for s in made if s.split == "train"} == {"zoe@x.org": "train"}
+
+
+def test_one_mailbox_that_may_be_shared_is_split_by_subject(db: Path, tmp_path: Path) -> None:
+    made = generate(db, inboxes=["ana.roebuck@x.org"], allow_shared=True)
+    counts = Counter(s.split for s in made)
+    assert set(counts) == {"train", "val", "test"} and counts["train"] > counts["test"] > counts["val"]
+    splits_of_source = defaultdict(set)
+    for s in made:
+        if len(s.message_ids) == 1:  # an answer (<r7@x.org>) has the subject of the mail it answers (<7@x.org>)
+            splits_of_source[s.message_ids[0].replace("<r", "<")].add(s.split)
+    assert [splits for splits in splits_of_source.values() if len(splits) > 1] == []
+    path = write_scenarios(tmp_path / "q.jsonl", made)
+    shared = DataSettings(allow_shared_inbox=True, max_source_mails=9)
+    for split in ("train", "val", "test"):
+        loaded = load_scenarios(path, split, limit=None, seed=1, data=shared)
+        assert len(loaded) == counts[split]
+    three = ["ana.roebuck@x.org", "bo.lindqvist@x.org", "cy.marshall@x.org"]
+    assert generate(db, inboxes=three, allow_shared=True) == generate(db, inboxes=three)
+
+
+def test_the_command_writes_the_file_and_counts_it(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emailrl.cli.app import app
+
+    out = tmp_path / "q.jsonl"
+    arguments = ["gen-questions", "--db", str(db), "--out", str(out), "--limit", "60", "--seed", "1", "--json"]
+    done = CliRunner().invoke(app, arguments)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["out"] == str(out) and report["questions"] == 60 == sum(report["kinds"].values())
+    assert sum(report["splits"].values()) == 60 == len(list(read_jsonl(out)))
+    before = out.read_bytes()
+    again = CliRunner().invoke(app, arguments)
+    assert isinstance(again.exception, UsageError) and "exists" in again.exception.message
+    wrong = CliRunner().invoke(app, [*arguments, "--overwrite", "--inbox", "nobody@x.org"])
+    assert isinstance(wrong.exception, UsageError) and "no mailbox nobody@x.org" in wrong.exception.message
+    assert out.read_bytes() == before
+    assert CliRunner().invoke(app, [*arguments, "--overwrite"]).exit_code == 0
+    assert out.read_bytes() == before
+    loaded = load_scenario_set(out, None, limit=None, seed=1, data=DataSettings())  # which leaves out none of it
+    assert (loaded.dropped, loaded.notes, len(loaded.scenarios)) == ({}, [], 60)
+    assert "count_in_month" not in report["kinds"]
+    monkeypatch.setenv("MAX_SOURCE_MAILS", "9")
+    more = json.loads(CliRunner().invoke(app, [*arguments, "--overwrite"]).stdout.splitlines()[-1])
+    assert more["kinds"]["count_in_month"] > 0
+
+
+def test_small_and_wrong_databases_end_in_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(EmailRLError, match="No such mail database"):
+        generate(tmp_path / "absent.db")
+    (tmp_path / "text.db").write_text("hello")
+    with pytest.raises(UsageError, match="cannot be read as a mail database"):
+        generate(tmp_path / "text.db")
+    sent_at = datetime(2001, 1, 1, tzinfo=UTC)
+    tiny = build_database(
+        [RawEmail("<1@x>", "Hi", "a@x.org", ["b@x.org"], [], [], sent_at, "")], tmp_path / "tiny.db"
+    ).db
+    with pytest.raises(UsageError, match="No address has 30 emails"):
+        generate(tiny)
+    with pytest.raises(EmailRLError, match="No email yields a question"):
+        generate(tiny, inboxes=["a@x.org"])
+
+
+def test_a_question_whose_words_hold_its_answer_is_not_asked(tmp_path: Path) -> None:
+    sent_at = datetime(2001, 5, 3, 9, tzinfo=UTC)
+
+    def kinds(subject: str) -> set[str | None]:
+        target = tmp_path / f"{subject}.db"
+        build_database([RawEmail("<1@x>", subject, "bo.lind@x.org", ["ana@x.org"], [], [], sent_at, "")], target)
+        return {s.kind for s in generate(target, inboxes=["ana@x.org"])}
+
+    assert "sender" in kinds("Family lunch on Sunday")
+    assert "sender" not in kinds("Lind family lunch")
+
+
+@pytest.mark.parametrize(
+    ("sender", "subject", "body", "copies", "realism"),
+    [
+        (BO, "Pier survey results", "Fine.", 1, 0.7),  # as the kind has it
+        ("daemon@x.org", "Pier survey results", "Fine.", 1, 0.5),  # no person's address
+        (BO, "Pier survey 17", "Fine.", 4, 0.7),
+        (BO, "Pier survey 17", "Fine.", 5, 0.5),  # a series
+        (BO, "Pier survey results", "Fine.", 5, 0.7),  # a thread is none
+        (BO, "Pier 17 / 4711-0815", "Fine.", 1, 0.5),  # digits and signs
+        (BO, "Pier survey results", "Unsubscribe here.", 1, 0.3),
+        (BO, "PIER SURVEY RESULTS", "Fine.", 1, 0.6),
+        ("daemon@x.org", "PIER 17 / 4711-0815", "Unsubscribe here.", 5, 0.1),  # never below
+    ],
+)
+def test_how_realistic_a_question_is(sender: str, subject: str, body: str, copies: int, realism: float) -> None:
+    kind = next(kind for kind in KINDS if kind.name == "sender")
+    assert kind.realism == 0.7
+    mails = [
+        mail(n, f"05-0{n} 09:00", sender, ANA, subject.replace("17", str(16 + n)), body) for n in range(1, copies + 1)
+    ]
+    assert realism_of(box(*mails), kind, mails[0]) == pytest.approx(realism, abs=1e-9)
+
+
+def test_no_question_takes_more_mails_than_may_be_its_sources(db: Path) -> None:
+    assert max(len(s.message_ids) for s in generate(db, limit=400)) > 2
+    for most in (1, 2):
+        assert max(len(s.message_ids) for s in generate(db, limit=400, max_source_mails=most)) == most

@@ -1,0 +1,155 @@
+"""Which questions a split gives, what is left out, and what the tables must say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from questions.questions import Row, row
+
+from emailrl.errors import UsageError
+from emailrl.questions import ScenarioSet, Split, load_scenario_set, load_scenarios
+from emailrl.settings import DataSettings
+
+Write = Callable[[list[Row]], Path]
+
+
+def load(path: Path | None, split: Split | None, limit: int | None = None, **data: object) -> ScenarioSet:
+    return load_scenario_set(path, split, limit=limit, seed=3, data=DataSettings(**data))  # type: ignore[arg-type]
+
+
+def rows(inboxes: str, split: str | None = None, start: int = 1000) -> list[Row]:
+    """One row for every letter, on the inbox of that letter."""
+    named = {} if split is None else {"split": split}
+    return [row(id=start + n, inbox_address=f"{inbox}@x", **named) for n, inbox in enumerate(inboxes)]
+
+
+def test_named_splits_are_taken_as_they_stand(question_file: Write) -> None:
+    path = question_file(rows("ab", "train", 1) + rows("c", "val", 10) + rows("d", "test", 20))
+    assert [s.id for s in load(path, "train").scenarios] == ["1", "2"]
+    assert [s.id for s in load(path, "val").scenarios] == ["10"]
+    assert [s.id for s in load(path, "test").scenarios] == ["20"]
+    assert [s.id for s in load(path, None).scenarios] == ["1", "2", "10", "20"]
+    assert load(path, "test").notes == []
+
+
+def test_a_set_without_val_gets_one_from_its_train_inboxes(question_file: Write) -> None:
+    path = question_file(rows("aabbccddee", "train") + rows("f", "test", 1))
+    train, val = load(path, "train").scenarios, load(path, "val").scenarios
+    assert len(val) == 2 and len(train) == 8
+    assert not {s.inbox_address for s in train} & {s.inbox_address for s in val}
+    assert [s.id for s in load(path, "test").scenarios] == ["1"]
+
+
+def test_a_set_that_names_no_splits_is_one_pool(question_file: Write) -> None:
+    path = question_file(rows("aabbccddee"))
+    test = load(path, "test")
+    assert len(test.scenarios) == 10 and "has no splits" in test.notes[0]
+    train, val = load(path, "train").scenarios, load(path, "val").scenarios
+    assert len(train) + len(val) == 10
+    assert not {s.inbox_address for s in train} & {s.inbox_address for s in val}
+    assert len(load(path, None).scenarios) == 10
+
+
+def test_a_shared_inbox_is_an_error_where_splits_are_compared(question_file: Write) -> None:
+    path = question_file(rows("aab", "train", 1) + rows("ac", "test", 10))
+    for split in ("train", "val", "test"):
+        with pytest.raises(UsageError, match=r"inbox a@x is in the splits train and test.*--allow-shared-inbox"):
+            load(path, split)
+        assert load(path, split, allow_shared_inbox=True).notes
+    assert len(load(path, None).scenarios) == 5
+    alone = load_scenarios(path, "test", limit=None, seed=3, data=DataSettings(), check_inboxes=False)
+    assert [s.id for s in alone] == ["10", "11"]
+
+
+def test_a_file_generated_with_shared_inboxes_needs_no_flag_but_a_setting_against_it_wins(question_file: Write) -> None:
+    marked = [one | {"shares_inbox": True} for one in rows("a", "train", 1) + rows("ac", "test", 10)]
+    path = question_file(marked)
+    for allowed in (None, True):
+        assert "splits share an inbox (a@x)" in load(path, "test", allow_shared_inbox=allowed).notes[0]
+    with pytest.raises(UsageError, match="--allow-shared-inbox"):
+        load(path, "test", allow_shared_inbox=False)
+    with pytest.raises(UsageError, match="--allow-shared-inbox"):  # rows of another file among them
+        load(question_file([*marked, *rows("a", "val", 20)]), "test")
+
+
+def test_an_empty_split_says_what_there_is(question_file: Write) -> None:
+    path = question_file(rows("ab", "train"))
+    with pytest.raises(UsageError, match=r"no questions of split 'test'. It has 2 train\."):
+        load(path, "test")
+
+
+def test_known_bad_questions_are_dropped_from_art_e_s_set_alone(question_file: Write) -> None:
+    enron = "ana.roe@enron.com"
+    path = question_file(
+        [
+            row(id=49, inbox_address=enron),
+            row(id=50, inbox_address=enron),
+            row(id=101, inbox_address="me@x.org"),
+            row(id=327, inbox_address=enron, kind="sender"),
+        ]
+    )
+    loaded = load(path, None)
+    assert [s.id for s in loaded.scenarios] == ["50", "101", "327"]
+    assert loaded.dropped == {"known_bad_id": 1}
+
+
+def test_questions_with_many_sources_are_dropped_and_counted(question_file: Write) -> None:
+    three = ["<1@x>", "<2@x>", "<3@x>"]
+    needed = row(id=4, message_ids=three, needs_all=True)
+    path = question_file([row(id=1), row(id=2, message_ids=three[:2]), row(id=3, message_ids=three), needed])
+    assert load(path, None).dropped == {"too_many_sources": 2}
+    assert [s.id for s in load(path, None).scenarios] == ["1", "4"]
+    assert load(path, None).notes == ["dropped questions with more source emails than MAX_SOURCE_MAILS: 2"]
+    assert [s.id for s in load(path, None, max_source_mails=2).scenarios] == ["1", "2", "4"]
+    with pytest.raises(UsageError, match=r"no questions left \(dropped .* MAX_SOURCE_MAILS: 1\)"):
+        load(question_file([row(message_ids=["<1@x>", "<2@x>"])]), None)
+
+
+def test_a_limit_takes_the_same_sample_for_a_seed(question_file: Write) -> None:
+    path = question_file(rows("abcdefghij" * 5))
+    ids = [s.id for s in load(path, None, limit=10).scenarios]
+    assert ids == [s.id for s in load(path, None, limit=20).scenarios][:10]
+    assert len({s.inbox_address for s in load(path, None, limit=10).scenarios}) >= 8
+    other = load_scenarios(path, None, limit=10, seed=4, data=DataSettings())
+    assert [s.id for s in other] != ids
+
+
+@pytest.mark.parametrize(("split", "same"), [("train", False), ("val", True), ("test", True)])
+def test_seeds_share_their_validation_and_test_questions(question_file: Write, split: Split, same: bool) -> None:
+    path = question_file(rows("a" * 40, "train", 1) + rows("b" * 40, "val", 100) + rows("c" * 40, "test", 200))
+    drawn = [
+        [s.id for s in load_scenarios(path, split, limit=10, seed=seed, data=DataSettings())] for seed in (1, 42, 43)
+    ]
+    assert [ids == drawn[0] for ids in drawn[1:]] == [same, same]
+
+
+def test_the_fingerprint_knows_the_content_not_the_order(question_file: Write) -> None:
+    first = load(question_file(rows("abc")), None).fingerprint
+    assert load(question_file(rows("abc")[::-1]), None).fingerprint == first
+    assert load(question_file([*rows("ab"), row(id=1002, inbox_address="c@x", answer="Bo")]), None).fingerprint != first
+    usual = load(question_file([row()]), None)  # of nine fields, unless a newer one is unusual
+    names = ["id", "question", "answer", "message_ids", "inbox_address", "query_date", "how_realistic", "split", "kind"]
+    content = {name: getattr(usual.scenarios[0], name) for name in names}
+    assert usual.fingerprint == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    assert load(question_file([row(needs_all=True)]), None).fingerprint != usual.fingerprint
+
+
+def test_the_settings_name_the_file_where_the_caller_does_not(question_file: Write, tmp_path: Path) -> None:
+    path = question_file(rows("ab"))
+    assert len(load(None, None, questions=path).scenarios) == 2
+    with pytest.raises(UsageError, match=r"No such question file: .*--questions.*gen-questions"):
+        load(tmp_path / "absent.jsonl", None)
+
+
+def test_the_real_art_e_questions(shared_data: Path) -> None:
+    path = shared_data / "enron" / "art_e_questions.jsonl"
+    everything = load(path, None)
+    assert len(everything.scenarios) == 798 and everything.dropped == {"too_many_sources": 61}
+    with pytest.raises(UsageError, match="--allow-shared-inbox"):
+        load(path, "test")
+    sizes = {split: len(load(path, split, allow_shared_inbox=True).scenarios) for split in ("train", "val", "test")}
+    assert sizes == {"train": 558, "val": 100, "test": 140}

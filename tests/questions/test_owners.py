@@ -1,0 +1,164 @@
+"""Whose mailboxes are asked about: people who write, not the lists and machines that are addressed like people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hang import must_end
+
+from emailrl.errors import UsageError
+from emailrl.questions.inbox.mailbox import MailReader
+from emailrl.questions.inbox.owners import choose_inboxes, find_inbox, largest_owners
+from emailrl.settings import StoreSettings
+from emailrl.store.build import build_database
+from emailrl.store.connection import opened
+from emailrl.store.sources import RawEmail
+
+ME, ANN, TIM = "me@home.org", "ann@work.org", "tim@club.org"
+FRIENDS = [f"friend{n}@x{n}.org" for n in range(9)]
+Mails = Iterable[tuple[str, list[str], str]]
+"""Sender, recipients, subject."""
+
+
+def store(db: Path, *parts: Mails, folder: str = "Inbox#") -> Path:
+    numbers = count(1)
+    emails = []
+    for part in parts:
+        for sender, to, subject in part:
+            number = next(numbers)
+            date = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(hours=number)
+            body, name = f"Body {number}.", f"{folder}{number}."
+            emails.append(RawEmail(f"<{number}@x>", subject, sender, to, [], [], date, body, name))
+    return build_database(emails, db, settings=StoreSettings(max_recipients=0)).db
+
+
+def received(number: int) -> Mails:
+    return [(FRIENDS[n % 9], [ME], f"Matter {n}") for n in range(number)]
+
+
+def sent(number: int) -> Mails:
+    return [(ME, [FRIENDS[n % 9]], f"Wish {n}") for n in range(number)]
+
+
+def discussed(address: str) -> Mails:
+    """Forty threads on a list: who answers was not addressed, and answers the list."""
+    for n in range(40):
+        yield FRIENDS[n % 9], [address], f"Question {n}"
+        yield FRIENDS[(n + 1) % 9], [address], f"Re: Question {n}"
+
+
+def rewritten(address: str) -> Mails:
+    """A list that puts its own address in the sender's place."""
+    return [(address, [address], f"Topic {n}") for n in range(90)]
+
+
+def tagged(address: str) -> Mails:
+    return [(FRIENDS[n % 9], [address], f"[sails] Notice {n}") for n in range(90)]
+
+
+def plain(address: str) -> Mails:
+    """Nothing but an address that many write to."""
+    return [(FRIENDS[n % 9], [address], f"Memo {n}") for n in range(90)]
+
+
+def announced(address: str) -> Mails:
+    return [("editor@press.org", [address], f"Issue {n}") for n in range(90)]
+
+
+def chosen(db: Path) -> list[str]:
+    with opened(db) as connection:
+        return choose_inboxes(MailReader(connection), [])
+
+
+LISTS: list[Callable[[str], Mails]] = [discussed, rewritten, tagged, plain, announced]
+
+
+@pytest.mark.parametrize("posts", LISTS)
+def test_who_writes_is_an_owner_and_a_list_is_none(tmp_path: Path, posts: Callable[[str], Mails]) -> None:
+    db = store(tmp_path / "m.db", received(30), sent(20), posts("crew@club.org"))
+    assert chosen(db) == [ME]
+
+
+@pytest.mark.parametrize("posts", [discussed, rewritten, tagged, announced])
+def test_where_nobody_writes_the_list_is_told_from_the_owner(tmp_path: Path, posts: Callable[[str], Mails]) -> None:
+    db = store(tmp_path / "m.db", received(40), posts("crew@club.org"))
+    with opened(db) as connection:
+        assert largest_owners(MailReader(connection))[0].address == ME
+    if posts not in (rewritten, announced):
+        assert chosen(db) == [ME]
+
+
+@pytest.mark.parametrize("name", ["crew-announce@club.org", "crew@lists.club.org", "crew@googlegroups.com"])
+def test_a_name_may_tell_a_list(tmp_path: Path, name: str) -> None:
+    assert chosen(store(tmp_path / "m.db", received(40), plain(name))) == [ME]
+
+
+def test_an_owner_who_hears_from_one_person_alone_or_in_threads_that_name_all(tmp_path: Path) -> None:
+    one = [(ANN, [ME], f"Matter {n}") for n in range(40)]
+    assert chosen(store(tmp_path / "one.db", one)) == [ME]
+
+    def open_threads() -> Mails:
+        for n in range(40):
+            yield ANN, [ME, TIM], f"Matter {n}"
+            yield TIM, [ANN, ME], f"Re: Matter {n}"
+
+    def my_threads() -> Mails:  # what I wrote is not there: each answers me, and no other mail had named him
+        for n in range(40):
+            yield ANN, [ME], f"Re: Wish {n}"
+            yield TIM, [ME], f"Re: Wish {n}"
+
+    for name, mails, expected in (("open", open_threads(), [ME, ANN, TIM]), ("mine", my_threads(), [ME])):
+        with opened(store(tmp_path / f"{name}.db", mails, received(5))) as connection:
+            assert [owner.address for owner in largest_owners(MailReader(connection))] == expected
+
+
+def test_who_has_a_folder_of_cmus_tree_is_an_owner_though_he_never_writes(tmp_path: Path) -> None:
+    jane = "jane.doe@enron.com"
+    mails = [(FRIENDS[n % 9], [jane, "all.staff@enron.com"], f"Matter {n}") for n in range(40)]
+    writes = [(ME, [FRIENDS[n % 9]], f"Wish {n}") for n in range(20)]
+    db = store(tmp_path / "m.db", mails, received(20), writes, folder="maildir/doe-j/inbox/")
+    assert chosen(db) == [jane, ME]
+
+
+def test_an_email_to_thousands_takes_no_huge_time(tmp_path: Path) -> None:
+    crowd = [f"p{number}@x.org" for number in range(5000)]
+    db = store(tmp_path / "m.db", [(ANN, crowd, "Everyone")] * 3)
+    with must_end(20), opened(db) as connection:
+        assert [owner.mails for owner in largest_owners(MailReader(connection))] == [3, 3, 3]
+
+
+def test_a_list_that_is_named_is_asked_about(tmp_path: Path) -> None:
+    db = store(tmp_path / "m.db", received(30), sent(20), discussed("crew@club.org"))
+    with opened(db) as connection:
+        assert choose_inboxes(MailReader(connection), ["Crew@club.org "]) == ["crew@club.org"]
+
+
+def test_owners_come_by_size_with_what_they_hold(tmp_path: Path) -> None:
+    between = [mail for n in range(20) for mail in ((ANN, [ME], f"To me {n}"), (ME, [ANN], f"To Ann {n}"))]
+    to_myself = [(ME, [ME], "Remember")]
+    db = store(tmp_path / "m.db", received(30), sent(5), between, to_myself)
+    with opened(db) as connection:
+        found = largest_owners(MailReader(connection))
+    assert found == [(ME, 25, 76), (ANN, 20, 40)]
+
+
+def test_the_only_mailbox_is_that_of_who_has_nine_tenths_of_all_emails(tmp_path: Path) -> None:
+    mine = [(ANN, [ME], f"Matter {n}") for n in range(5)] + [(ME, [TIM], f"Matter {n}") for n in range(4)]
+    others = [(ANN, [TIM], "Elsewhere")]
+    db = store(tmp_path / "mine.db", mine, others)  # nine of ten are mine
+    assert find_inbox(db, None) == ME and find_inbox(db, " Tim@Club.org") == TIM
+    less = store(tmp_path / "less.db", mine[1:], others, [(TIM, [ANN], "Re: Elsewhere")])  # eight of ten
+    with pytest.raises(UsageError, match="holds several mailboxes") as caught:
+        find_inbox(less, None)
+    assert caught.value.hint == (f"Choose one with --inbox: {ME} (8 emails), {ANN} (6 emails), {TIM} (6 emails)")
+    alone = store(tmp_path / "alone.db", mine[1:], [(ANN, [TIM], "Elsewhere")] * 9)  # nobody else owns one
+    assert find_inbox(alone, None) == ME
+    letters = store(tmp_path / "two.db", [(ANN, [ME], "Hello"), (ME, [ANN], "Re: Hello")])  # of either
+    with pytest.raises(UsageError, match="holds several mailboxes"):
+        find_inbox(letters, None)
+    with pytest.raises(UsageError, match="cannot be told"):
+        find_inbox(store(tmp_path / "none.db", plain("crew-announce@club.org")), None)
