@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError, ToolError, UsageError
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.settings import Settings, load_settings
-from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from emailrl.engines.opened import OpenPolicy
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment import StepResult
-    from emailrl.store import Email, Mailbox
+    from emailrl.mail import Email, Mailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class EmailAgent:
         """
         from emailrl.engines import SamplingParams
         from emailrl.environment.custom import mail_agent
+        from emailrl.mail import open_mailbox
         from emailrl.questions.inbox.owners import unknown_inbox
         from emailrl.rollout.runner import run
-        from emailrl.store import open_mailbox
 
         agent = self.settings.agent
         db = self.settings.store.db
@@ -131,7 +131,7 @@ class EmailAgent:
 
 def _today(db: Path) -> str:
     """The date, ``YYYY-MM-DD`` in UTC; that of the newest email if the database ends before."""
-    from emailrl.store.stored import last_day
+    from emailrl.mail.stored import last_day
 
     today = datetime.now(UTC).date().isoformat()
     return min(today, last_day(db) or today)
@@ -155,7 +155,7 @@ def _name_on_server(model: object) -> str:
 def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
     """A model by name, or an adapter's folder, loaded on its base model."""
     from emailrl.engines.opened import open_policy
-    from emailrl.policy.adapter import CONFIG, find_adapter
+    from emailrl.model.adapter import CONFIG, find_adapter
 
     if (Path(model) / CONFIG).is_file():
         adapter = find_adapter(Path(model), Path())
@@ -169,8 +169,8 @@ def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings:
 
     from emailrl.engines import build_engine
     from emailrl.engines.opened import OpenPolicy
-    from emailrl.policy.load import Policy
-    from emailrl.policy.resolve import with_token_limit
+    from emailrl.model.load import Policy
+    from emailrl.model.resolve import with_token_limit
 
     if "unsloth" in sys.modules:  # its forward only takes its own cache: engines sample from a twin of its model
         patched = settings.model.model_copy(update={"backend": "unsloth"})

@@ -15,12 +15,12 @@ from emailrl.checkpoints import find_checkpoint
 from emailrl.disk import check_own, replace_bytes
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import is_correct
-from emailrl.policy.adapter import Adapter
+from emailrl.model.adapter import Adapter
 from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set
+from emailrl.records.trajectory import Trajectory
 from emailrl.settings import load_settings
 from emailrl.training.run.display import SILENT, Display
-from emailrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emailrl.trajectory import Message, ToolCall
+from emailrl.records.trajectory import Message, ToolCall
 
 INBOX = "ida@corvane.test"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from emailrl.checkpoints import incomplete_checkpoints, list_checkpoints, verify
-from emailrl.recording import read_records
+from emailrl.records import read_records
 
 TIMINGS = {"seconds", "tool_seconds", "duration", "latency_seconds", "eval_latency_seconds", "run_id"}
 

@@ -19,7 +19,7 @@ from emailrl import EmailAgent
 from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.trajectory import StopReason
+from emailrl.records.trajectory import StopReason
 
 
 @pytest.fixture(scope="module")

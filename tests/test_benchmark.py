@@ -16,11 +16,11 @@ from emailrl import benchmark
 from emailrl.benchmark import Subject, choose_subjects, is_unfinished, run_benchmark
 from emailrl.environment.rubric import Rubric
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.adapter import Adapter
-from emailrl.recording import read_trajectories
+from emailrl.model.adapter import Adapter
+from emailrl.records import read_trajectories
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.rollout.journal import Busy
 from emailrl.settings import Settings
-from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 
 class Scripted:

@@ -17,7 +17,7 @@ from emailrl import disk
 from emailrl.disk import check_place, is_locked, locked, not_a_file, replace_bytes
 from emailrl.errors import UsageError
 from emailrl.questions.llm.cache import ReplyCache
-from emailrl.recording import JsonlWriter, read_records
+from emailrl.records import JsonlWriter, read_records
 from emailrl.rewards.judge import VerdictCache
 
 REPLACE = """
@@ -28,7 +28,7 @@ replace_bytes(Path(sys.argv[1]), b"x" * 200)
 
 RECORD = """
 from pathlib import Path
-from emailrl.recording import JsonlWriter
+from emailrl.records import JsonlWriter
 with JsonlWriter(Path(sys.argv[1])) as writer:
     writer.write({"step": 1})
     writer.write({"step": 2, "text": "x" * 200})

@@ -20,8 +20,8 @@ from tiny import make_database
 
 from emailrl.doctor import Check, checks, examine, verdict
 from emailrl.doctor.checks import examine_packages, import_errors
-from emailrl.policy.smol_base import SMOL_DIR, cached_folder, record_files
-from emailrl.policy.smol_source import HUB, INSTALL
+from emailrl.model.smol_base import SMOL_DIR, cached_folder, record_files
+from emailrl.model.smol_source import HUB, INSTALL
 
 
 @pytest.fixture

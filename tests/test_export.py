@@ -20,7 +20,7 @@ from emailrl.checkpoints import Checkpoint, read_checkpoint, sha256_of, verify, 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export import export_checkpoint
 from emailrl.export.card import model_card
-from emailrl.policy.adapter import Adapter, find_adapter
+from emailrl.model.adapter import Adapter, find_adapter
 
 METRICS = {"accuracy": 0.8, "accuracy_low": 0.7112, "accuracy_high": 0.8666, "num_questions": 100, "reward": 0.912}
 IDS = torch.tensor([[5, 17, 40, 3, 99, 21]])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from engines.vllm_stand_in import install
 
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 
 FOLDER = Path(__file__).parent / "gpu"

@@ -23,12 +23,12 @@ LAYERS: list[set[str]] = [
     {"rollout"},
     {"rewards"},
     {"environment", "engines"},
-    {"policy"},
+    {"model"},
     {"questions"},
     {"facts"},
-    {"store", "checkpoints"},
-    {"recording"},
-    {"trajectory", "custom", "remote", "ranks", "workers"},
+    {"mail", "checkpoints"},
+    {"records"},
+    {"custom", "remote", "ranks", "workers"},
     {"settings", "drawing"},
     {"disk"},
     {"errors", "ctrl_c"},
@@ -41,8 +41,7 @@ LIGHT_ROOMS = {
     "cli",
     "settings",
     "errors",
-    "trajectory",
-    "recording",
+    "records",
     "checkpoints",
     "disk",
     "plain",
@@ -131,18 +130,18 @@ def test_a_circle_of_files_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """One of its imports is for the type checker alone, another stands inside a function."""
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
     sources = {
-        "store/first.py": "if TYPE_CHECKING:\n    from emailrl.store.second import Second",
-        "store/second.py": "def later():\n    from . import third",
-        "store/third.py": "from emailrl.store.first import First",
-        "store/__init__.py": "from emailrl.store.third import Third",
+        "mail/first.py": "if TYPE_CHECKING:\n    from emailrl.mail.second import Second",
+        "mail/second.py": "def later():\n    from . import third",
+        "mail/third.py": "from emailrl.mail.first import First",
+        "mail/__init__.py": "from emailrl.mail.third import Third",
     }
     for name, source in sources.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)
     known = {dotted(tmp_path / name) for name in sources}
     graph = {dotted(tmp_path / name): imported_modules(tmp_path / name, known) for name in sources}
-    assert set(find_circle(graph)) == {"emailrl.store.first", "emailrl.store.second", "emailrl.store.third"}
-    del graph["emailrl.store.third"]
+    assert set(find_circle(graph)) == {"emailrl.mail.first", "emailrl.mail.second", "emailrl.mail.third"}
+    del graph["emailrl.mail.third"]
     assert find_circle(graph) == []
 
 
@@ -170,19 +169,19 @@ if TYPE_CHECKING:
 class Lazy:
     import peft
     def method(self):
-        from ..policy import load
+        from ..model import load
         from . import build
 """
     tree = ast.parse(source)
-    everything = {".".join(parts) for _, parts in imports(tree, ["emailrl", "store"])}
+    everything = {".".join(parts) for _, parts in imports(tree, ["emailrl", "mail"])}
     assert everything == {
         "emailrl.cli",
         "torch",
         "emailrl.training",
         "wandb",
         "peft",
-        "emailrl.policy.load",
-        "emailrl.store.build",
+        "emailrl.model.load",
+        "emailrl.mail.build",
     }
-    early = [parts[0] for _, parts in imports(at_import_time(tree), ["emailrl", "store"])]
+    early = [parts[0] for _, parts in imports(at_import_time(tree), ["emailrl", "mail"])]
     assert early == ["emailrl", "torch", "emailrl", "peft"]

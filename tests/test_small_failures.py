@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gpu.small_failures import agreement, failure, report
 
-from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
 
 READ = {"ever_found_right_email": True, "ever_read_right_email": True, "attempted_answer": True}
 

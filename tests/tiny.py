@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.checkpoints import Checkpoint, Metadata, write_checkpoint
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import Settings, load_settings
-from emailrl.trajectory import Scenario
 
 ANN = "ann@example.com"
 
@@ -41,7 +41,7 @@ def make_checkpoint(
     """Write a checkpoint of ``model`` with a random adapter that changes every linear layer, and more settings."""
     import torch
 
-    from emailrl.policy.load import load_policy
+    from emailrl.model.load import load_policy
 
     settings = load_settings({"model_name": str(model), "lora_rank": 4} | given, environ={}, cwd=path.parent)
     policy = load_policy(settings, trainable=True)
@@ -70,8 +70,8 @@ def cut_matrices(folder: Path) -> Path:
 
 def make_database(db: Path) -> Path:
     """Build a database of three mails in Ann's inbox."""
-    from emailrl.store.build import build_database
-    from emailrl.store.sources.raw_email import RawEmail
+    from emailrl.mail.build import build_database
+    from emailrl.mail.sources.raw_email import RawEmail
 
     bodies = ("The lease ends on 31 May 2002.", "The deposit is 4500 dollars.", "Lunch on Friday?")
     mails = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
+from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
 
 WORDS = ["<|end|>", "Who", "Ġpaid", "<call>", "Ann", "Ġresult", "Ċ", "â", "Ĥ", "¬"]
 """Ids 0-9; the last three are the bytes of the euro sign."""

@@ -21,9 +21,9 @@ from emailrl.benchmark.subjects import Subject, choose_subjects, players
 from emailrl.disk import check_own
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import Evaluation, check_samples, evaluate, reason
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rollout.journal import Conditions, Journal
 from emailrl.settings import without_credentials
-from emailrl.trajectory import Scenario, Trajectory
 
 if TYPE_CHECKING:
     from emailrl.rollout.collect import Collector

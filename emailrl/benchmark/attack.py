@@ -10,7 +10,7 @@ from typing import Any
 from emailrl.benchmark.subjects import Subject
 from emailrl.environment.attack import KINDS, order_of
 from emailrl.evaluation.statistics import wilson_interval
-from emailrl.trajectory import Trajectory
+from emailrl.records.trajectory import Trajectory
 
 
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:

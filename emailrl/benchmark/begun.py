@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import UsageError
+from emailrl.records.trajectory import Scenario
 from emailrl.rollout.journal import differences, playing_conditions
-from emailrl.trajectory import Scenario
 
 if TYPE_CHECKING:
     from emailrl.benchmark.subjects import Subject

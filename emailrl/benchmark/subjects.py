@@ -11,7 +11,7 @@ from emailrl.checkpoints import find_runs
 from emailrl.engines import is_chat
 from emailrl.environment.attack import under_attack
 from emailrl.errors import UsageError
-from emailrl.policy.adapter import Adapter, find_adapter
+from emailrl.model.adapter import Adapter, find_adapter
 
 if TYPE_CHECKING:
     from emailrl.engines.base import Engine

@@ -19,7 +19,7 @@ from emailrl.checkpoints.reading import (
     standing_of,
 )
 from emailrl.disk import naming, replace_bytes, sync
-from emailrl.recording import finite
+from emailrl.records import finite
 
 
 def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:

@@ -13,13 +13,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from emailrl.plain import cut, one_line
-from emailrl.trajectory import StopReason
+from emailrl.records.trajectory import StopReason
 
 if TYPE_CHECKING:
     from emailrl.agent import Answer
     from emailrl.environment import StepResult
+    from emailrl.mail import Email
     from emailrl.settings import AgentSettings
-    from emailrl.store import Email
 
 I_DONT_KNOW: Final = "I don't know."
 NUM_HITS: Final = 3

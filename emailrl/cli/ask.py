@@ -80,9 +80,9 @@ def ask(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.mail.connection import no_database
     from emailrl.questions.inbox.owners import find_inbox
     from emailrl.settings import load_settings
-    from emailrl.store.connection import no_database
 
     settings = load_settings(overrides, trust=trust)
     question = " ".join(words) if words else None
@@ -108,7 +108,7 @@ def ask(
 
 def _warn_if_empty(db: Path, inbox: str, date: str | None) -> None:
     """Print a note that the agent will see no email if its date is not after the first one."""
-    from emailrl.store.stored import first_day
+    from emailrl.mail.stored import first_day
 
     if date is not None and (first := first_day(db, inbox)) is not None and date <= first:
         say(f"Note: the mailbox begins on {first}; with --date {date} the agent sees no email.")
@@ -197,10 +197,10 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     """The model that answers, or its adapter's folder; the base model's name; and a display name."""
     from emailrl.checkpoints import checkpoint_of, find_runs
     from emailrl.engines import is_chat
-    from emailrl.policy.adapter import find_adapter
-    from emailrl.policy.resolve import NANO
-    from emailrl.policy.smol_base import SMOL, is_at_hand
-    from emailrl.policy.smol_source import INSTALL
+    from emailrl.model.adapter import find_adapter
+    from emailrl.model.resolve import NANO
+    from emailrl.model.smol_base import SMOL, is_at_hand
+    from emailrl.model.smol_source import INSTALL
     from emailrl.questions.beside import has_only_demo_email
 
     if checkpoint is not None and model is not None:

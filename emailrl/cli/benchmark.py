@@ -48,8 +48,8 @@ from emailrl.plain import counted
 
 if TYPE_CHECKING:
     from emailrl.benchmark import Report, Subject
+    from emailrl.records.trajectory import Scenario, Trajectory
     from emailrl.settings import Settings
-    from emailrl.trajectory import Scenario, Trajectory
 
 INTERRUPTED = 130
 FAILURES = {

@@ -34,7 +34,7 @@ def presets(incomplete: str) -> list[str]:
 
 def models(incomplete: str) -> list[str]:
     """The packaged models; for anything else, shells complete file names."""
-    from emailrl.policy.resolve import PACKAGED
+    from emailrl.model.resolve import PACKAGED
 
     return one_of(*PACKAGED)(incomplete)
 
@@ -55,9 +55,9 @@ def inboxes(context: Context, incomplete: str) -> list[str]:
     """The addresses in the database with this prefix."""
     from sqlalchemy import select
 
+    from emailrl.mail.connection import opened
+    from emailrl.mail.schema import addresses
     from emailrl.settings import load_settings
-    from emailrl.store.connection import opened
-    from emailrl.store.schema import addresses
 
     address = addresses.c.address
     wanted = select(address).where(address >= incomplete, address < f"{incomplete}\U0010ffff").order_by(address)

@@ -11,8 +11,8 @@ from emailrl.cli.output import say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
-    from emailrl.trajectory import Trajectory
 
 
 def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:

@@ -49,7 +49,7 @@ def export(
     if format not in ("adapter", "merged"):
         raise UsageError(f"Unknown format '{format}'.", "Use adapter or merged.")
     from emailrl.checkpoints import find_checkpoint
-    from emailrl.policy.adapter import untrained_note
+    from emailrl.model.adapter import untrained_note
     from emailrl.settings import load_settings
 
     settings = load_settings(trust=trust)

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from emailrl.mail.build import BuildReport
+    from emailrl.mail.sieve import Listing
+    from emailrl.mail.sources import Source
+    from emailrl.mail.writing import Progress as Report
     from emailrl.questions.inbox.owners import Owner
     from emailrl.settings import Settings, StoreSettings
-    from emailrl.store.build import BuildReport
-    from emailrl.store.sieve import Listing
-    from emailrl.store.sources import Source
-    from emailrl.store.writing import Progress as Report
 
 BASIS_SECONDS = 3
 """No estimate of the time left before this."""
@@ -97,8 +97,8 @@ def gen_db(
         _print_summary(report, console)
         say(f"Questions: {questions_file(report.db)}", console)
     else:
-        from emailrl.store.build import build_database
-        from emailrl.store.sources import open_source
+        from emailrl.mail.build import build_database
+        from emailrl.mail.sources import open_source
 
         most = settings.max_message_bytes
         opened = open_source(settings.source, allow_truncated=allow_truncated, max_message_bytes=most)
@@ -182,9 +182,9 @@ def existing_database(db: Path) -> BuildReport:
     """The contents of an existing database, as the report of a build that took no time."""
     from sqlalchemy import func, select
 
-    from emailrl.store.build import BuildReport
-    from emailrl.store.connection import opened
-    from emailrl.store.schema import emails, recipients
+    from emailrl.mail.build import BuildReport
+    from emailrl.mail.connection import opened
+    from emailrl.mail.schema import emails, recipients
 
     with opened(db) as connection:
         num_emails, num_recipients = (
@@ -195,11 +195,11 @@ def existing_database(db: Path) -> BuildReport:
 
 def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: bool) -> None:
     """List the database's mailboxes, largest first, and the next command."""
+    from emailrl.mail.connection import opened
     from emailrl.questions.beside import questions_file
     from emailrl.questions.inbox.mailbox import MailReader
     from emailrl.questions.inbox.owners import largest_owners, listed
     from emailrl.questions.splits import FEW
-    from emailrl.store.connection import opened
 
     with opened(db) as connection:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
@@ -217,9 +217,9 @@ def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: b
 
 def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool) -> None:
     """Suggest a benchmark with existing questions; note if they are unreadable, or if a limit emptied a split."""
+    from emailrl.mail.demo import NUM_WORLDS
     from emailrl.questions import read_jsonl
     from emailrl.questions.splits import split_notes
-    from emailrl.store.demo import NUM_WORLDS
 
     try:
         scenarios = list(read_jsonl(questions))
@@ -294,7 +294,7 @@ def _listing(console: Console) -> Listing:
 
 
 def _print_summary(report: BuildReport, console: Console) -> None:
-    from emailrl.store.sieve import KEPT_BY
+    from emailrl.mail.sieve import KEPT_BY
 
     others = sum(report.skipped.get(reason, 0) for reason in NO_MESSAGES)
     skipped = sum(report.skipped.values()) - others

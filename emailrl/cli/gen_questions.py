@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
     from emailrl.questions.llm import QuestionPlan, QuestionWriter, Spending
+    from emailrl.records.trajectory import Scenario
     from emailrl.settings import Settings
-    from emailrl.trajectory import Scenario
 
 ASK_ABOVE = 1.0
 """Dollars above which a run needs confirmation, as it does if the price is unknown."""
@@ -119,9 +119,9 @@ def gen_questions(
 
 def _choose_inboxes(db: Path, named: list[str]) -> list[str]:
     """The mailboxes to ask about."""
+    from emailrl.mail.connection import opened
     from emailrl.questions.inbox.mailbox import MailReader
     from emailrl.questions.inbox.owners import choose_inboxes
-    from emailrl.store.connection import opened
 
     with opened(db) as connection:
         return choose_inboxes(MailReader(connection), named)

@@ -46,7 +46,7 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
 
     With ``asks`` they answer in the mail environment, without a reward.
     """
-    from emailrl.policy.adapter import untrained_note
+    from emailrl.model.adapter import untrained_note
 
     otherwise: dict[str, list[str]] = {}
     for path in paths:
@@ -81,8 +81,8 @@ def _trained_otherwise(path: Path, settings: Settings, *, asks: bool) -> str | N
 
 def check_inputs(settings: Settings) -> None:
     """Raise EmailRLError for a missing database, UsageError for a missing question file."""
+    from emailrl.mail.connection import no_database
     from emailrl.questions.load import check_exists
-    from emailrl.store.connection import no_database
 
     if not settings.store.db.is_file():
         raise no_database(settings.store.db)

@@ -31,9 +31,9 @@ from emailrl.cli.page_file import HtmlFile, Redact, write_page
 from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
-    from emailrl.recording import TrajectoryIndex
+    from emailrl.records import TrajectoryIndex
+    from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
-    from emailrl.trajectory import Trajectory
 
 
 @setting_options("verbose model_name", verbose="Show the prompt, the rubric and every token.")
@@ -57,7 +57,7 @@ def inspect_trajectory(
     overwrite: Overwrite = False,
 ) -> None:
     from emailrl.inspection import locate
-    from emailrl.recording import TrajectoryIndex
+    from emailrl.records import TrajectoryIndex
     from emailrl.settings import load_settings
 
     if follow + listing + page + (html is not None) > 1:

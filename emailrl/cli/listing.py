@@ -11,7 +11,7 @@ from rich.text import Text
 
 from emailrl.evaluation import verdict
 from emailrl.plain import plain_line
-from emailrl.recording import Entry, TrajectoryIndex
+from emailrl.records import Entry, TrajectoryIndex
 
 STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
 """Colors of verdicts; others have none."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from emailrl.evaluation import Evaluation
+    from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
-    from emailrl.trajectory import Trajectory
 
 BARS = "▁▂▃▄▅▆▇█"
 REFRESH = 4
@@ -109,7 +109,7 @@ class _Numbers:
 
     def recall(self, run_dir: Path) -> None:
         """Load the curves of earlier steps from the run's files."""
-        from emailrl.recording import read_records
+        from emailrl.records import read_records
 
         for name, take in (("metrics", self._take_curves), ("evaluations", self._take_evaluation)):
             if (path := run_dir / f"{name}.jsonl").is_file():

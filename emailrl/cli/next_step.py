@@ -12,8 +12,8 @@ from emailrl.cli.output import print_next
 from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
+    from emailrl.records.trajectory import Scenario
     from emailrl.settings import Settings
-    from emailrl.trajectory import Scenario
 
 ON_A_GPU = "Qwen/Qwen3-0.6B"
 """The smallest model that the documents use on a GPU."""
@@ -28,8 +28,8 @@ def suggest_benchmark(settings: Settings, questions: Path, scenarios: Sequence[S
     ``scenarios`` are those of the file ``questions``. The model is that of the settings, if they name one; otherwise
     nano for demo email and smol for any other.
     """
-    from emailrl.policy.resolve import NANO
-    from emailrl.policy.smol_base import SMOL
+    from emailrl.model.resolve import NANO
+    from emailrl.model.smol_base import SMOL
     from emailrl.questions.beside import has_only_demo_email, questions_file
     from emailrl.questions.splits import shared_inboxes
 
@@ -95,8 +95,8 @@ def suggest_asking(options: Sequence[str], settings: Settings) -> None:
 
 def _missing(settings: Settings) -> str:
     """How to install ``smol``, if it is not on this machine."""
-    from emailrl.policy.smol_base import SMOL, is_at_hand
-    from emailrl.policy.smol_source import INSTALL
+    from emailrl.model.smol_base import SMOL, is_at_hand
+    from emailrl.model.smol_source import INSTALL
 
     with suppress(UsageError):  # a wrong SMOL_BASE, which the suggested command explains
         return "" if is_at_hand(SMOL, settings.model.smol_base) else f"without the hub, first: {INSTALL}; "

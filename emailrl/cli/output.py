@@ -69,7 +69,7 @@ def say_loading(settings: Settings, *names: str) -> None:
 
     Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing or damaged.
     """
-    from emailrl.policy.smol_base import check_base
+    from emailrl.model.smol_base import check_base
 
     for name in names:
         check_base(name, settings.model.smol_base)

@@ -59,8 +59,8 @@ def _mailbox(db: Path) -> list[str]:
     from sqlalchemy import select
 
     from emailrl.errors import EmailRLError
-    from emailrl.store.connection import opened
-    from emailrl.store.schema import addresses
+    from emailrl.mail.connection import opened
+    from emailrl.mail.schema import addresses
 
     with suppress(EmailRLError), opened(db) as connection:
         return list(connection.scalars(select(addresses.c.address)))

@@ -105,8 +105,8 @@ def plan(
 
 def _check_named(overrides: Overrides) -> None:
     """Raise EmailRLError for an unreadable file on the command line; settings files may name those of a later run."""
+    from emailrl.mail import database_fingerprint
     from emailrl.questions.load import check_exists
-    from emailrl.store import database_fingerprint
 
     check_exists(overrides["questions"])
     if overrides["db"] is not None:

@@ -38,10 +38,10 @@ CONDITIONS = ".conditions.json"
 if TYPE_CHECKING:
     from emailrl.benchmark import Subject
     from emailrl.evaluation import Evaluation
-    from emailrl.policy.adapter import Adapter
+    from emailrl.model.adapter import Adapter
+    from emailrl.records.trajectory import Scenario, Trajectory
     from emailrl.rollout.journal import Conditions, Journal
     from emailrl.settings import Settings
-    from emailrl.trajectory import Scenario, Trajectory
 
 
 @setting_options(
@@ -174,7 +174,7 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
     import os
 
     from emailrl.disk import check_own
-    from emailrl.recording.index import index_path
+    from emailrl.records.index import index_path
 
     if out is None:
         number = 1
@@ -218,7 +218,7 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
     """
     from emailrl.benchmark.subjects import choose_subjects
     from emailrl.engines import is_chat
-    from emailrl.policy.resolve import same_base
+    from emailrl.model.resolve import same_base
 
     if checkpoint == "best" or (checkpoint is None and model is None and not is_chat(settings)):
         note_runs_without_best(settings.output.output_dir)

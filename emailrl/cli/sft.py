@@ -66,7 +66,7 @@ def sft(
         settings = load_settings(given, recorded=place.checkpoint.metadata.settings)
         out = place.directory
     settings = _with_questions(settings, resumed=place.checkpoint is not None)
-    from emailrl.policy.smol_base import check_base
+    from emailrl.model.smol_base import check_base
 
     if not settings.sft.from_scratch:
         check_base(settings.model.name, settings.model.smol_base)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from emailrl.checkpoints import Checkpoint
     from emailrl.doctor import Check
     from emailrl.evaluation import Evaluation
-    from emailrl.policy.adapter import Adapter
+    from emailrl.model.adapter import Adapter
+    from emailrl.records.trajectory import Scenario, Trajectory
     from emailrl.settings import Settings
-    from emailrl.trajectory import Scenario, Trajectory
 
 NAMES_WIDTH: Final = 33
 RESULT_WIDTH: Final = 15

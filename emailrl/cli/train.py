@@ -119,8 +119,8 @@ def _check(settings: Settings) -> None:
 
 
 def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
-    from emailrl.policy.resolve import resolve_model
-    from emailrl.policy.smol_base import check_base
+    from emailrl.model.resolve import resolve_model
+    from emailrl.model.smol_base import check_base
     from emailrl.training.run.start import find_start
 
     check_base(settings.model.name, settings.model.smol_base)

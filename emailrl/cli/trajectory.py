@@ -22,7 +22,7 @@ from emailrl.evaluation import verdict
 from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
 from emailrl.plain import cut, plain, plain_line
-from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
+from emailrl.records.trajectory import Message, TokenSample, Trajectory, Turn
 
 TRAINED = "bold green"
 """Style of tokens with loss mask 1; of sampled ones if nothing was trained on them."""

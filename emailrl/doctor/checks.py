@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from emailrl.errors import EmailRLError
+from emailrl.mail.connection import how_to_get
+from emailrl.model.smol_base import SMOL, SMOL_BASE, find_converted
+from emailrl.model.smol_source import INSTALL as INSTALL_SMOL
+from emailrl.model.smol_source import PACKAGE as SMOLLM2
+from emailrl.model.smol_source import check_source, find_local, in_hub_cache
 from emailrl.plain import counted
-from emailrl.policy.smol_base import SMOL, SMOL_BASE, find_converted
-from emailrl.policy.smol_source import INSTALL as INSTALL_SMOL
-from emailrl.policy.smol_source import PACKAGE as SMOLLM2
-from emailrl.policy.smol_source import check_source, find_local, in_hub_cache
 from emailrl.questions.beside import has_enron_email, questions_file
 from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings import Settings, Untrusted, load_settings
-from emailrl.store.connection import how_to_get
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -9,7 +9,7 @@ from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Requ
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
-    from emailrl.policy.load import Policy
+    from emailrl.model.load import Policy
     from emailrl.settings import Settings
 
 __all__ = [
@@ -96,7 +96,7 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
     model = policy.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if settings.model.backend == "unsloth":
-        from emailrl.policy.unsloth_backend import unpatched
+        from emailrl.model.unsloth_backend import unpatched
 
         model = unpatched(model)
     return TransformersEngine(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from emailrl.plain import tell
-from emailrl.trajectory import Message
+from emailrl.records.trajectory import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from emailrl.engines.base import Advance, Completion, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.errors import UsageError
+from emailrl.records.trajectory import Message, ToolCall
 from emailrl.remote.destination import tell
 from emailrl.remote.text import harmless, sendable
 from emailrl.settings import Settings, check_key, names_openrouter, redacted, secrets_in, without_credentials
-from emailrl.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
     import openai

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.engines import PolicyEngine, build_engine
-from emailrl.policy.load import Policy, load_policy
-from emailrl.policy.resolve import with_token_limit
+from emailrl.model.load import Policy, load_policy
+from emailrl.model.resolve import with_token_limit
 from emailrl.settings import Settings
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from emailrl.errors import EmailRLError
-from emailrl.trajectory import Message, ToolCall
+from emailrl.records.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

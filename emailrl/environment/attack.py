@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from emailrl.store import Email, Mailbox, SearchHit
-from emailrl.trajectory import Scenario, Trajectory
+from emailrl.mail import Email, Mailbox, SearchHit
+from emailrl.records.trajectory import Scenario, Trajectory
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings

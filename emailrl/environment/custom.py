@@ -18,11 +18,11 @@ from emailrl.environment.mail_env import MailEnvironment, StepResult, cites_sour
 from emailrl.environment.rubric import Rubric, is_i_dont_know
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.trajectory import Message, Scenario, StopReason
+from emailrl.records.trajectory import Message, Scenario, StopReason
 
 if TYPE_CHECKING:
+    from emailrl.mail import Mailbox
     from emailrl.settings import AgentSettings, Settings
-    from emailrl.store import Mailbox
 
 MAIL: Final = "mail"
 
@@ -106,7 +106,7 @@ class CustomEnvironment:
         if not isinstance(result.done, bool):
             raise self._wrong("step() of", result.done, "a bool as done")
         if result.stop_reason is not None and not isinstance(result.stop_reason, StopReason):
-            raise self._wrong("step() of", result.stop_reason, "a StopReason (emailrl.trajectory) or None")
+            raise self._wrong("step() of", result.stop_reason, "a StopReason (emailrl.records.trajectory) or None")
         self._call("the tool_args of", json.dumps, result.tool_args)
         ran_out = not result.done and self._num_turns >= self._arguments[2].agent.max_turns
         if ran_out:
@@ -147,7 +147,7 @@ class CustomEnvironment:
         if not isinstance(messages, list) or not all(
             isinstance(message, Message) and isinstance(message.content, str) for message in messages
         ):
-            raise self._wrong(what, messages, "a list of Messages (emailrl.trajectory) with text")
+            raise self._wrong(what, messages, "a list of Messages (emailrl.records.trajectory) with text")
         for message in messages:
             try:
                 message.content.encode()

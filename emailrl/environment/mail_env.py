@@ -14,10 +14,10 @@ from emailrl.environment.prompts import system_prompt
 from emailrl.environment.rubric import Rubric, is_i_dont_know
 from emailrl.environment.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, to_json
 from emailrl.errors import ToolError
-from emailrl.trajectory import Message, Scenario, StopReason, ToolCall
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 
 if TYPE_CHECKING:
-    from emailrl.store import Mailbox
+    from emailrl.mail import Mailbox
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emailrl.trajectory import Scenario
+from emailrl.records.trajectory import Scenario
 
 SYSTEM_PROMPT = """\
 You are an email search agent. Answer the user's question by searching the user's own mailbox with the tools you are \

@@ -16,10 +16,10 @@ from emailrl.environment.prompts import system_prompt
 from emailrl.environment.rubric import Rubric, is_i_dont_know
 from emailrl.environment.tools import TOOLS, check_arguments
 from emailrl.errors import ToolError
-from emailrl.trajectory import Message, Scenario, StopReason
+from emailrl.records.trajectory import Message, Scenario, StopReason
 
 if TYPE_CHECKING:
-    from emailrl.store import Email, Mailbox
+    from emailrl.mail import Email, Mailbox
 
 MAX_MAILS = 3
 MAX_BODY_CHARS = 600

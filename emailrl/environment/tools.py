@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from emailrl.errors import ToolError
 
 if TYPE_CHECKING:
+    from emailrl.mail import Mailbox
     from emailrl.settings import AgentSettings
-    from emailrl.store import Mailbox
 
 MAX_RESULTS = 10
 MAX_READ_CHARS = 200_000

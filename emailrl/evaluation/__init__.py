@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from emailrl.errors import UsageError
 from emailrl.evaluation.statistics import clustered_interval, majority, wilson_interval
-from emailrl.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from typing import Self

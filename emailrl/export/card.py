@@ -8,7 +8,7 @@ from typing import Any
 
 from emailrl.checkpoints import Confirmed, Metadata
 from emailrl.engines.vllm.arguments import LORA_RANKS
-from emailrl.policy.resolve import PACKAGED
+from emailrl.model.resolve import PACKAGED
 
 _SHOWN = {
     "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
@@ -117,7 +117,7 @@ def _loading(metadata: Metadata, folder: str, merged: bool) -> str:
         imports += "\nfrom peft import PeftModel"
         base = json.dumps(metadata.base_model)
         if metadata.base_model in PACKAGED:
-            imports += "\nfrom emailrl.policy.resolve import resolve_model"
+            imports += "\nfrom emailrl.model.resolve import resolve_model"
             note = f"The base model {metadata.base_model} ships with emailrl.\n\n"
             base = f"resolve_model({base})"
         load = (
@@ -151,7 +151,7 @@ def _serving(metadata: Metadata, folder: str, merged: bool) -> str:
         limit = next((size for size in LORA_RANKS if size >= rank), rank)
         base = shlex.quote(metadata.base_model)
         if metadata.base_model in PACKAGED:
-            base = f"$(python -c 'from emailrl.policy.resolve import resolve_model; print(resolve_model(\"{base}\"))')"
+            base = f"$(python -c 'from emailrl.model.resolve import resolve_model; print(resolve_model(\"{base}\"))')"
         adapter = f"--enable-lora --max-lora-rank {limit} --lora-modules mail-agent={here}"
         command = f"vllm serve {base} \\\n  {adapter} \\\n  {tools}"
     temperature = (metadata.settings.get("agent") or {}).get("eval_temperature")

@@ -19,8 +19,8 @@ from emailrl.checkpoints import METADATA, Checkpoint, confirmed_of, sha256_of, v
 from emailrl.disk import check_place, share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export.card import model_card
+from emailrl.model.resolve import resolve_model
 from emailrl.plain import first_line
-from emailrl.policy.resolve import resolve_model
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +86,8 @@ def check_free(out: Path, overwrite: bool) -> None:
 
 
 def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
-    from emailrl.policy.plain_lora import read_plain_lora
-    from emailrl.policy.size import empty_model, load_config
+    from emailrl.model.plain_lora import read_plain_lora
+    from emailrl.model.size import empty_model, load_config
 
     name = checkpoint.metadata.base_model
     try:
@@ -114,9 +114,9 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from emailrl.policy.plain_lora import read_plain_lora
-    from emailrl.policy.size import load_config
-    from emailrl.policy.tensors import writing_tensors
+    from emailrl.model.plain_lora import read_plain_lora
+    from emailrl.model.size import load_config
+    from emailrl.model.tensors import writing_tensors
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from emailrl.checkpoints import run_folders
 from emailrl.errors import UsageError
-from emailrl.recording import TrajectoryIndex, training_notes, trajectory_in_line
-from emailrl.trajectory import Trajectory
+from emailrl.records import TrajectoryIndex, training_notes, trajectory_in_line
+from emailrl.records.trajectory import Trajectory
 
 _HEAD_BYTES = 4096
 """Keys that distinguish a trajectory from a metric or a question."""

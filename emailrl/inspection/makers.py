@@ -10,8 +10,8 @@ from typing import Any
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.policy.resolve import resolve_model
-from emailrl.trajectory import Trajectory
+from emailrl.model.resolve import resolve_model
+from emailrl.records.trajectory import Trajectory
 
 
 def origin(file: Path, trajectory: Trajectory) -> str | None:

@@ -11,7 +11,7 @@ from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
 from emailrl.inspection.page import Place, detail, entry_row, place_of, run_record
 from emailrl.inspection.page.place import file_record, source_of
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import (
+from emailrl.records import (
     Entry,
     Record,
     TrajectoryIndex,
@@ -20,7 +20,7 @@ from emailrl.recording import (
     training_notes,
     trajectory_in_line,
 )
-from emailrl.trajectory import Trajectory
+from emailrl.records.trajectory import Trajectory
 
 MAX_ROWS = 5000
 """Maximum rows per response."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.errors import EmailRLError
-from emailrl.trajectory import Trajectory
+from emailrl.records.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

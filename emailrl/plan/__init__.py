@@ -11,13 +11,13 @@ from typing import Final
 
 from emailrl.engines import has_servers, vllm_in_process
 from emailrl.errors import UsageError
+from emailrl.model.shape import find_shape
 from emailrl.plan.advice import Obstacle, Way, faster_ways, find_obstacles, ways_to_fit
 from emailrl.plan.devices import GIB, MEASURED, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.several import Cluster, Job, Split, in_turn, with_servers
 from emailrl.plan.time import Seconds
 from emailrl.plan.tokens import Known, Measured, Tokens, base_of, limit_to_questions, measure_run
-from emailrl.policy.shape import find_shape
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import changed
 from emailrl.training.run.printing import duration

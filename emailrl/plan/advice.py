@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from emailrl.engines import engine_gpus, has_servers, vllm_in_process
+from emailrl.model.shape import KNOWN, find_shape
+from emailrl.model.size import GPU_SIZED
 from emailrl.plain import counted
 from emailrl.plan.devices import DEVICES, driver_gpus
 from emailrl.plan.memory import Memory, rollout_pass, samples_in_process
 from emailrl.plan.several import Job
-from emailrl.policy.shape import KNOWN, find_shape
-from emailrl.policy.size import GPU_SIZED
 from emailrl.settings.names import by_name, changed
 
 SMALLEST_BATCH: Final = 1024

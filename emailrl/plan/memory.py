@@ -12,9 +12,7 @@ from typing import Final, Literal
 
 from emailrl.engines import budget, engine_gpus, has_servers, vllm_in_process
 from emailrl.engines.vllm.arguments import VLLM_WORK, Trainer, capture_sizes, graph_bytes, sleeps, vllm_share
-from emailrl.plan.devices import GIB, Device
-from emailrl.plan.tokens import Tokens
-from emailrl.policy.layout import (
+from emailrl.model.layout import (
     CHUNK_ELEMENTS,
     Keep,
     choose_keep,
@@ -26,7 +24,9 @@ from emailrl.policy.layout import (
     wants_fused,
     why_not_packed,
 )
-from emailrl.policy.shape import Shape
+from emailrl.model.shape import Shape
+from emailrl.plan.devices import GIB, Device
+from emailrl.plan.tokens import Tokens
 from emailrl.settings import Settings
 
 Layers = Literal["fused", "transformers", "unsloth"]

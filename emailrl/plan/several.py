@@ -13,12 +13,12 @@ from typing import Final
 from emailrl.engines import engine_gpus, has_servers
 from emailrl.engines.budget import most_requests, rows_per_server, server_share
 from emailrl.engines.vllm.arguments import VLLM_WORK
+from emailrl.model.shape import Shape
 from emailrl.plain import counted
 from emailrl.plan.devices import GIB, Device
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.time import Sampling, Seconds, has_one_turn, plan_seconds, scoring_passes
 from emailrl.plan.tokens import Known, Tokens, count_tokens
-from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
 from emailrl.training.passes import updates_per_step

@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Final
 
 from emailrl.engines import engine_gpus, has_servers
+from emailrl.model.layout import Keep
+from emailrl.model.shape import Shape
 from emailrl.plan.devices import Device
 from emailrl.plan.memory import Layout, Memory, samples_merged
 from emailrl.plan.tokens import Tokens, count_tokens
-from emailrl.policy.layout import Keep
-from emailrl.policy.shape import Shape
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
 from emailrl.training.mix import resolve

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import UsageError
-from emailrl.policy.resolve import NANO, same_base
-from emailrl.policy.shape import Shape
+from emailrl.model.resolve import NANO, same_base
+from emailrl.model.shape import Shape
 from emailrl.questions import read_questions
 from emailrl.questions.beside import questions_file
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
 from emailrl.training.run.state import count_steps, num_epochs, questions_per_step

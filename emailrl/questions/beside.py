@@ -8,13 +8,13 @@ from pathlib import Path
 from sqlalchemy import select
 
 from emailrl.errors import UsageError
+from emailrl.mail.build import BuildReport, build_database
+from emailrl.mail.connection import opened
+from emailrl.mail.demo import demo_emails, demo_questions
+from emailrl.mail.schema import addresses, emails
 from emailrl.questions.coverage import missing_ids
 from emailrl.questions.rows import HUB_QUESTIONS, download, write_scenarios
 from emailrl.settings import Settings, StoreSettings
-from emailrl.store.build import BuildReport, build_database
-from emailrl.store.connection import opened
-from emailrl.store.demo import demo_emails, demo_questions
-from emailrl.store.schema import addresses, emails
 
 
 def questions_file(db: Path) -> Path:

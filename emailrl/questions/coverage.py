@@ -9,9 +9,9 @@ from pathlib import Path
 from sqlalchemy import bindparam, exists, or_, select
 
 from emailrl.errors import UsageError
-from emailrl.store.connection import opened
-from emailrl.store.schema import emails, recipients
-from emailrl.trajectory import Scenario
+from emailrl.mail.connection import opened
+from emailrl.mail.schema import emails, recipients
+from emailrl.records.trajectory import Scenario
 
 MAX_NAMED = 3
 """Maximum message ids in a note."""

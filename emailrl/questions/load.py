@@ -19,8 +19,8 @@ from typing import Literal
 from emailrl.errors import UsageError
 from emailrl.questions.rows import HUB_QUESTIONS, read_dataset, read_jsonl
 from emailrl.questions.splits import check_disjoint, cut_val, mixed_order
+from emailrl.records.trajectory import Scenario, scenario_fields
 from emailrl.settings import DataSettings
-from emailrl.trajectory import Scenario, scenario_fields
 
 Split = Literal["train", "val", "test"]
 

@@ -17,11 +17,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail.sources.hub import describe
 from emailrl.questions.splits import SPLITS
+from emailrl.records.trajectory import Scenario, scenario_fields
 from emailrl.remote.hub import go_offline_if_unreachable
 from emailrl.settings import DataSettings
-from emailrl.store.sources.hub import describe
-from emailrl.trajectory import Scenario, scenario_fields
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
 I_DONT_KNOW = "I don't know"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from emailrl.errors import UsageError
 from emailrl.plain import counted
-from emailrl.trajectory import Scenario
+from emailrl.records.trajectory import Scenario
 
 SPLITS = ("train", "val", "test")
 _PURPOSES = {"train": "training", "val": "validation", "test": "testing"}

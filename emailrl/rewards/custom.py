@@ -15,14 +15,14 @@ import httpx
 
 from emailrl.custom import CustomPart, is_path, load_part
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.recording import trajectory_to_dict
+from emailrl.records import trajectory_to_dict
+from emailrl.records.trajectory import Message, Trajectory
 from emailrl.remote.destination import tell
 from emailrl.remote.reply import Client, wait_for
 from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.rewards.rubric import Reward
 from emailrl.rewards.scorer import BatchReward, Terms
 from emailrl.settings import RewardSettings, redacted, secrets_in, split_credentials, without_credentials
-from emailrl.trajectory import Message, Trajectory
 
 _OPENRLHF = ["queries", "prompts", "labels"]
 

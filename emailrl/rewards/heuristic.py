@@ -16,9 +16,9 @@ import re
 
 from emailrl.environment.tools import TOOLS, check_arguments
 from emailrl.errors import ToolError
+from emailrl.records.trajectory import Message, Scenario, ToolCall, Trajectory
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
-from emailrl.trajectory import Message, Scenario, ToolCall, Trajectory
 
 ENOUGH_WORDS = 3
 """Keywords are joined by AND: every additional word makes an empty result likelier."""

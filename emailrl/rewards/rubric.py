@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from emailrl.errors import EmailRLError
+from emailrl.records.trajectory import StopReason, Trajectory
 from emailrl.settings import RewardWeightSettings
-from emailrl.trajectory import StopReason, Trajectory
 
 Reward = Callable[[Trajectory], dict[str, float]]
 """Named terms of one finished trajectory whose ``rubric["answer_correct"]`` is known; their sum is its reward."""

@@ -16,10 +16,10 @@ from typing import Protocol, runtime_checkable
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.plain import counted
+from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
 from emailrl.settings import redacted
-from emailrl.trajectory import Trajectory
 
 _NO_TEXT = re.compile(r"https?://\S+|<[^\s<>]+>")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from emailrl.errors import EmailRLError
-from emailrl.trajectory import TokenSample, Trajectory
+from emailrl.records.trajectory import TokenSample, Trajectory
 
 
 class TokenDriftError(EmailRLError):

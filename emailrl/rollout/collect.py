@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from emailrl.engines.base import SamplingParams
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.rollout.play import Play
 from emailrl.settings import AgentSettings
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 
 class Scores(Protocol):

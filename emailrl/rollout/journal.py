@@ -20,14 +20,14 @@ from typing import IO, Any, Self
 from emailrl.disk import naming, sync
 from emailrl.engines import has_servers, is_chat
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.resolve import read_chat_template
+from emailrl.mail import database_fingerprint
+from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.model.resolve import read_chat_template
 from emailrl.questions import fingerprint
-from emailrl.recording import Record, TrajectoryWriter, read_trajectories, write_trajectories
+from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.rewards.build import uses_judge
 from emailrl.settings import Settings, without_credentials
-from emailrl.store import database_fingerprint
-from emailrl.store.connection import HOW_DATABASES_CHANGE
-from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 
 def playing_conditions(
@@ -71,7 +71,7 @@ def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
     """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
     if is_chat(settings) or has_servers(settings):
         return None
-    from emailrl.policy.device import DTYPES, sampling_dtype  # imports torch
+    from emailrl.model.device import DTYPES, sampling_dtype  # imports torch
 
     names = {dtype: name for name, dtype in DTYPES.items()}
     found = {model: names[sampling_dtype(settings.with_model(model).model)] for model in models}

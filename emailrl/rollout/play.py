@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 from emailrl.engines.base import Advance, Completion, Engine, LocalEngine, Request, SamplingParams
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.ranks import Activity
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rollout.audit import audit
 from emailrl.rollout.runner import Environment, derive_seed, run
-from emailrl.trajectory import Scenario, Trajectory
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.policy.load import Policy
+    from emailrl.mail import Mailbox
+    from emailrl.model.load import Policy
     from emailrl.settings import Settings
-    from emailrl.store import Mailbox
 
 MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
 """Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
@@ -86,7 +86,7 @@ class Stage:
 
     def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
         """The environment of a scenario, on its mailbox, which is closed with ``opened``."""
-        from emailrl.store import open_mailbox
+        from emailrl.mail import open_mailbox
 
         agent = self.settings.agent
         mailbox = open_mailbox(

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from emailrl.engines.base import Completion, Engine, Request, SamplingParams
-from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
+from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer

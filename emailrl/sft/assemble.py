@@ -18,16 +18,16 @@ from emailrl.checkpoints import (
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import load_task
 from emailrl.errors import UsageError
+from emailrl.mail import database_fingerprint
+from emailrl.model.device import choose_device, choose_dtype
+from emailrl.model.load import Policy, load_policy
+from emailrl.model.prepare import train_whole
 from emailrl.plain import counted
-from emailrl.policy.device import choose_device, choose_dtype
-from emailrl.policy.load import Policy, load_policy
-from emailrl.policy.prepare import train_whole
 from emailrl.settings import Settings, SftSettings
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.fit import Fitter
 from emailrl.sft.run import PRODUCT, Place, Run, SftResult, State, find_place
-from emailrl.store import database_fingerprint
 from emailrl.training.run.agreement import changed_settings, choosing_questions
 from emailrl.training.run.directory import clear_run, held
 from emailrl.training.run.interrupts import Interrupts

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from emailrl.errors import UsageError
 from emailrl.plain import counted
-from emailrl.recording import read_trajectories
+from emailrl.records import read_trajectories
+from emailrl.records.trajectory import Message, StopReason, Trajectory
 from emailrl.settings import Settings
 from emailrl.sft import demo
 from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint
 from emailrl.sft.searching import conversations_on, questions_of
-from emailrl.trajectory import Message, StopReason, Trajectory
 from emailrl.workers import worker_processes
 
 if TYPE_CHECKING:

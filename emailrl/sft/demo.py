@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from emailrl.environment.mail_env import MailEnvironment
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import ProjectFact, World, ask, make_world
+from emailrl.mail.demo.world import FACTS_PER_PROJECT, NUM_PROJECTS
+from emailrl.records.trajectory import Message, Scenario
 from emailrl.settings import StoreSettings
 from emailrl.sft.examples import Conversation, Example, converse, examples_of
-from emailrl.store import open_mailbox
-from emailrl.store.build import build_database
-from emailrl.store.demo import ProjectFact, World, ask, make_world
-from emailrl.store.demo.world import FACTS_PER_PROJECT, NUM_PROJECTS
-from emailrl.trajectory import Message, Scenario
 from emailrl.workers import in_order, worker_processes
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.environment.mail_env import StepResult
-from emailrl.trajectory import Message, TokenSample
+from emailrl.records.trajectory import Message, TokenSample
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,8 +30,8 @@ from emailrl.checkpoints import (
 )
 from emailrl.disk import LOCK
 from emailrl.errors import UsageError
-from emailrl.policy.load import Policy
-from emailrl.policy.tensors import writing_tensors
+from emailrl.model.load import Policy
+from emailrl.model.tensors import writing_tensors
 from emailrl.settings import Settings, SftSettings, run_root
 from emailrl.sft.data import Data
 from emailrl.sft.fit import Fitter

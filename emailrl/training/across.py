@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from emailrl.policy.device import enough_memory
-from emailrl.policy.tensors import checksum
+from emailrl.model.device import enough_memory
+from emailrl.model.tensors import checksum
 from emailrl.ranks import ALONE, LostRank, Ranks
 from emailrl.training.batch import Share
 

@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from emailrl.errors import EmailRLError
+from emailrl.records.trajectory import TrajectoryGroup
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.batch import MicroBatch
 from emailrl.training.kl import estimate
-from emailrl.trajectory import TrajectoryGroup
 
 
 def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError
-from emailrl.policy.tensors import write_tensors
-from emailrl.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.model.tensors import write_tensors
+from emailrl.records.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 LossMask = Literal["sampled", "after_prompt", "completion"]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from emailrl.errors import EmailRLError
-from emailrl.policy.layout import micro_batch_cap
-from emailrl.policy.load import Policy
-from emailrl.policy.logprobs import TokenLogprobs, hidden_states, token_logprobs
-from emailrl.policy.packing import shares_prefixes, takes_packed
+from emailrl.model.layout import micro_batch_cap
+from emailrl.model.load import Policy
+from emailrl.model.logprobs import TokenLogprobs, hidden_states, token_logprobs
+from emailrl.model.packing import shares_prefixes, takes_packed
 from emailrl.settings import TrainingSettings
 from emailrl.training.batch import Layout, MicroBatch
 

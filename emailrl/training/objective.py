@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from emailrl.policy.logprobs import TokenLogprobs
+from emailrl.model.logprobs import TokenLogprobs
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.batch import MicroBatch

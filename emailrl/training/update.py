@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.errors import EmailRLError
-from emailrl.policy.device import enough_memory
-from emailrl.policy.load import Policy
-from emailrl.policy.value_head import make_value_head
+from emailrl.model.device import enough_memory
+from emailrl.model.load import Policy
+from emailrl.model.value_head import make_value_head
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.advantages import shape_advantages

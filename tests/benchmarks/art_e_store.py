@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from emailrl.store.sources import RawEmail
+from emailrl.mail.sources import RawEmail
 
 SCHEMA = """
     CREATE TABLE emails (id INTEGER PRIMARY KEY AUTOINCREMENT, message_id TEXT UNIQUE, subject TEXT, from_address TEXT,

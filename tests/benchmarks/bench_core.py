@@ -23,8 +23,8 @@ from sqlalchemy import Connection, insert, select, text
 sys.path.insert(0, str(Path(__file__).parent))
 import store_queries
 
-from emailrl.store.connection import connect, connect_for_loading, driver
-from emailrl.store.schema import create_tables, emails, recipients
+from emailrl.mail.connection import connect, connect_for_loading, driver
+from emailrl.mail.schema import create_tables, emails, recipients
 
 ROUNDS = 5
 ROWS = 10_000

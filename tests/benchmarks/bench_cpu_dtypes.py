@@ -22,12 +22,12 @@ import torch
 from emailrl.engines import SamplingParams, build_engine
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment import MailEnvironment, tool_schemas
-from emailrl.policy.load import Policy, load_policy
+from emailrl.mail import open_mailbox
+from emailrl.model.load import Policy, load_policy
 from emailrl.questions import load_scenarios
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rollout.runner import run
 from emailrl.settings import DataSettings, Settings, load_settings
-from emailrl.store import open_mailbox
-from emailrl.trajectory import Scenario, Trajectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 from bench_sampling import Scripted, Timed, numbered_run

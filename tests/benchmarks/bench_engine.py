@@ -34,13 +34,13 @@ from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment import MailEnvironment
 from emailrl.environment.tools import tool_schemas
-from emailrl.policy.load import load_policy
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import ask, make_world
+from emailrl.model.load import load_policy
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rollout.runner import run
 from emailrl.settings import Settings, load_settings
-from emailrl.store import open_mailbox
-from emailrl.store.build import build_database
-from emailrl.store.demo import ask, make_world
-from emailrl.trajectory import Scenario, Trajectory
 
 
 @dataclass

@@ -36,10 +36,10 @@ from big_mail import Copies
 from peak_memory import PeakMemory
 from store_queries import Query
 
-from emailrl.store import open_mailbox
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail, open_source
-from emailrl.store.stored import stored_emails
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail, open_source
+from emailrl.mail.stored import stored_emails
 
 ENRON = Path(__file__).resolve().parents[3] / "shared" / "data" / "enron"
 APPENDED = 2000
@@ -47,7 +47,7 @@ APPENDED = 2000
 FIRST_SEARCH = """
 import sys, time
 import psutil
-from emailrl.store import open_mailbox
+from emailrl.mail import open_mailbox
 memory, started = psutil.Process().memory_full_info().uss, time.perf_counter()
 box = open_mailbox(sys.argv[1], sys.argv[2])
 opened = time.perf_counter()

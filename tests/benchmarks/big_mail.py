@@ -10,8 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from emailrl.store.sources import RawEmail, Skipped, Source, open_source
-from emailrl.store.sources.parallel import Item
+from emailrl.mail.sources import RawEmail, Skipped, Source, open_source
+from emailrl.mail.sources.parallel import Item
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ from learning_curves import draw, rows, table
 
 if TYPE_CHECKING:
     from emailrl.questions.splits import Split
-    from emailrl.trajectory import Scenario
+    from emailrl.records.trajectory import Scenario
 
 NAMES = ("dapo", "grpo", "dr_grpo", "gspo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo")
 QUESTIONS, ROLLOUTS, MINI_BATCHES = 8, 6, 2

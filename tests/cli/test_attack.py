@@ -18,7 +18,7 @@ from tiny import make_database, make_questions
 from emailrl.environment.attack import KINDS, order_of
 from emailrl.evaluation.statistics import wilson_interval
 from emailrl.questions import write_scenarios
-from emailrl.recording import read_trajectories
+from emailrl.records import read_trajectories
 
 NUM = 30
 COUNTS = Counter(order_of(scenario).kind for scenario in make_questions(NUM))
@@ -117,7 +117,7 @@ def test_an_environment_of_ones_own_that_uses_the_mailbox_is_attacked_too(emailr
 
 def test_an_environment_that_hands_over_no_mail_is_told_of(emailrl, here: Path) -> None:
     (here / "own.py").write_text(
-        "from emailrl.environment import StepResult\nfrom emailrl.trajectory import Message\n\n\n"
+        "from emailrl.environment import StepResult\nfrom emailrl.records.trajectory import Message\n\n\n"
         "class Own:\n    final_answer = None\n\n    def __init__(self, scenario, mailbox, settings):\n        pass\n\n"
         '    def start(self):\n        return [Message("user", "?")]\n\n'
         '    def step(self, message):\n        self.final_answer = "May"\n        return StepResult(done=True)\n'

@@ -14,7 +14,7 @@ from tiny import make_checkpoint, make_database, make_model, make_questions
 from emailrl import benchmark
 from emailrl.environment.rubric import Rubric
 from emailrl.questions import load, write_scenarios
-from emailrl.recording import read_trajectories
+from emailrl.records import read_trajectories
 
 
 @pytest.fixture

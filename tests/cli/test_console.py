@@ -24,11 +24,11 @@ from emailrl.checkpoints import read_checkpoint
 from emailrl.cli.output import LONGEST_ERROR, fail, print_json, progress_console, result_console, say
 from emailrl.engines.vllm.replica import refusal
 from emailrl.plain import guard_streams, tell
+from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge
 from emailrl.settings import RewardSettings, Settings
 from emailrl.training.run.tracking import open_log
-from emailrl.trajectory import Trajectory
 
 HOSTILE = "\x1b[2J[red]x[/red]\x1b]8;;http://evil.example\x07\u202egpj.\x9b31m"
 SHOWN = "␛[2J[red]x[/red]␛]8;;http://evil.example"

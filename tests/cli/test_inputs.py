@@ -16,9 +16,9 @@ from tiny import ANN, make_database
 from emailrl.errors import UsageError
 from emailrl.questions import write_scenarios
 from emailrl.questions.splits import SPLITS
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import Settings
 from emailrl.sft.data import source_of
-from emailrl.trajectory import Scenario
 
 Emailrl = Callable[..., tuple[int, str, str]]
 

@@ -16,8 +16,8 @@ from tiny import make_checkpoint, make_model
 from tokenizers import Tokenizer
 
 from emailrl.inspection.locate import follow, pick
-from emailrl.recording import TrajectoryWriter, trajectory_to_dict, write_records, write_trajectories
-from emailrl.trajectory import Message, Scenario, TokenSample, Trajectory, Turn
+from emailrl.records import TrajectoryWriter, trajectory_to_dict, write_records, write_trajectories
+from emailrl.records.trajectory import Message, Scenario, TokenSample, Trajectory, Turn
 
 
 def make(name: str, *, ids: tuple[int, ...] = (0,), text: str = "") -> Trajectory:

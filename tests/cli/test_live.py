@@ -13,9 +13,9 @@ from two_turns import trajectory
 
 from emailrl.cli.live import LiveRun, sparkline
 from emailrl.evaluation import Evaluation
-from emailrl.recording import write_records
+from emailrl.records import write_records
+from emailrl.records.trajectory import Trajectory
 from emailrl.settings import OutputSettings, Settings
-from emailrl.trajectory import Trajectory
 
 __all__ = ["trajectory"]
 

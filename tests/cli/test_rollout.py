@@ -10,7 +10,7 @@ import pytest
 from tiny import cut_matrices, make_checkpoint, make_database, make_model, make_questions
 
 from emailrl.questions import write_scenarios
-from emailrl.recording import read_trajectories
+from emailrl.records import read_trajectories
 from emailrl.rollout.audit import audit
 from emailrl.rollout.journal import Conditions
 

@@ -15,7 +15,7 @@ from training.run_files import plant, tree
 
 from emailrl.questions import write_scenarios
 from emailrl.quickstart import MARK
-from emailrl.recording import read_trajectories
+from emailrl.records import read_trajectories
 from emailrl.remote.destination import tell
 
 COMMANDS = {

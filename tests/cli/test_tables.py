@@ -10,8 +10,8 @@ from rich.console import Console, RenderableType
 from emailrl.benchmark import Report, Result, Subject
 from emailrl.cli.tables import results_table, rollout_table
 from emailrl.evaluation import Evaluation
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.settings import Settings
-from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 
 def trajectory(number: int, stop_reason: StopReason, exception: str | None = None, **rubric: Any) -> Trajectory:

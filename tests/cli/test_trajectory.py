@@ -11,7 +11,7 @@ from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
 from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.trajectory import Message, StopReason, ToolCall, Trajectory
+from emailrl.records.trajectory import Message, StopReason, ToolCall, Trajectory
 
 
 def shown(trajectory: Trajectory, **options: object) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from two_turns import trajectory
 
-from emailrl.recording import write_trajectories
-from emailrl.trajectory import Trajectory
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import Trajectory
 
 __all__ = ["trajectory"]
 

@@ -30,7 +30,7 @@ from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import render_trajectory
 from emailrl.evaluation import is_correct
 from emailrl.inspection.page import gather, page, place_of
-from emailrl.recording import read_trajectories, trajectory_to_dict
+from emailrl.records import read_trajectories, trajectory_to_dict
 
 IMAGES = DOCS / "images"
 SHOWN = Path(__file__).with_name("terminal.json")

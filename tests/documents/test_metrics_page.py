@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from documents.pages import DOCS
 
-from emailrl.recording import read_records
+from emailrl.records import read_records
 
 PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 METRICS_OF_A_BENCHMARK = set(re.findall(r"`(\w+)`", (DOCS / "benchmark.md").read_text(encoding="utf-8")))
@@ -34,7 +34,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which PPO, a benchmark of several samples and SFT ran for a step, with every optional metric on."""
     from emailrl.benchmark import Subject, run_benchmark
     from emailrl.checkpoints import find_checkpoint
-    from emailrl.policy.adapter import Adapter
+    from emailrl.model.adapter import Adapter
     from emailrl.questions.beside import questions_file, write_demo
     from emailrl.questions.load import load_scenario_set
     from emailrl.settings import StoreSettings, load_settings

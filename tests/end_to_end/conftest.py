@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import ask, make_world
 from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.small_model import train_tokenizer
-from emailrl.store.build import build_database
-from emailrl.store.demo import ask, make_world
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import ending
 

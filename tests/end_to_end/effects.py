@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 SHOWN: set[str] = set()
 """Settings with a test among those imported."""

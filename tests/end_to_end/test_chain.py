@@ -14,7 +14,7 @@ from same_run import everything, lines, same, state_of
 from emailrl.checkpoints import find_checkpoint
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.export import export_checkpoint
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.assemble import sft
 from emailrl.sft.run import SftResult

@@ -15,7 +15,7 @@ from same_run import everything
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.cli.app import main
-from emailrl.recording import read_records
+from emailrl.records import read_records
 
 Options = Callable[..., dict[str, Any]]
 

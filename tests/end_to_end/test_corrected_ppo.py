@@ -9,7 +9,7 @@ import pytest
 
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
 from emailrl.errors import UsageError
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import train
 from emailrl.training.objective import Objective

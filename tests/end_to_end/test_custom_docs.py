@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from emailrl.recording import read_records, read_trajectories
-from emailrl.trajectory import Trajectory
+from emailrl.records import read_records, read_trajectories
+from emailrl.records.trajectory import Trajectory
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "custom.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))

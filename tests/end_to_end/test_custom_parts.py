@@ -10,7 +10,7 @@ import pytest
 from rewards.stub_scorer import StubScorer
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.recording import read_records, read_trajectories
+from emailrl.records import read_records, read_trajectories
 from emailrl.rewards import custom as http_reward
 from emailrl.settings import Settings
 from emailrl.training.loop import train

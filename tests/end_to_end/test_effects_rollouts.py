@@ -17,13 +17,13 @@ from emailrl.engines import build_engine
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.vllm.arguments import Trainer, engine_arguments, sleeps
 from emailrl.errors import EmailRLError
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.questions import load_scenario_set
+from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.custom import HttpReward
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
 from emailrl.training.run.filtering import make_filter
-from emailrl.trajectory import Trajectory
 
 MakeSettings = Callable[..., Settings]
 

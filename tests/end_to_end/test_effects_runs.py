@@ -18,12 +18,13 @@ from emailrl.cli import ranks
 from emailrl.cli.app import app
 from emailrl.engines.vllm import serve
 from emailrl.errors import UsageError
+from emailrl.model import shard
+from emailrl.model.load import load_policy
 from emailrl.openrlhf import FLAGS, to_toml
-from emailrl.policy import shard
-from emailrl.policy.load import load_policy
 from emailrl.questions import load_scenario_set, read_jsonl
 from emailrl.ranks.launch import Launch
-from emailrl.recording import read_records
+from emailrl.records import read_records
+from emailrl.records.trajectory import Scenario, Turn
 from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.sft.searching import conversations
 from emailrl.training.loop import train
@@ -32,7 +33,6 @@ from emailrl.training.run.assemble import open_run
 from emailrl.training.run.display import NoDisplay
 from emailrl.training.run.run import Run
 from emailrl.training.run.tracking import Tracker, start_wandb
-from emailrl.trajectory import Scenario, Turn
 
 MakeSettings = Callable[..., Settings]
 

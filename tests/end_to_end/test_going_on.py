@@ -17,7 +17,7 @@ from same_run import everything, lines, same, state_of
 
 from emailrl.checkpoints import find_checkpoint
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import run as run_module
@@ -123,8 +123,8 @@ def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
     subprocess.run(["cp", "-r", str(workplace / "model"), str(copied)], check=True)
     fewer = tmp_path / "questions.jsonl"
     fewer.write_text("".join((workplace / "questions.jsonl").open().readlines()[1:]))
-    from emailrl.store.build import build_database
-    from emailrl.store.demo import make_world
+    from emailrl.mail.build import build_database
+    from emailrl.mail.demo import make_world
 
     build_database(
         (mail for n, s in enumerate(["train", "train"]) for mail in make_world(7, s, n).emails), tmp_path / "o.db"

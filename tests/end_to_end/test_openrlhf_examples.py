@@ -19,9 +19,9 @@ from end_to_end.conftest import Options
 from engines.vllm_stub import VllmStub
 
 from emailrl.checkpoints import read_checkpoint
+from emailrl.model.load import load_policy
 from emailrl.openrlhf import to_toml
-from emailrl.policy.load import load_policy
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import load_settings
 from emailrl.settings.names import leaves
 from emailrl.training.loop import train

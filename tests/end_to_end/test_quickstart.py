@@ -15,11 +15,11 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.prompts import system_prompt
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import UsageError
-from emailrl.policy.resolve import resolve_model
+from emailrl.mail.demo import demo_questions
+from emailrl.model.resolve import resolve_model
 from emailrl.quickstart import SETTINGS, free_folder, quickstart
+from emailrl.records.trajectory import Message
 from emailrl.settings import load_settings
-from emailrl.store.demo import demo_questions
-from emailrl.trajectory import Message
 
 NANO = Path(resolve_model("nano"))
 

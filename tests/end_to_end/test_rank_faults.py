@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from emailrl.checkpoints import list_checkpoints, newest_run
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import load_settings, trust_folder
 from emailrl.training.loop import train
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError
 from emailrl.ranks import Place
-from emailrl.recording import Record, read_records, read_trajectories
+from emailrl.records import Record, read_records, read_trajectories
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import run as run_module

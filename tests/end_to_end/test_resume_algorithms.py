@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from same_run import assert_same_run, state_of
 
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.loop import TrainResult, train

@@ -15,7 +15,7 @@ import pytest
 from end_to_end.commands import begin, exit_code
 
 from emailrl.questions.beside import questions_file, write_demo
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import StoreSettings
 
 SETTINGS = """\

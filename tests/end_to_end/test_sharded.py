@@ -14,7 +14,7 @@ from engines.vllm_stub import VllmStub
 from ranks.processes import in_ranks
 
 from emailrl.errors import UsageError
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
 

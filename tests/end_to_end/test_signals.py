@@ -20,7 +20,7 @@ import pytest
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.ending import SECONDS
-from emailrl.store.demo import demo_emails
+from emailrl.mail.demo import demo_emails
 
 SMALL = {
     "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "WANDB_MODE": "disabled", "EMAILRL_JUDGE": "offline",

@@ -10,7 +10,7 @@ import torch
 from emailrl.checkpoints import list_checkpoints, sha256_of, verify
 from emailrl.errors import UsageError
 from emailrl.evaluation.statistics import wilson_interval
-from emailrl.recording import read_records, read_trajectories
+from emailrl.records import read_records, read_trajectories
 from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, loop, train
 from emailrl.training.run.assemble import open_run

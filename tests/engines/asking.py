@@ -7,8 +7,8 @@ from typing import Any
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine
+from emailrl.records.trajectory import Message
 from emailrl.settings import Settings, load_settings
-from emailrl.trajectory import Message
 
 SEARCH = ("search_emails", '{"keywords": ["lease"]}')
 

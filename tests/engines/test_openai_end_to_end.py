@@ -15,8 +15,8 @@ from tiny import make_database, make_questions
 
 from emailrl.benchmark.subjects import Subject, players
 from emailrl.questions import write_scenarios
-from emailrl.recording import read_trajectories
-from emailrl.trajectory import StopReason
+from emailrl.records import read_trajectories
+from emailrl.records.trajectory import StopReason
 
 
 def test_a_rollout_through_the_mailbox_sums_usage(serve: Callable[..., StubServer], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from engines.chat_server import StubServer, said
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
 from emailrl.environment.tools import tool_schemas
-from emailrl.trajectory import Message, ToolCall
+from emailrl.records.trajectory import Message, ToolCall
 
 
 def test_what_is_sent_and_read(serve: Callable[..., StubServer], tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
-from emailrl.recording import read_trajectories, write_trajectories
+from emailrl.records import read_trajectories, write_trajectories
+from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.remote.text import harmless
 from emailrl.settings import load_settings
-from emailrl.trajectory import Message, StopReason, ToolCall
 
 
 @pytest.mark.parametrize("failure", [(429, {"error": "busy"}, {"Retry-After": "0.01"}), (503, {}), (None, {})])

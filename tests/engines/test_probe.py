@@ -12,7 +12,7 @@ from tiny import make_checkpoint, make_model
 from emailrl.engines.vllm import probe as module
 from emailrl.engines.vllm.probe import Expected, Probe, ProbeError
 from emailrl.errors import EmailRLError
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 
 

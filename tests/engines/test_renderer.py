@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from emailrl.engines.renderer import MARKUP, ChatRenderer, parse_tool_calls
 from emailrl.errors import EmailRLError
-from emailrl.trajectory import Message, ToolCall
+from emailrl.records.trajectory import Message, ToolCall
 
 IM_START, IM_END, NEWLINE, TOOL_CALL, END_TOOL_CALL = 151644, 151645, 198, 151657, 151658
 CALL = '<tool_call>\n{"name": "search_emails", "arguments": {"keywords": ["a"]}}\n</tool_call>'

@@ -18,9 +18,9 @@ from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local import weights
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.errors import EmailRLError
-from emailrl.policy.adapter import WEIGHTS
-from emailrl.policy.fused.model import enable_fused, fused_backbone
-from emailrl.policy.packing import enable_packing
+from emailrl.model.adapter import WEIGHTS
+from emailrl.model.fused.model import enable_fused, fused_backbone
+from emailrl.model.packing import enable_packing
 
 IDS = torch.tensor([[5, 9, 11, 30, 2]])
 

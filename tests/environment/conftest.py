@@ -10,10 +10,10 @@ import pytest
 from mail_calls import INBOX
 
 from emailrl.environment import MailEnvironment
-from emailrl.store import open_mailbox
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
-from emailrl.trajectory import Scenario
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
+from emailrl.records.trajectory import Scenario
 
 
 def mail(number: int, sender: str, to: list[str], day: int, subject: str, body: str) -> RawEmail:

@@ -15,9 +15,9 @@ from mail_calls import call
 from emailrl.environment import MailEnvironment
 from emailrl.environment.attack import KINDS, AttackedMailbox, Order, order_of, under_attack
 from emailrl.environment.custom import mail_agent
+from emailrl.mail import open_mailbox
+from emailrl.records.trajectory import Message, Scenario, Trajectory, Turn
 from emailrl.settings import Settings
-from emailrl.store import open_mailbox
-from emailrl.trajectory import Message, Scenario, Trajectory, Turn
 
 Play = Callable[..., MailEnvironment]
 

@@ -13,15 +13,15 @@ from mail_calls import INBOX
 from emailrl.environment import Rubric, tool_schemas
 from emailrl.environment.custom import CustomEnvironment, load_task
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail import open_mailbox
+from emailrl.records.trajectory import Message, Scenario, StopReason
 from emailrl.settings import AgentSettings, Settings
-from emailrl.store import open_mailbox
-from emailrl.trajectory import Message, Scenario, StopReason
 
 SOURCE = '''
 from dataclasses import dataclass
 
 from emailrl.environment import StepResult
-from emailrl.trajectory import Message, StopReason
+from emailrl.records.trajectory import Message, StopReason
 
 
 class Echo:

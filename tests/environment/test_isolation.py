@@ -16,10 +16,10 @@ from mail_calls import call
 
 from emailrl.environment import MailEnvironment
 from emailrl.environment.tools import TOOLS
-from emailrl.store import open_mailbox
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
-from emailrl.trajectory import Message, Scenario, StopReason
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
+from emailrl.records.trajectory import Message, Scenario, StopReason
 
 PEOPLE = [f"p{number}@x.org" for number in range(5)]
 WORDS = ["gas", "the", "budget", "pier", "NOT", "subject"]

@@ -10,10 +10,10 @@ from mail_calls import INBOX
 
 from emailrl.environment.tools import TOOLS, call_tool, check_arguments, to_json, tool_schemas
 from emailrl.errors import ToolError
+from emailrl.mail import Mailbox, open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.settings import AgentSettings, StoreSettings
-from emailrl.store import Mailbox, open_mailbox
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation, check_samples, evaluate, verdict
 from emailrl.evaluation.statistics import wilson_interval
-from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 
 def scenario(name: str) -> Scenario:

@@ -33,7 +33,7 @@ from step_figure import draw, tables
 from step_run import LONGEST, Bench, TimeUp, prepare
 from step_timeline import Timeline
 
-from emailrl.recording import read_records
+from emailrl.records import read_records
 
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 8,

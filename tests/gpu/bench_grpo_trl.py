@@ -113,8 +113,8 @@ def prompts(model: Path, settings: Any) -> list[str]:
 
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment import MailEnvironment, tool_schemas
+    from emailrl.mail import open_mailbox
     from emailrl.questions import load_scenarios
-    from emailrl.store import open_mailbox
 
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +137,7 @@ def trl(given: argparse.Namespace) -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from emailrl.policy.resolve import NANO_DIR
+    from emailrl.model.resolve import NANO_DIR
     from emailrl.settings import load_settings
 
     model = NANO_DIR if given.smoke else given.work / given.shape

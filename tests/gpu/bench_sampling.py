@@ -115,7 +115,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Play the questions once and say how long everything took."""
     faulthandler.dump_traceback_later(0.9 * given.limit)
     from emailrl.engines import build_engine
-    from emailrl.policy.load import load_policy
+    from emailrl.model.load import load_policy
     from emailrl.settings import load_settings
 
     overrides = {"model_name": given.model, "temperature": 1.0, "lora_rank": 16, "max_tokens": LONGEST}
@@ -149,10 +149,10 @@ def random_adapter(policy: Any, folder: Path) -> Path:
 
 def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[Any]]:
     """A database, and its first questions, each as often as a group has members."""
+    from emailrl.mail.build import build_database
+    from emailrl.mail.demo import make_world
     from emailrl.questions import load_scenarios
     from emailrl.settings import DataSettings
-    from emailrl.store.build import build_database
-    from emailrl.store.demo import make_world
 
     count, members = (2, 3) if given.smoke else (AT_ONCE // GROUP_SIZE, GROUP_SIZE)
     if given.db and given.questions:
@@ -161,7 +161,7 @@ def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[An
     else:
         import random
 
-        from emailrl.store.demo import ask
+        from emailrl.mail.demo import ask
 
         world, db = make_world(1, "test", 0), folder / "mail.db"
         build_database(world.emails, db)
@@ -185,7 +185,7 @@ class Scripted:
 
     def step(self, message: Any) -> Any:
         """Play the next call of the script."""
-        from emailrl.trajectory import Message, ToolCall
+        from emailrl.records.trajectory import Message, ToolCall
 
         words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
         keywords = [words[self.number // 2 % len(words)]]
@@ -235,8 +235,8 @@ def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[s
     from emailrl.engines import SamplingParams
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.environment import MailEnvironment, tool_schemas
+    from emailrl.mail import open_mailbox
     from emailrl.rollout.runner import run
-    from emailrl.store import open_mailbox
 
     timed, renderer = Timed(engine), ChatRenderer(policy.tokenizer, tool_schemas())
     with ExitStack() as opened:
@@ -267,7 +267,7 @@ def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[s
 
 def numbered_run(run: Any, environments: Any, engine: Any, renderer: Any, sampling: Any, seeds: Any) -> list[Any]:
     """``run`` with an id for each trajectory, since members of a group play the same question."""
-    from emailrl.trajectory import Trajectory
+    from emailrl.records.trajectory import Trajectory
 
     empty = [Trajectory(str(n), one.scenario.id, one.scenario) for n, one in enumerate(environments)]
     ended: list[Any] = run(environments, engine, renderer, sampling, seeds=list(seeds), trajectories=empty)

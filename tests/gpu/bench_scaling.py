@@ -94,7 +94,7 @@ def measure(given: argparse.Namespace) -> None:
     """Meet the others, make the updater, take the times; rank 0 writes them."""
     import torch
 
-    from emailrl.policy.tensors import checksum
+    from emailrl.model.tensors import checksum
     from emailrl.ranks import RankGroup, joined
 
     settings = settings_of(given)
@@ -143,10 +143,10 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     from train_step_sides import config_of, set_lora
     from transformers import AutoModelForCausalLM
 
-    from emailrl.policy.device import choose_device, choose_dtype
-    from emailrl.policy.fresh import with_fresh_adapter
-    from emailrl.policy.load import Policy
-    from emailrl.policy.prepare import prepare_training
+    from emailrl.model.device import choose_device, choose_dtype
+    from emailrl.model.fresh import with_fresh_adapter
+    from emailrl.model.load import Policy
+    from emailrl.model.prepare import prepare_training
     from emailrl.training.run.follower import build_updater
 
     device = choose_device(settings.model.device)

@@ -35,7 +35,7 @@ from random_adapter import write_adapter
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm import fleet
 from emailrl.engines.vllm.serve import Server, running, server_command, server_environment, wait_until_well
-from emailrl.policy.resolve import resolve_model
+from emailrl.model.resolve import resolve_model
 from emailrl.settings import Settings, load_settings
 
 PROMPT = 256

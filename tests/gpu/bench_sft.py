@@ -29,7 +29,7 @@ import torch
 from measured import forget_peak, markdown, note, now, peak_gib
 from small import PLAIN, save_tokenizer
 
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 from emailrl.sft.data import batches_of
 from emailrl.sft.examples import Example

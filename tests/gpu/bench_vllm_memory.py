@@ -59,8 +59,8 @@ def measure(shape: str, *, eager: bool) -> dict[str, Any]:
     from train_step_sides import save_model
 
     from emailrl.engines import build_engine
+    from emailrl.model.load import load_policy
     from emailrl.plan import make_plan, this_machine
-    from emailrl.policy.load import load_policy
     from emailrl.settings import load_settings
 
     with tempfile.TemporaryDirectory() as folder:

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from emailrl.policy.load import Policy
-from emailrl.policy.logprobs import token_logprobs
+from emailrl.model.load import Policy
+from emailrl.model.logprobs import token_logprobs
 from emailrl.questions.beside import write_demo
 from emailrl.quickstart import SETTINGS
-from emailrl.recording import Record, read_records, read_trajectories
+from emailrl.records import Record, read_records, read_trajectories
 from emailrl.settings import load_settings
 from emailrl.training.batch import Layout, TrainingSample, micro_batches
 

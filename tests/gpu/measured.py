@@ -52,7 +52,7 @@ def note(row: Row, out: Path | None, *, unseen: Sequence[str] = ()) -> None:
 
 def records(path: Path) -> list[Row]:
     """The records of a file of JSON lines; none where there is no file."""
-    from emailrl.recording import read_records
+    from emailrl.records import read_records
 
     return list(read_records(path)) if path.exists() else []
 

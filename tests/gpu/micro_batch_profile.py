@@ -71,7 +71,7 @@ def profile_micro_batch(updater: Any, item: Any) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from emailrl.policy import logprobs
+    from emailrl.model import logprobs
     from emailrl.training.objective import Meter
 
     whole, cuda = updater.objective.count([item]), torch.cuda.is_available()

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from train_step_sides import Side, config_of, lora_settings, make_samples, model_side, timed
 
-from emailrl.policy.fresh import with_fresh_adapter
-from emailrl.policy.prepare import prepare_training
-from emailrl.policy.shard import shard_base
+from emailrl.model.fresh import with_fresh_adapter
+from emailrl.model.prepare import prepare_training
+from emailrl.model.shard import shard_base
 from emailrl.settings import Settings
 
 TOKENS = 8192

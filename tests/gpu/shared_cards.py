@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from processes import in_time
 
-from emailrl.recording import read_records
+from emailrl.records import read_records
 
 LARGEST_GAP = 0.6
 """Nats between a sampled token's log-probability and the trainer's, as in ``test_vllm_real``."""

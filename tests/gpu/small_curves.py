@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.drawing import FIRST, SECOND, new_figure
-from emailrl.recording import read_records
+from emailrl.records import read_records
 
 ROWS = {"reward_mean": "mean reward, training", "accuracy": "validation accuracy, greedy", "entropy": "entropy, nats"}
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from emailrl.evaluation import Evaluation, is_correct, is_judged, verdict
 from emailrl.evaluation.statistics import paired_test, wilson_interval
-from emailrl.recording import read_trajectories
-from emailrl.trajectory import StopReason, Trajectory
+from emailrl.records import read_trajectories
+from emailrl.records.trajectory import StopReason, Trajectory
 
 CLASSES = (
     "raised",

@@ -27,8 +27,8 @@ from typing import Any
 
 from emailrl.questions import load_scenarios, write_scenarios
 from emailrl.questions.splits import mixed_order
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
-from emailrl.trajectory import Scenario
 
 FROZEN = Path(__file__).with_suffix(".json")
 LIMIT, HARD_LIMIT = 9000, 2000

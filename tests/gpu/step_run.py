@@ -159,7 +159,7 @@ def watch_memory(bench: Bench, run: Any) -> None:
     """Note what the card holds while the engine samples and once it sleeps, and what the trainer's layers keep."""
     import torch
 
-    from emailrl.policy.fused.model import fused_backbone
+    from emailrl.model.fused.model import fused_backbone
 
     if (fused := fused_backbone(run.policy.model)) is not None:
         keep(fused, "keep_for", lambda kept: bench.keeps.update([kept.name]))

@@ -11,7 +11,7 @@ import torch
 from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 from torch import Tensor
 
-from emailrl.policy.fused.model import fused_backbone
+from emailrl.model.fused.model import fused_backbone
 
 pytestmark = pytest.mark.gpu
 Report = Callable[[str], None]

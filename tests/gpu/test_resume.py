@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu.loop import RunLeft, finish, make_workplace, start
 
-from emailrl.recording import read_trajectories
+from emailrl.records import read_trajectories
 
 pytestmark = pytest.mark.gpu
 

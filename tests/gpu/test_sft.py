@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gpu.small import make_samples
 
-from emailrl.policy.fused.model import fused_backbone
-from emailrl.policy.load import load_policy
+from emailrl.model.fused.model import fused_backbone
+from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter

@@ -14,8 +14,8 @@ import torch
 from gpu.loop import RunLeft, finish, gaps, make_workplace, policy_logprobs, start
 from torch import Tensor
 
-from emailrl.policy.load import load_policy
-from emailrl.policy.resolve import NANO_DIR
+from emailrl.model.load import load_policy
+from emailrl.model.resolve import NANO_DIR
 from emailrl.questions import load_scenarios
 from emailrl.settings import Settings, load_settings
 

@@ -20,9 +20,9 @@ from measured import forget_peak, now, peak_gib
 from small import PLAIN, save_tokenizer
 from torch import Tensor
 
-from emailrl.policy.load import load_policy
-from emailrl.policy.logprobs import token_logprobs
-from emailrl.policy.packing import shares_prefixes, takes_packed
+from emailrl.model.load import load_policy
+from emailrl.model.logprobs import token_logprobs
+from emailrl.model.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
 from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches
 from emailrl.training.losses import policy_loss
@@ -152,7 +152,7 @@ def policy_side(settings: Settings, max_tokens: int) -> Side:
 def model_side(model: Any, settings: Settings, device: torch.device, max_tokens: int) -> Side:
     """emailrl's own way with a model that is prepared for training."""
     if settings.model.backend == "transformers" and settings.training.fused_layers and device.type == "cpu":
-        from emailrl.policy.fused.model import enable_fused
+        from emailrl.model.fused.model import enable_fused
 
         assert enable_fused(model, settings.training.gradient_checkpointing) is None
     set_lora(model)

@@ -56,7 +56,7 @@ def prepare(root: Path) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from emailrl.policy.resolve import NANO_DIR
+    from emailrl.model.resolve import NANO_DIR
 
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(NANO_DIR)

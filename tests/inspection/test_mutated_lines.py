@@ -20,8 +20,8 @@ from emailrl.inspection.locate import training_note
 from emailrl.inspection.page import dump, gather, page, place_of
 from emailrl.inspection.served import Served
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import TrajectoryIndex, read_trajectories, trajectory_to_dict, write_trajectories
-from emailrl.trajectory import Trajectory
+from emailrl.records import TrajectoryIndex, read_trajectories, trajectory_to_dict, write_trajectories
+from emailrl.records.trajectory import Trajectory
 
 __all__ = ["tokenizer_folder", "trajectory"]
 

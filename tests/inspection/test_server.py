@@ -20,8 +20,8 @@ from two_turns import tokenizer_folder, trajectory
 from emailrl.errors import UsageError
 from emailrl.inspection.served import Served
 from emailrl.inspection.server import PageServer
-from emailrl.recording import TrajectoryWriter, write_records, write_trajectories
-from emailrl.trajectory import Trajectory
+from emailrl.records import TrajectoryWriter, write_records, write_trajectories
+from emailrl.records.trajectory import Trajectory
 
 __all__ = ["tokenizer_folder", "trajectory"]
 

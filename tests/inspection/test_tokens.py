@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.trajectory import Trajectory
+from emailrl.records.trajectory import Trajectory
 
 
 def test_a_character_split_over_tokens_stands_at_its_last_id(tokenizer_folder: Path) -> None:

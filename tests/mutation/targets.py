@@ -22,7 +22,7 @@ SAMPLED = ("emailrl.facts", "emailrl.rewards.matching")
 """Packages with so many mutants that each file's are sampled."""
 ELSEWHERE = ("end_to_end", "gpu", "benchmarks", "mutation")
 """Folders of tests that run the package in other processes, where a mutant is not, or on other machines."""
-SLOW = ("emailrl.policy", "emailrl.training.loop", "emailrl.training.run.run", "emailrl.training.update")
+SLOW = ("emailrl.model", "emailrl.training.loop", "emailrl.training.run.run", "emailrl.training.update")
 """What loads a model: a file of tests that imports it takes minutes, and is left out."""
 
 

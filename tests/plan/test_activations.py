@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from plan.planned import ALL
 
+from emailrl.model.layout import Keep
+from emailrl.model.shape import KNOWN, Shape
 from emailrl.plan.memory import Layout, head_bytes, kept_bytes, work_bytes
-from emailrl.policy.layout import Keep
-from emailrl.policy.shape import KNOWN, Shape
 
 TINY = Shape("qwen3", 64, 96, 2, 4, 2, 16, 128, True, 4096)
 
@@ -33,7 +33,7 @@ def tiny_model(layers: int, dtype: Any, shape: Shape = TINY, dropout: float = 0.
 def packed_row(tokens: int) -> Any:
     import torch
 
-    from emailrl.policy.packing import pack
+    from emailrl.model.packing import pack
 
     ids = torch.arange(2 * (tokens // 2 + 1)).view(2, -1) % TINY.vocab
     mask = torch.zeros_like(ids, dtype=torch.bool)
@@ -45,7 +45,7 @@ def saved_bytes(layers: int, dtype: Any, tokens: int, dropout: float) -> int:
     """Bytes of the storages that autograd saves in a forward pass, weights left out."""
     import torch
 
-    from emailrl.policy.packing import enable_packing, packed_inputs
+    from emailrl.model.packing import enable_packing, packed_inputs
 
     model = tiny_model(layers, dtype, dropout=dropout)
     assert enable_packing(model) is None
@@ -79,7 +79,7 @@ def test_transformers_layers_keep_what_is_planned(name: str, itemsize: int, drop
 def test_fused_layers_keep_what_is_planned(keep: Keep) -> None:
     import torch
 
-    from emailrl.policy.fused.layer import FusedLayer, LayerWeights
+    from emailrl.model.fused.layer import FusedLayer, LayerWeights
 
     model = tiny_model(1, torch.bfloat16)
     weights = LayerWeights(model.get_base_model().model.layers[0])

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from plan.planned import ALL, H200, plan_for, settings_with
 
+from emailrl.model.layout import Keep
+from emailrl.model.shape import KNOWN, find_shape
 from emailrl.plan import Known, find_device, make_plan
 from emailrl.plan.devices import GIB, Device
 from emailrl.plan.memory import Layout, keep_of, kept_bytes, plan_memory, training_bytes, work_bytes
 from emailrl.plan.tokens import Tokens, count_tokens
-from emailrl.policy.layout import Keep
-from emailrl.policy.shape import KNOWN, find_shape
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-4b", "qwen3-14b"])
@@ -26,7 +26,7 @@ def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch,
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from emailrl.policy.fused.model import FusedBackbone
+    from emailrl.model.fused.model import FusedBackbone
 
     shape, settings, layout = KNOWN[name], settings_with(tmp_path), Layout("fused", 2, 16, ALL)
     config = Qwen3Config(
@@ -74,9 +74,9 @@ def test_auto_keeps_what_fits(tmp_path: Path) -> None:
     ],
 )
 def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, Any]) -> None:
-    from emailrl.policy.fused.model import fused_backbone
-    from emailrl.policy.load import load_policy
-    from emailrl.policy.packing import shares_prefixes
+    from emailrl.model.fused.model import fused_backbone
+    from emailrl.model.load import load_policy
+    from emailrl.model.packing import shares_prefixes
     from emailrl.training.run.follower import build_updater
 
     settings = settings_with(tmp_path, model_name="nano", emailrl_device="cpu", **values)
@@ -91,8 +91,8 @@ def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, A
 
 PEAK_ON_A_CPU = """
 import re, torch
-from emailrl.policy.load import load_policy
-from emailrl.policy.logprobs import token_logprobs
+from emailrl.model.load import load_policy
+from emailrl.model.logprobs import token_logprobs
 from emailrl.settings import Settings
 
 torch.set_num_threads(1)

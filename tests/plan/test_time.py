@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from plan.planned import ALL, H200, settings_with
 
+from emailrl.model.layout import Keep
+from emailrl.model.shape import Shape
 from emailrl.plan import Known, Plan, make_plan
 from emailrl.plan.memory import Layout
 from emailrl.plan.time import HANDOVER, MOVED, WAKING, prefix_share, scoring_passes, training_flops
 from emailrl.plan.tokens import Tokens
-from emailrl.policy.layout import Keep
-from emailrl.policy.shape import Shape
 
 
 def test_training_operations_by_hand() -> None:

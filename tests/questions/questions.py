@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from emailrl.trajectory import Scenario
+from emailrl.records.trajectory import Scenario
 
 Row = dict[str, Any]
 

@@ -8,11 +8,11 @@ import pytest
 from tiny import make_database
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import demo_emails
+from emailrl.mail.sources import open_source
 from emailrl.questions.beside import has_enron_email, has_only_demo_email, questions_file, with_questions, write_demo
 from emailrl.settings import StoreSettings, load_settings
-from emailrl.store.build import build_database
-from emailrl.store.demo import demo_emails
-from emailrl.store.sources import open_source
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.questions import coverage_notes, missing_ids
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
-from emailrl.trajectory import Scenario
+from emailrl.records.trajectory import Scenario
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from hang import must_end
 
 from emailrl.errors import UsageError
+from emailrl.mail.build import build_database
+from emailrl.mail.connection import opened
+from emailrl.mail.sources import RawEmail
 from emailrl.questions.inbox.mailbox import MailReader
 from emailrl.questions.inbox.owners import choose_inboxes, find_inbox, largest_owners
 from emailrl.settings import StoreSettings
-from emailrl.store.build import build_database
-from emailrl.store.connection import opened
-from emailrl.store.sources import RawEmail
 
 ME, ANN, TIM = "me@home.org", "ann@work.org", "tim@club.org"
 FRIENDS = [f"friend{n}@x{n}.org" for n in range(9)]

@@ -12,7 +12,7 @@ from questions.questions import Row, row
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.questions import read_jsonl, write_scenarios
-from emailrl.trajectory import Scenario
+from emailrl.records.trajectory import Scenario
 
 Write = Callable[[list[Row]], Path]
 

@@ -19,7 +19,7 @@ from emailrl.questions.splits import (
     shared_inboxes,
     split_notes,
 )
-from emailrl.trajectory import Scenario
+from emailrl.records.trajectory import Scenario
 
 
 def questions(counts: dict[str, int], split: str | None = "train") -> list[Scenario]:

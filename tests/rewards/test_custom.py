@@ -12,9 +12,9 @@ import pytest
 
 from emailrl.custom import load_part
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.records.trajectory import Message, Scenario, Trajectory
 from emailrl.rewards.custom import load_reward
 from emailrl.rewards.scorer import OfflineMatcher, Scorer
-from emailrl.trajectory import Message, Scenario, Trajectory
 
 TRAJECTORY = Trajectory("t", "g", Scenario("1", "Q?", "A", [], "a@b", "2002-01-01"), final_answer="four")
 

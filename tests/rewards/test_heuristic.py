@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from emailrl.records.trajectory import Message, Scenario, ToolCall, Trajectory, Turn
 from emailrl.rewards.heuristic import heuristic_reward
-from emailrl.trajectory import Message, Scenario, ToolCall, Trajectory, Turn
 
 SCENARIO = Scenario("1", "When is the pump order due?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 

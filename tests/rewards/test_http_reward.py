@@ -19,11 +19,11 @@ from rewards.stub_scorer import Reply, StubScorer
 
 from emailrl.environment import Rubric
 from emailrl.errors import UsageError
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory
 from emailrl.rewards import custom
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.scorer import OfflineMatcher, Scorer
 from emailrl.settings import RewardSettings, Settings, load_settings
-from emailrl.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 Serve = Callable[..., StubScorer]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from emailrl.errors import UsageError
+from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, Turn
 from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer
-from emailrl.trajectory import Scenario, TokenSample, Trajectory, Turn
 
 SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
 

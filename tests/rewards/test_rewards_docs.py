@@ -10,11 +10,11 @@ import pytest
 
 from emailrl.environment.rubric import Rubric
 from emailrl.evaluation import Evaluation
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
 from emailrl.rewards.heuristic import heuristic_reward
 from emailrl.rewards.rubric import art_e_reward
 from emailrl.settings import RewardWeightSettings
 from emailrl.settings.names import by_name
-from emailrl.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from emailrl.environment import Rubric
 from emailrl.errors import EmailRLError
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
 from emailrl.rewards.rubric import art_e_reward, simple_reward
 from emailrl.settings import RewardWeightSettings
-from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
 
 SCENARIO = Scenario("1", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 

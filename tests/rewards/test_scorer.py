@@ -11,12 +11,12 @@ import pytest
 from emailrl.environment import Rubric
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import disagreement
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import simple_reward
 from emailrl.rewards.scorer import Scorer, Terms
 from emailrl.settings import AgentSettings, RewardSettings, Settings
-from emailrl.trajectory import Scenario, StopReason, Trajectory, Turn
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 

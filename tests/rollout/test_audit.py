@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, Turn
 from emailrl.rollout.audit import TokenDriftError, audit
-from emailrl.trajectory import Scenario, TokenSample, Trajectory, Turn
 
 
 @pytest.fixture

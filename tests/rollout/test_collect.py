@@ -12,11 +12,11 @@ from tiny import make_database, make_questions, settings_of
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.custom import mail_agent
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.rewards.build import build_scorer
 from emailrl.rollout.audit import TokenDriftError
 from emailrl.rollout.collect import Collector
 from emailrl.rollout.play import Stage
-from emailrl.trajectory import Scenario, StopReason, Trajectory
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -118,7 +118,7 @@ def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
 
 
 def test_drift_stops_the_collector(collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from emailrl.trajectory import TokenSample
+    from emailrl.records.trajectory import TokenSample
 
     original = TokenSample.append_sampled
 

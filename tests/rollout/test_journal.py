@@ -10,10 +10,10 @@ import pytest
 from tiny import make_questions, settings_of
 
 from emailrl.errors import UsageError
-from emailrl.policy import device
-from emailrl.recording import write_trajectories
+from emailrl.model import device
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import StopReason, Trajectory
 from emailrl.rollout.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.trajectory import StopReason, Trajectory
 
 
 def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import torch
 from tiny import collector_of, settings_of
 
 from emailrl.engines import build_engine
-from emailrl.policy.load import load_policy
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import ask, make_world
+from emailrl.model.load import load_policy
 from emailrl.rollout.audit import audit
-from emailrl.store.build import build_database
-from emailrl.store.demo import ask, make_world
 
 NANO = Path(__file__).resolve().parents[2] / "emailrl" / "policy" / "nano"
 

@@ -10,9 +10,9 @@ import pytest
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
+from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
 from emailrl.rollout.audit import TokenDriftError, audit
 from emailrl.rollout.runner import derive_seed, run
-from emailrl.trajectory import Message, Scenario, StopReason, Trajectory
 
 SCENARIO = Scenario("7", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 SAMPLING = SamplingParams(64)

@@ -16,13 +16,13 @@ from emailrl.engines.base import Completion, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, stop_ids
 from emailrl.environment.mail_env import MailEnvironment
 from emailrl.environment.tools import tool_schemas
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
+from emailrl.records.trajectory import Scenario, StopReason, TrajectoryGroup
 from emailrl.rollout.audit import audit
 from emailrl.rollout.runner import run
-from emailrl.store import open_mailbox
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
 from emailrl.training.batch import make_samples
-from emailrl.trajectory import Scenario, StopReason, TrajectoryGroup
 
 
 @pytest.fixture

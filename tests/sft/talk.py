@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emailrl.recording import write_trajectories
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory, Turn
 from emailrl.settings import Settings, load_settings
-from emailrl.trajectory import Message, Scenario, StopReason, Trajectory, Turn
 
 SEARCH = """<tool_call>
 {"name": "search_emails", "arguments": {"keywords": ["lease"]}}

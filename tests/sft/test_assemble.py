@@ -17,9 +17,9 @@ from tiny import make_checkpoint, make_model
 
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
 from emailrl.errors import UsageError
-from emailrl.policy.adapter import find_adapter
-from emailrl.policy.load import load_policy
-from emailrl.recording import read_records
+from emailrl.model.adapter import find_adapter
+from emailrl.model.load import load_policy
+from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.sft import fit
 from emailrl.sft.assemble import sft

@@ -13,7 +13,7 @@ from tiny import make_database, make_model, make_questions
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.errors import UsageError
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.questions import write_scenarios
 from emailrl.settings import load_settings
 from emailrl.sft.data import Conversations, batches_of, examples, gather, source_of, split

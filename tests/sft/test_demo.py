@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
+from emailrl.mail.demo import make_world
 from emailrl.sft import demo, small_model
 from emailrl.sft.demo import Habits, corpus, shuffled, transcripts
 from emailrl.sft.examples import Example, samples_of
-from emailrl.store.demo import make_world
 
 
 @pytest.fixture(scope="module")

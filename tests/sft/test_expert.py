@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from emailrl.mail.demo import ProjectFact, make_world
+from emailrl.mail.demo.topics import TOPICS
+from emailrl.records.trajectory import Message
 from emailrl.sft.demo import GIVE_UP, USUAL, Expert, Habits, transcripts
-from emailrl.store.demo import ProjectFact, make_world
-from emailrl.store.demo.topics import TOPICS
-from emailrl.trajectory import Message
 
 QUOTE = next(topic for topic in TOPICS if topic.name == "quote")
 FACT = ProjectFact("Velmora", QUOTE, "$48,210", "<000002>")

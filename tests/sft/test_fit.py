@@ -16,9 +16,9 @@ from tiny import make_model
 from torch import Tensor
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.fused.model import enable_fused
-from emailrl.policy.load import load_policy
-from emailrl.policy.logprobs import token_logprobs
+from emailrl.model.fused.model import enable_fused
+from emailrl.model.load import load_policy
+from emailrl.model.logprobs import token_logprobs
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter
 

@@ -9,14 +9,14 @@ from tiny import make_model
 
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
-from emailrl.policy.load import load_policy
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import demo_emails
+from emailrl.model.load import load_policy
 from emailrl.questions import write_scenarios
 from emailrl.questions.template import generate
 from emailrl.settings import load_settings
 from emailrl.sft.data import examples, gather
 from emailrl.sft.examples import Example
-from emailrl.store.build import build_database
-from emailrl.store.demo import demo_emails
 
 
 def test_a_pass_plays_the_same_questions_anew_and_a_resumed_run_sees_the_same(tmp_path: Path) -> None:

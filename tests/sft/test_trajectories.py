@@ -8,8 +8,8 @@ import pytest
 from sft.talk import trajectory, write
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.sft.data import read_conversations
-from emailrl.trajectory import Message, StopReason, ToolCall
 
 
 def chosen(file: Path, **choice: float) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError
-from emailrl.recording import read_records
+from emailrl.records import read_records
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.settings import (
     AlgorithmSettings,
     EvaluationSettings,
@@ -32,7 +33,6 @@ from emailrl.training.run.run import Run
 from emailrl.training.run.state import RunState
 from emailrl.training.run.tracking import Tracker
 from emailrl.training.update import TokenNumbers, UpdateResult
-from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]
 

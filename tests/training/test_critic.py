@@ -16,8 +16,8 @@ from torch import Tensor
 from training.updaters import PAID, loaded, make_updater, plain_logprobs, plain_values, samples
 
 from emailrl.errors import EmailRLError
-from emailrl.policy.load import load_policy
-from emailrl.policy.value_head import VALUE_HEAD_FILE, make_value_head
+from emailrl.model.load import load_policy
+from emailrl.model.value_head import VALUE_HEAD_FILE, make_value_head
 from emailrl.training.batch import TrainingSample
 from emailrl.training.run.follower import build_updater
 from emailrl.training.update import Updater

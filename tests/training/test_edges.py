@@ -11,6 +11,7 @@ import torch
 from torch import tensor
 
 from emailrl.errors import EmailRLError
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.training import advantages as adv
 from emailrl.training.batch import Layout, MicroBatch, TrainingSample, make_samples, micro_batches
 from emailrl.training.kl import AdaptiveKL, estimate
@@ -23,7 +24,6 @@ from emailrl.training.losses import (
     value_loss,
 )
 from emailrl.training.run.filtering import Filter
-from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 NAN, INF = math.nan, math.inf
 SAID = {"mean": 1.0, "min": 1.0, "max": 1.0, "cut_fraction": 0.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from training.scripted import QUESTIONS, play
 
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.training.run.modes import MODES
 from emailrl.training.run.state import Cursor, next_questions
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from training.scripted import QUESTIONS, ScriptedPolicy, play
 
-from emailrl.recording import read_records
+from emailrl.records import read_records
 
 
 def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_keeps_the_last_step(

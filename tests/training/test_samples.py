@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from emailrl.errors import EmailRLError
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.training.batch import make_samples
-from emailrl.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 
 SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
 

@@ -12,12 +12,12 @@ from torch import Tensor, tensor
 
 from emailrl.errors import EmailRLError
 from emailrl.ranks import ALONE, Ranks
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.across import Across
 from emailrl.training.advantages import shape_advantages, terminal_rewards
 from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.batch import Layout, TrainingSample, micro_batches
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 NAN = math.nan
 GAE = Algorithm("mine", advantage="gae", kl_in="reward", kl_estimator="k1")

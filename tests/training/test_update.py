@@ -17,7 +17,7 @@ from torch import Tensor
 from training.updaters import LENGTHS, PAID, make_updater, plain_logprobs, samples
 
 from emailrl.errors import EmailRLError
-from emailrl.policy.load import Policy, load_policy
+from emailrl.model.load import Policy, load_policy
 from emailrl.settings import Settings
 from emailrl.training.batch import TrainingSample, save_batches
 from emailrl.training.run.follower import build_updater

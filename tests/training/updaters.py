@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emailrl.policy.load import Policy, load_policy
+from emailrl.model.load import Policy, load_policy
 from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import Settings, load_settings
 from emailrl.training.batch import TrainingSample

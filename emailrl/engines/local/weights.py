@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from emailrl.engines.budget import merges
 from emailrl.errors import EmailRLError
-from emailrl.policy.adapter import WEIGHTS
-from emailrl.policy.fused.model import disable_fused
-from emailrl.policy.plain_lora import PlainLora, read_plain_lora
-from emailrl.policy.shard import is_sharded
-from emailrl.policy.unwrap import causal_lm
+from emailrl.model.adapter import WEIGHTS
+from emailrl.model.fused.model import disable_fused
+from emailrl.model.plain_lora import PlainLora, read_plain_lora
+from emailrl.model.shard import is_sharded
+from emailrl.model.unwrap import causal_lm
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

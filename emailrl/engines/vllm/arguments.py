@@ -20,13 +20,13 @@ import httpx
 
 from emailrl.engines.budget import GIB
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.adapter import read_adapter_config
-from emailrl.policy.layout import Keep, choose_keep, micro_batch_cap, numbers_for
+from emailrl.model.adapter import read_adapter_config
+from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.place import Place
 from emailrl.settings import Settings, TrainingSettings, check_key, without_credentials
 
 if TYPE_CHECKING:
-    from emailrl.policy.load import Policy
+    from emailrl.model.load import Policy
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values vLLM takes for ``max_lora_rank``."""
@@ -317,7 +317,7 @@ class Trainer:
     @classmethod
     def of(cls, policy: Policy, settings: Settings) -> Trainer | None:
         """A loaded policy's, None if it is not trained with fused layers: the needs of others are not known."""
-        from emailrl.policy.fused.model import fused_backbone
+        from emailrl.model.fused.model import fused_backbone
 
         fused = fused_backbone(policy.model)
         if not policy.trainable or fused is None:

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
 from emailrl.errors import EmailRLError
-from emailrl.policy.logprobs import hidden_states, projection
+from emailrl.model.logprobs import hidden_states, projection
 
 if TYPE_CHECKING:
-    from emailrl.policy.load import Policy
+    from emailrl.model.load import Policy
 
 TEXT = (
     "You search a mailbox with tools. When does the lease on the office end, and who signed it? "

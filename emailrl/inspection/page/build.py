@@ -18,8 +18,8 @@ from emailrl.inspection.page.place import (
 )
 from emailrl.inspection.page.shapes import detail, row
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import Record, TrajectoryIndex, training_notes
-from emailrl.trajectory import Trajectory
+from emailrl.records import Record, TrajectoryIndex, training_notes
+from emailrl.records.trajectory import Trajectory
 
 MAX_TRAJECTORIES = 10_000
 MAX_TOKENS = 6_000_000

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from emailrl.evaluation import verdict
-from emailrl.recording import Entry, Record
-from emailrl.trajectory import StopReason, Trajectory, Turn
+from emailrl.records import Entry, Record
+from emailrl.records.trajectory import StopReason, Trajectory, Turn
 
 _STOPS: dict[str | None, str] = {
     StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from emailrl.inspection.page.build import PageData
-from emailrl.recording import Record, encode
+from emailrl.records import Record, encode
 
 _CHUNK_BYTES = 400_000
 """Trajectory JSON that the page unpacks at a time."""

@@ -15,8 +15,8 @@ from emailrl.disk import not_a_file
 from emailrl.errors import EmailRLError
 from emailrl.inspection.locate import existing, find_file, has_numbers, newest_file, position_in
 from emailrl.inspection.makers import origin
-from emailrl.recording import Record, TrajectoryIndex, check_metrics, parse_line, trajectory_in_line
-from emailrl.trajectory import Trajectory
+from emailrl.records import Record, TrajectoryIndex, check_metrics, parse_line, trajectory_in_line
+from emailrl.records.trajectory import Trajectory
 
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from emailrl.inspection.page.build import PageData
-from emailrl.recording import Record
+from emailrl.records import Record
 
 NOTICE: Final = (
     "each address, and each name that stands in an address or email header, has one pseudonym throughout. Other names, "

@@ -17,8 +17,8 @@ from typing import Any
 from emailrl.evaluation import verdict
 from emailrl.inspection.page.evidence import evidence, failure
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.recording import Entry, Record
-from emailrl.trajectory import Message, TokenSample, Trajectory, Turn
+from emailrl.records import Entry, Record
+from emailrl.records.trajectory import Message, TokenSample, Trajectory, Turn
 
 _LONGEST = 200
 """Maximum characters of a question or answer in a row."""

@@ -14,9 +14,9 @@ from random import Random
 from sqlalchemy import Connection, select
 
 from emailrl.facts.names import name_of
+from emailrl.mail.schema import emails, recipients
+from emailrl.mail.stored import recipients_of
 from emailrl.questions.inbox.mail import Mail, Topic
-from emailrl.store.schema import emails, recipients
-from emailrl.store.stored import recipients_of
 
 MAX_DAYS_LATER = 30
 """Maximum days between a source email and its question; the minimum is 1 (as in ART-E)."""

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from sqlalchemy import Select, exists, func, select
 
 from emailrl.errors import ToolError, UsageError
+from emailrl.mail import open_mailbox
+from emailrl.mail.connection import opened
+from emailrl.mail.schema import emails, recipients
 from emailrl.questions.inbox.mailbox import Inbox, MailReader
-from emailrl.store import open_mailbox
-from emailrl.store.connection import opened
-from emailrl.store.schema import emails, recipients
 
 MAX_INBOXES = 40
 MIN_MAILS = 30

@@ -28,15 +28,15 @@ from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Fact, Reading, agree, read
 from emailrl.facts.words import clean
+from emailrl.mail.connection import opened
+from emailrl.mail.schema import emails
 from emailrl.questions.inbox.mail import Mail, spell_day
 from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER
 from emailrl.questions.llm.cache import ReplyCache
 from emailrl.questions.llm.plan import Batch, QuestionPlan
 from emailrl.questions.splits import SPLITS
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import GenerationSettings
-from emailrl.store.connection import opened
-from emailrl.store.schema import emails
-from emailrl.trajectory import Scenario
 
 MAX_QUESTION_CHARS = 400
 MAX_ANSWER_CHARS = 300

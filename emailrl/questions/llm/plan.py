@@ -18,6 +18,7 @@ from random import Random
 from urllib.parse import urlsplit
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.inbox.mailbox import MailReader
 from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
@@ -25,7 +26,6 @@ from emailrl.questions.llm.cache import ReplyCache
 from emailrl.questions.splits import split_of_mail
 from emailrl.remote.destination import is_this_machine
 from emailrl.settings import GenerationSettings
-from emailrl.store.connection import opened
 
 DEFAULT_LIMIT = 1000
 """Default number of questions: a hundred prompts."""

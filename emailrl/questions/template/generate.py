@@ -12,14 +12,14 @@ from pathlib import Path
 from random import Random
 
 from emailrl.errors import EmailRLError
+from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.inbox.mailbox import Inbox, MailReader
 from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
 from emailrl.questions.splits import MANY, SPLITS, split_of_mail
 from emailrl.questions.template.kinds import Finding, Kind
 from emailrl.questions.template.usual import KINDS
-from emailrl.store.connection import opened
-from emailrl.trajectory import Scenario
+from emailrl.records.trajectory import Scenario
 
 DEFAULT_LIMIT = 6000
 MAX_PER_MAIL = 2

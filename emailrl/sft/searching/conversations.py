@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from emailrl.environment.custom import mail_agent
 from emailrl.environment.mail_env import MailEnvironment
+from emailrl.mail import open_mailbox
 from emailrl.questions import Split, load_scenarios
+from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import Settings
 from emailrl.sft.examples import converse
 from emailrl.sft.searching.asked import ShownMail, answer_of, read_question
 from emailrl.sft.searching.searcher import PLANS, Given, Habits, Searcher, by_topic, by_words
-from emailrl.store import open_mailbox
-from emailrl.trajectory import Message, Scenario
 
 
 def conversations(

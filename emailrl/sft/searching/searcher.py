@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from emailrl.environment.tools import MAX_RESULTS
 from emailrl.facts.lexicon import STOPWORDS
 from emailrl.questions.inbox.mail import topic_of
+from emailrl.records.trajectory import Message
 from emailrl.settings import AgentSettings
 from emailrl.sft.searching.asked import Asked, ShownMail, day_of, is_called, people_of
-from emailrl.trajectory import Message
 
 Search = dict[str, Any]
 """Arguments of ``search_emails``; None values are omitted."""

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from emailrl.checkpoints import SFT, Checkpoint, Metadata
 from emailrl.errors import UsageError
-from emailrl.policy.resolve import same_base
+from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.model.resolve import same_base
 from emailrl.questions import fingerprint, read_questions
-from emailrl.recording import read_trajectories
+from emailrl.records import read_trajectories
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import Settings
-from emailrl.store.connection import HOW_DATABASES_CHANGE
 from emailrl.training.run.data import RunData, changed_sources
 from emailrl.training.run.start import check_resumed
-from emailrl.trajectory import Scenario
 
 Changes = dict[tuple[str, str], tuple[Any, Any]]
 """Recorded and current value by section and name."""

@@ -17,7 +17,8 @@ from emailrl.engines.base import PinnedEngine, VersionedEngine
 from emailrl.errors import EmailRLError
 from emailrl.plain import counted
 from emailrl.ranks import Activity
-from emailrl.recording import read_trajectories, write_trajectories
+from emailrl.records import read_trajectories, write_trajectories
+from emailrl.records.trajectory import Trajectory
 from emailrl.rollout.audit import audit
 from emailrl.rollout.collect import Collector
 from emailrl.rollout.play import Stage
@@ -26,7 +27,6 @@ from emailrl.training.run.filtering import Collected
 from emailrl.training.run.metrics import Clock
 from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
-from emailrl.trajectory import Trajectory
 
 IN_FLIGHT = "in_flight.jsonl"
 """In a checkpoint: finished rollouts of steps not yet trained, without rewards."""

@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from emailrl.custom import CustomPart, imported_files, is_path, load_part
 from emailrl.errors import UsageError
-from emailrl.policy.resolve import resolve_model
+from emailrl.mail import database_fingerprint
+from emailrl.model.resolve import resolve_model
 from emailrl.questions import fingerprint, missing_ids, read_questions
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import Settings
-from emailrl.store import database_fingerprint
-from emailrl.trajectory import Scenario
 
 FILE: Final = "sources.json"
 PIECES, PIECE = 64, 1 << 16

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from emailrl.evaluation import Evaluation
-from emailrl.trajectory import Trajectory
+from emailrl.records.trajectory import Trajectory
 
 
 class Display(Protocol):

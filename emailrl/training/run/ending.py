@@ -11,7 +11,7 @@ from emailrl.checkpoints import CONFIRMED, confirmed_of, damage_of, list_checkpo
 from emailrl.disk import replace_bytes
 from emailrl.drawing import FAINT, FIRST, new_figure, save
 from emailrl.plain import counted
-from emailrl.recording import Record, read_records
+from emailrl.records import Record, read_records
 from emailrl.settings import Settings
 from emailrl.training.run.data import RunData
 from emailrl.training.run.directory import remove_records

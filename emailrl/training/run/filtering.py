@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.algorithms import Algorithm
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 Reason = Literal["group_too_small", "group_low_std", "group_below_range", "group_above_range"]
 REASONS: tuple[Reason, ...] = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")

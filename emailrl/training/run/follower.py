@@ -16,8 +16,8 @@ from emailrl.ctrl_c import handled_by
 from emailrl.engines import has_servers
 from emailrl.engines.opened import open_policy
 from emailrl.errors import UsageError
-from emailrl.policy.load import Policy, load_policy
-from emailrl.policy.shard import check_shardable
+from emailrl.model.load import Policy, load_policy
+from emailrl.model.shard import check_shardable
 from emailrl.ranks import ALONE, RankGroup, Ranks, joined
 from emailrl.settings import Settings
 from emailrl.training.across import Across

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from emailrl.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
-from emailrl.recording import Record
+from emailrl.records import Record
+from emailrl.records.trajectory import StopReason, Trajectory
 from emailrl.training.batch import TrainingSample, is_truncated
 from emailrl.training.losses import LOG_RATIO_LIMIT
 from emailrl.training.run.filtering import Collected
 from emailrl.training.update import TokenNumbers
-from emailrl.trajectory import StopReason, Trajectory
 
 UPDATE_METRICS = (
     "loss",

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from emailrl.environment.static_prompt import StaticPromptEnvironment
+from emailrl.records.trajectory import Scenario
 from emailrl.rollout.play import MakeEnvironment
 from emailrl.rollout.runner import Environment
 from emailrl.settings import Settings
 from emailrl.training.batch import LossMask
-from emailrl.trajectory import Scenario
 
 if TYPE_CHECKING:
-    from emailrl.store import Mailbox
+    from emailrl.mail import Mailbox
 
 
 @dataclass(frozen=True, slots=True)

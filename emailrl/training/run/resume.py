@@ -35,9 +35,9 @@ from emailrl.checkpoints import (
 )
 from emailrl.disk import LOCK
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.model.tensors import writing_tensors
 from emailrl.plain import counted, first_line
-from emailrl.policy.tensors import writing_tensors
-from emailrl.recording import read_records
+from emailrl.records import read_records
 from emailrl.settings import Settings, run_root
 from emailrl.training.run.directory import held, remove_records
 from emailrl.training.run.state import RunState

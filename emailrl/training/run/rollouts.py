@@ -9,14 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from emailrl.errors import EmailRLError
-from emailrl.recording import write_trajectories
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.run.display import Display
 from emailrl.training.run.filtering import Collected, Filter, collect_groups
 from emailrl.training.run.metrics import first_exception
 from emailrl.training.run.state import RunState, StepQuestions, questions_per_step
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 

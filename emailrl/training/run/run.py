@@ -10,10 +10,11 @@ from typing import Any
 from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
+from emailrl.model.load import Policy
 from emailrl.plain import counted
-from emailrl.policy.load import Policy
 from emailrl.ranks import ALONE, Ranks
-from emailrl.recording import write_records
+from emailrl.records import write_records
+from emailrl.records.trajectory import Scenario
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
@@ -32,7 +33,6 @@ from emailrl.training.run.rollouts import Rollouts
 from emailrl.training.run.state import RunState, StepQuestions
 from emailrl.training.run.tracking import Tracker
 from emailrl.training.update import Skipped, TokenNumbers, Updater, UpdateResult
-from emailrl.trajectory import Scenario
 
 MAX_SKIPPED_IN_A_ROW = 3
 """This many consecutive updates with a non-finite loss or gradient end the run."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from emailrl.checkpoints import METADATA, Checkpoint, read_checkpoint, sha256_of
 from emailrl.errors import UsageError
-from emailrl.policy.adapter import WEIGHTS, find_adapter
+from emailrl.model.adapter import WEIGHTS, find_adapter
 from emailrl.settings import Settings
 
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from emailrl.evaluation import Evaluation
 from emailrl.evaluation.statistics import Z_95
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings
-from emailrl.trajectory import Scenario
 
 CERTAIN = 3.0
 """Standard errors by which accuracy must have fallen. A run asks after each evaluation: at 1.96, two thirds of level

@@ -18,14 +18,14 @@ from typing import Final, Literal
 from emailrl.engines import engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.engines.opened import OpenPolicy
-from emailrl.policy.adapter import CONFIG, WEIGHTS
+from emailrl.mail.connection import no_database
+from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.ranks import Activity, Ranks
+from emailrl.records.trajectory import Trajectory
 from emailrl.rollout.play import Play, Stage, build_stage
 from emailrl.settings import Settings
-from emailrl.store.connection import no_database
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES
-from emailrl.trajectory import Trajectory
 
 Role = Literal["train", "eval"]
 """Training trajectories follow the mode; all others follow the settings."""

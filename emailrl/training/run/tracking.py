@@ -14,7 +14,7 @@ from emailrl.disk import check_own, naming
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
 from emailrl.plain import first_line, plain, plain_line
-from emailrl.recording import MetricsWriter
+from emailrl.records import MetricsWriter
 from emailrl.settings import Settings, check_wandb
 from emailrl.training.run.display import SILENT, Display
 

@@ -14,7 +14,7 @@ from tiny import make_model
 from emailrl.engines import build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.servers import VllmServers
-from emailrl.policy.load import Policy, load_policy
+from emailrl.model.load import Policy, load_policy
 from emailrl.settings import Settings, load_settings
 
 Serve = Callable[..., VllmStub]

@@ -21,8 +21,8 @@ from emailrl.engines.vllm.arguments import (
     sleeps,
 )
 from emailrl.errors import UsageError
-from emailrl.policy.fused.model import enable_fused
-from emailrl.policy.load import load_policy
+from emailrl.model.fused.model import enable_fused
+from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings
 
 GIB = 2**30

@@ -22,8 +22,8 @@ from two_turns import trajectory
 from emailrl.inspection.page import gather, page, place_of
 from emailrl.inspection.served import Served
 from emailrl.inspection.server import PageServer
-from emailrl.recording import write_records, write_trajectories
-from emailrl.trajectory import TokenSample, Trajectory
+from emailrl.records import write_records, write_trajectories
+from emailrl.records.trajectory import TokenSample, Trajectory
 
 __all__ = ["trajectory"]
 

@@ -15,8 +15,8 @@ from chromium import needs_chromium, shown
 from two_turns import trajectory
 
 from emailrl.inspection.page import gather, page, place_of
-from emailrl.recording import write_trajectories
-from emailrl.trajectory import Message, Trajectory
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import Message, Trajectory
 
 __all__ = ["trajectory"]
 

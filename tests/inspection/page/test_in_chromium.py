@@ -12,8 +12,8 @@ from chromium import needs_chromium, shown
 from two_turns import trajectory
 
 from emailrl.inspection.page import gather, page, place_of
-from emailrl.recording import write_records, write_trajectories
-from emailrl.trajectory import Trajectory
+from emailrl.records import write_records, write_trajectories
+from emailrl.records.trajectory import Trajectory
 
 __all__ = ["trajectory"]
 

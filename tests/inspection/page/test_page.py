@@ -20,9 +20,9 @@ from two_turns import tokenizer_folder, trajectory
 from emailrl.errors import UsageError
 from emailrl.inspection.page import gather, page, place_of, served_page
 from emailrl.inspection.served import Served
-from emailrl.recording import write_records, write_trajectories
+from emailrl.records import write_records, write_trajectories
+from emailrl.records.trajectory import Trajectory
 from emailrl.training.run.printing import DROPPED
-from emailrl.trajectory import Trajectory
 
 __all__ = ["tokenizer_folder", "trajectory"]
 

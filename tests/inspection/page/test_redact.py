@@ -16,8 +16,8 @@ from two_turns import trajectory
 
 from emailrl.inspection.page import gather, page, place_of
 from emailrl.inspection.page.redact import Redactor, redacted
-from emailrl.recording import write_records, write_trajectories
-from emailrl.trajectory import Message, Scenario, Trajectory
+from emailrl.records import write_records, write_trajectories
+from emailrl.records.trajectory import Message, Scenario, Trajectory
 
 __all__ = ["trajectory"]
 

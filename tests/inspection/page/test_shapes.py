@@ -11,8 +11,8 @@ from two_turns import tokenizer_folder, trajectory
 
 from emailrl.inspection.page import detail, entry_row, row
 from emailrl.inspection.page.evidence import evidence, failure
-from emailrl.recording import TrajectoryIndex, write_trajectories
-from emailrl.trajectory import Message, StopReason, Trajectory, Turn
+from emailrl.records import TrajectoryIndex, write_trajectories
+from emailrl.records.trajectory import Message, StopReason, Trajectory, Turn
 
 __all__ = ["tokenizer_folder", "trajectory"]
 

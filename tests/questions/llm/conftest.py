@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from questions.llm.chat_stub import Answer, ChatStub, good
 
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.settings import GenerationSettings
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
 
 PEOPLE = [f"{name}@x.org" for name in ("ana.roe", "bo.lind", "cy.marsh", "dee.orr", "eli.nov", "fay.trem")]
 FILLING = "The crew checked the northern jetty and wrote down what they saw, as they do every week of the year. " * 2

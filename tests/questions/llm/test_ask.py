@@ -16,10 +16,10 @@ from pydantic import SecretStr
 from questions.llm.chat_stub import ChatStub, good, mails_of, questions_on
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.questions.llm import GenerationError, Harvest, QuestionPlan, QuestionWriter, harvest, plan_questions
 from emailrl.settings import GenerationSettings
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
 
 Serve = Callable[..., ChatStub]
 Make = Callable[..., GenerationSettings]

@@ -15,13 +15,13 @@ from questions.template.world import ANA, BO, PLACES, THINGS, box, mail, mails_o
 from typer.testing import CliRunner
 
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.questions import load_scenario_set, load_scenarios, missing_ids, read_jsonl, write_scenarios
 from emailrl.questions.template import KINDS, generate
 from emailrl.questions.template.generate import realism_of
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
-from emailrl.store.build import build_database
-from emailrl.store.sources import RawEmail
-from emailrl.trajectory import Scenario
 
 
 @pytest.fixture(scope="module")

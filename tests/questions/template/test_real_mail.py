@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from emailrl.cli.app import app
 from emailrl.questions import load_scenarios, missing_ids
 from emailrl.questions.template import generate
+from emailrl.records.trajectory import Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import DataSettings
-from emailrl.trajectory import Scenario
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from emailrl.engines.renderer import parse_tool_calls
-from emailrl.trajectory import Message
+from emailrl.records.trajectory import Message
 
 FRAME = frozenset(("it", "is", "was", "the", "answer", "i", "don", "t", "know"))
 """Words of an answer that say nothing."""

@@ -15,16 +15,16 @@ from sft.searching.shown import unshown
 from tiny import make_database, make_questions
 
 from emailrl.engines.renderer import parse_tool_calls
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import demo_emails, demo_questions
+from emailrl.mail.sources.message import RawEmail
 from emailrl.questions import load_scenarios, write_scenarios
 from emailrl.questions.template import generate
+from emailrl.records.trajectory import Message, Scenario
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.searching import conversations
 from emailrl.sft.searching.conversations import is_right, play
 from emailrl.sft.searching.searcher import CAREFUL, Habits
-from emailrl.store.build import build_database
-from emailrl.store.demo import demo_emails, demo_questions
-from emailrl.store.sources.message import RawEmail
-from emailrl.trajectory import Message, Scenario
 
 ME = "ann.lee@home.example"
 BOB, ZOE = "bob.ross@home.example", "zoe.kim@else.example"

@@ -12,11 +12,11 @@ from training.run_files import write
 from emailrl.checkpoints import read_checkpoint
 from emailrl.errors import UsageError
 from emailrl.questions import fingerprint, read_jsonl, write_scenarios
-from emailrl.recording import write_trajectories
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import load_settings
 from emailrl.training.run.agreement import check_agrees
 from emailrl.training.run.data import RunData
-from emailrl.trajectory import Scenario, Trajectory
 
 
 def scenario(number: int, split: str) -> Scenario:

@@ -13,12 +13,12 @@ import pytest
 
 from emailrl.errors import EmailRLError
 from emailrl.ranks import Activity
+from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 from emailrl.rollout.collect import Collector
 from emailrl.settings import AgentSettings
 from emailrl.training.run.ahead import Ahead, Ended, rollouts_in_flight
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.state import RunState, StepQuestions
-from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(20)]
 

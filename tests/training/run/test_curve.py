@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from emailrl.recording import write_records
+from emailrl.records import write_records
 from emailrl.settings import Settings
 from emailrl.training.run.ending import curve, draw_curves
 

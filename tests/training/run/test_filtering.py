@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from emailrl.errors import UsageError
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AlgorithmSettings, Settings, TrainingSettings
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.mix import resolve
 from emailrl.training.run.filtering import Collected, Filter, collect_groups, make_filter
-from emailrl.trajectory import Scenario, Trajectory, TrajectoryGroup
 
 
 def scenario(name: str) -> Scenario:

@@ -10,9 +10,9 @@ from training.run_files import write
 
 from emailrl.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from emailrl.errors import EmailRLError
-from emailrl.recording import write_trajectories
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, Turn
 from emailrl.training.run.ahead import IN_FLIGHT, reusable
-from emailrl.trajectory import Scenario, TokenSample, Trajectory, Turn
 
 
 def rollout(step: int, version: str, token: int = 7) -> Trajectory:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 from emailrl.training.batch import TrainingSample
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.metrics import rollout_metrics, sample_record, training_records
 from emailrl.training.update import TokenNumbers
-from emailrl.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 
 MASK = [0, 1, 0, 1]
 SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")

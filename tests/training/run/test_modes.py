@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from emailrl.environment.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
+from emailrl.records.trajectory import (
+    Message,
+    Scenario,
+    StopReason,
+    TokenSample,
+    ToolCall,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 from emailrl.settings import Settings
 from emailrl.training.batch import make_samples
 from emailrl.training.run.modes import MODES
-from emailrl.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, TrajectoryGroup, Turn
 
 SCENARIO = Scenario("q1", "Which room is the budget meeting in?", "B12", ["<src@x>"], "ann@x.com", "2001-05-02")
 
@@ -55,9 +64,9 @@ def test_what_bounds_a_mode_and_whose_reward_it_takes() -> None:
 def mailbox(tmp_path: Path) -> Any:
     from datetime import UTC, datetime
 
-    from emailrl.store import open_mailbox
-    from emailrl.store.build import build_database
-    from emailrl.store.sources import RawEmail
+    from emailrl.mail import open_mailbox
+    from emailrl.mail.build import build_database
+    from emailrl.mail.sources import RawEmail
 
     def mail(message_id: str, body: str, day: int) -> RawEmail:
         date = datetime(2001, 4, day, tzinfo=UTC)

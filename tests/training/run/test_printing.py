@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from emailrl.evaluation import Evaluation
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import AgentSettings, ModelSettings, Settings, TrainingSettings, VllmSettings
 from emailrl.training.run.printing import evaluation_block, header, outcome, step_line
 from emailrl.training.run.state import RunState
-from emailrl.trajectory import Scenario, Trajectory
 
 
 def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:

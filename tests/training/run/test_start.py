@@ -13,7 +13,7 @@ from tiny import make_checkpoint, make_model
 
 from emailrl.checkpoints import METADATA, find_checkpoint, sha256_of
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.policy.load import load_policy
+from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings
 from emailrl.training.run.start import check_resumed, find_start, with_lora
 

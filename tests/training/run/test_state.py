@@ -10,9 +10,9 @@ import pytest
 
 from emailrl.evaluation import Evaluation
 from emailrl.evaluation.statistics import wilson_interval
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import EvaluationSettings, TrainingSettings
 from emailrl.training.run.state import Cursor, RunState, StepQuestions, count_steps, next_questions, questions_per_step
-from emailrl.trajectory import Scenario, Trajectory
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 

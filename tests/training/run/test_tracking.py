@@ -14,7 +14,8 @@ from pydantic import SecretStr
 
 from emailrl.errors import UsageError
 from emailrl.evaluation import Evaluation
-from emailrl.recording import read_records
+from emailrl.records import read_records
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import RewardSettings, Settings, TrackingSettings
 from emailrl.training.run import tracking
 from emailrl.training.run.metrics import Pace
@@ -23,7 +24,6 @@ from emailrl.training.run.tracking import (
     flat_numbers,
     start_wandb,
 )
-from emailrl.trajectory import Scenario, Trajectory
 
 OFF = TrackingSettings(wandb_mode="disabled")
 

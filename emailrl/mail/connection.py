@@ -1,0 +1,223 @@
+"""Opens database files: a SQLAlchemy engine for each, with actionable errors.
+
+Most code uses SQLAlchemy Core on ``emailrl.mail.schema``. Search, read and bulk load use the driver's connection
+(``driver``), because Core would take longer than SQLite itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, cast
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, NullPool, bindparam, create_engine, event, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail.schema import meta, sqlite_master
+
+SCHEMA_VERSION = 3
+"""Incremented whenever older databases can no longer be read."""
+
+HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
+"""The hint if a database has changed since a run was started on it."""
+
+SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)
+"""SQLite's errors as the driver and as Core raise them."""
+
+OTHER_FILE = "Name another file with --db."
+HOW_TO_BUILD = (
+    "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
+)
+_REBUILD = "Rebuild it with emailrl gen-db --overwrite."
+_HEADER = b"SQLite format 3\0"
+_MAPPED_BYTES = 2147418112
+"""Bytes of a file to map: SQLite's maximum."""
+_CACHE_KIB = 64 * 1024
+_CHECK_STEPS = 100_000
+"""Steps of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond."""
+_LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}")
+_TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
+_OWN_TABLES = {"emails", "recipients", "meta"}
+"""By these, an older or damaged database of emailrl is recognized; ART-E's has no ``meta``."""
+_TABLE_NAMES = select(sqlite_master.c.name).where(sqlite_master.c.type == "table")
+_NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
+
+
+def connect(db: Path, *, mapped: bool = True) -> Connection:
+    """Return a read-only connection to a database written by ``gen-db``.
+
+    ``mapped`` reads the file through a memory map: searches are a tenth faster, but reading all of it counts the file
+    as resident memory.
+
+    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is something else.
+    """
+    if not db.is_file():
+        raise no_database(db)
+    check_header(db)
+    with reading(db):
+        pragmas = ("query_only = ON", f"mmap_size = {_MAPPED_BYTES if mapped else 0}")
+        connection = _engine(db.absolute(), "ro", pragmas).connect()
+        try:
+            _check(connection, db)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def opened(db: Path, *, mapped: bool = True) -> Iterator[Connection]:
+    """Open a connection with ``connect`` for the block; SQLite's errors in it are raised as by ``reading``."""
+    with reading(db), connect(db, mapped=mapped) as connection:
+        yield connection
+
+
+def connect_for_loading(path: Path) -> Connection:
+    """Return a connection for bulk loading, without a journal, since an unfinished file is discarded."""
+    return _engine(path.absolute(), "rw", _LOADING).connect()
+
+
+def driver(connection: Connection) -> sqlite3.Connection:
+    """Return the driver's connection of a SQLAlchemy connection; it begins no transaction."""
+    return cast(sqlite3.Connection, connection.connection.driver_connection)
+
+
+@lru_cache(maxsize=16)
+def _engine(path: Path, mode: str, pragmas: tuple[str, ...], *, immutable: bool = False) -> Engine:
+    """The engine of a file; it caches compiled statements but no connection, since the file may be replaced."""
+    query = {"mode": mode, "uri": "true", "immutable": str(int(immutable))}
+    engine = create_engine(
+        URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query=query),
+        poolclass=NullPool,
+        connect_args={"isolation_level": None, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+        if mode == "ro":
+            # Python's signal handlers run only in Python code, so this also lets one raise and interrupt the query.
+            connection.set_progress_handler(is_cancelled, _CHECK_STEPS)
+
+    if mode == "rw":  # readers hold no lock between two statements
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def is_cancelled() -> bool:
+    """Whether the asyncio task that runs the query is cancelled: on Ctrl-C, asyncio does that instead of raising."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def _check(connection: Connection, db: Path) -> None:
+    tables = set(connection.scalars(_TABLE_NAMES))
+    if not tables:
+        raise UsageError(f"The database {db} is empty.", f"{_REBUILD.rstrip('.')}, or choose another with --db.")
+    if missing := _TABLES - tables:
+        if "emails" in missing:
+            raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
+        what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
+        raise UsageError(f"The database {db} has no {what}.", _REBUILD if tables >= _OWN_TABLES else OTHER_FILE)
+    if noted(connection, "schema_version") != str(SCHEMA_VERSION):
+        raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
+
+
+def noted(connection: Connection, key: str) -> str | None:
+    """Return the value of ``key`` in the table ``meta``."""
+    return connection.scalar(_NOTED, {"key": key})
+
+
+def check_header(db: Path) -> None:
+    """Raise ``UsageError`` for a file that is neither empty nor an SQLite database, and so must not be replaced."""
+    try:
+        with db.open("rb") as file:
+            start = file.read(len(_HEADER))
+    except OSError as error:
+        raise UsageError(f"{db} cannot be read: {error.strerror or error}.", OTHER_FILE) from error
+    if start and start != _HEADER:
+        raise UsageError(
+            f"{db} cannot be read as a mail database: file is not a database.",
+            "Name another file with --db, or move this one away.",
+        )
+
+
+def check_replaceable(db: Path) -> None:
+    """Raise ``UsageError`` unless the file is empty, holds no table, or has the tables of an emailrl database.
+
+    Its content may be damaged. Neither locks nor journals are made: the file may belong to another program.
+    """
+    try:
+        with _engine(db.absolute(), "ro", (), immutable=True).connect() as connection:
+            tables = set(connection.scalars(_TABLE_NAMES))
+    except SQLITE_ERRORS as error:
+        raise _foreign(db, f"cannot be read: {reason(error)}") from error
+    if tables and not tables >= _OWN_TABLES:
+        raise _foreign(db, "was not written by emailrl")
+
+
+def _foreign(db: Path, why: str) -> UsageError:
+    return UsageError(f"The database {db} {why}; it is not replaced.", "Move it away, or name another file with --db.")
+
+
+@contextmanager
+def reading(db: Path) -> Iterator[None]:
+    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` that names it and the remedy.
+
+    A query that Ctrl-C interrupted raises KeyboardInterrupt, for which SQLite substitutes an error of its own.
+    """
+    try:
+        yield
+    except SQLITE_ERRORS as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from None
+        raise EmailRLError(f"The database {db} cannot be read: {reason(error)}.", _REBUILD) from error
+
+
+def reason(error: sqlite3.Error | DBAPIError) -> str:
+    """Return SQLite's own message, without the statement that SQLAlchemy adds."""
+    return str(error.orig if isinstance(error, DBAPIError) else error)
+
+
+def no_database(db: Path) -> EmailRLError:
+    """Return the error for a missing database."""
+    broken = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
+    return UsageError(f"No such mail database: {db}{broken}.", how_to_get(db))
+
+
+def how_to_get(db: Path) -> str:
+    """What to do about a missing database: name another of the same folder, or build one."""
+    others = sorted(other.name for other in db.parent.glob("*.db") if other != db)
+    if others:
+        return f"Name one with --db or EMAILRL_DB; {db.parent} has {', '.join(others)}."
+    return f"{HOW_TO_BUILD}. If there is one elsewhere, name it with --db."
+
+
+def database_fingerprint(db: Path) -> str:
+    """Return the fingerprint of a database's content, as recorded by ``gen-db``; fast.
+
+    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is not a mail database.
+    """
+    with opened(db) as connection:
+        fingerprint = noted(connection, "fingerprint")
+    if fingerprint is None:
+        raise UsageError(f"The database {db} has no fingerprint.", _REBUILD)
+    return fingerprint

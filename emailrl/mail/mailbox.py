@@ -1,0 +1,298 @@
+"""Searches and reads one person's mailbox in a mail database, as an agent's tools do.
+
+A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (see
+``emailrl.mail.parties``). Dates become bounds on row ids, which count from the newest email, and the scan stops at the
+last hit requested. Results and snippets equal those of ART-E's query, newest first, except for the snippets of emails
+with thousands of matches (``emailrl.mail.snippets``). By relevance, all matching emails are ranked by FTS5's BM25
+instead. Without keywords, the MATCH contains only people.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+from emailrl.errors import EmailRLError, ToolError
+from emailrl.mail.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
+from emailrl.mail.connection import connect, driver, no_database, noted, reading
+from emailrl.mail.parties import SNIPPET_WORDS, party_word
+from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, short_text
+
+Order = Literal["newest", "relevance"]
+"""The order of hits, which determines the top ten; ties in relevance are newest first."""
+
+_FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
+
+
+@dataclass(slots=True, frozen=True)
+class SearchHit:
+    """One hit: the email's id and the words around the keywords, which are in ``<b>`` tags."""
+
+    message_id: str
+    snippet: str
+
+
+@dataclass(slots=True, frozen=True)
+class Email:
+    """An email as ``read`` returns it; ``date`` is ``YYYY-MM-DD HH:MM:SS`` in UTC, or None if it has none."""
+
+    message_id: str
+    date: str | None
+    subject: str
+    from_address: str
+    to_addresses: list[str]
+    cc_addresses: list[str]
+    bcc_addresses: list[str]
+    body: str
+    file_name: str
+
+
+class _Reader:
+    """A read-only connection, closed when its thread no longer refers to it."""
+
+    def __init__(self, db: Path) -> None:
+        self._opened = connect(db)
+        with reading(db):
+            self.ids_follow_dates = noted(self._opened, "ids_follow_dates") is not None
+        self.connection = driver(self._opened)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_opened"):
+            self._opened.close()
+
+
+class _Readers(threading.local):
+    """The open readers of a thread by file.
+
+    Thousands of mailboxes need only one file handle and one set of prepared statements, and threads share nothing. The
+    latest reader stays open, since the next mailbox is usually in the same file.
+    """
+
+    def __init__(self) -> None:
+        self.by_file: WeakValueDictionary[tuple[object, ...], _Reader] = WeakValueDictionary()
+        self.latest: _Reader | None = None
+
+    def of(self, db: Path) -> _Reader:
+        try:
+            stat = db.stat()
+        except OSError:
+            raise no_database(db) from None
+        key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
+        reader = self.by_file.get(key)
+        if reader is None:
+            reader = self.by_file[key] = _Reader(db)
+        self.latest = reader
+        return reader
+
+
+_readers = _Readers()
+
+
+def open_mailbox(
+    db: Path | str,
+    inbox: str,
+    until: str | None = None,
+    *,
+    order: Order = "newest",
+    without_keywords: bool = True,
+) -> Mailbox:
+    """Open the mailbox of the address ``inbox`` (any case) read-only, for one thread.
+
+    ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``order`` applies to all
+    searches; ``without_keywords`` allows searches without keywords if an address or a date is given. Raises
+    ``UsageError`` if ``db`` is not a mail database, ``ToolError`` for any other bad argument.
+    """
+    return Mailbox(Path(db), inbox, until, order, without_keywords)
+
+
+class Mailbox:
+    """The emails that one address sent or received, up to a date."""
+
+    def __init__(
+        self,
+        db: Path,
+        inbox: str,
+        until: str | None = None,
+        order: Order = "newest",
+        without_keywords: bool = True,
+    ) -> None:
+        self.db = db
+        self.without_keywords = without_keywords
+        if order not in ("newest", "relevance"):
+            raise ToolError("order must be newest or relevance.")
+        self.order = order
+        address = check_address("inbox", inbox)
+        if address is None:
+            raise ToolError("inbox must be an address.")
+        self.inbox = address
+        self.until = check_day("until", until)
+        self._reader: _Reader | None = _readers.of(db)
+        number = self._number(address)
+        self._member = None if number is None else f'parties : "{party_word(number)}"'
+
+    @property
+    def known(self) -> bool:
+        """Whether any email in the database names this address."""
+        return self._member is not None
+
+    def search(
+        self,
+        keywords: list[str],
+        from_addr: str | None = None,
+        to_addr: str | None = None,
+        sent_after: str | None = None,
+        sent_before: str | None = None,
+        max_results: int = MAX_RESULTS,
+    ) -> list[SearchHit]:
+        """Return the newest (or most relevant, see ``order``) emails whose subject or body contains every keyword.
+
+        A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
+        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
+        (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
+        the body. Raises ``ToolError`` for a bad argument.
+        """
+        text, limit = text_match(keywords), check_count(max_results)
+        sender, recipient = check_address("from_addr", from_addr), check_address("to_addr", to_addr)
+        after, before = check_day("sent_after", sent_after), check_day("sent_before", sent_before)
+        if text is None and not (self.without_keywords and (sender or recipient or after or before)):
+            raise ToolError("No keywords provided for search.")
+        if self.until is not None:
+            before = self.until if before is None else min(before, self.until)
+        low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
+        others = [self._number(address) for address in (sender, recipient) if address is not None]
+        if self._member is None or None in others:  # an address that no mail of the database names
+            return []
+        parties = [self._member, *(f'parties : "{party_word(number)}"' for number in others if number is not None)]
+        by_id = self._open().ids_follow_dates
+        bounds = (self._last_id(high), self._last_id(low)) if by_id else (low, high)
+        people = (sender, sender, recipient, recipient)
+        if text is None:
+            rows = self._rows(_UNSEARCHED[by_id], (" AND ".join(parties), *people, *bounds, limit))
+            return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
+        match, short = " AND ".join([text, *parties]), short_text(keywords)
+        if by_id and self.order == "newest" and not others:
+            rows = self._rows(_NEWEST, (short, match, *bounds, limit))
+        else:
+            rows = self._rows(_SEARCHES[self.order, by_id], (short, match, *people, *bounds, limit, text))
+        return [
+            SearchHit(message_id, self._bounded(snippet, message_id, keywords, text)) for message_id, snippet in rows
+        ]
+
+    def read(self, message_id: str) -> Email | None:
+        """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
+        if not isinstance(message_id, str):
+            raise ToolError("message_id must be a string.")
+        check_text("message_id", message_id)
+        rows = self._rows(_READ, (message_id,))
+        if not rows:
+            return None
+        key, sent, *fields = rows[0]
+        people: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
+        for address, kind in self._rows(_RECIPIENTS, (key,)):
+            people[kind].append(address)
+        subject, sender, body, file_name = fields
+        if self.inbox != sender and not any(self.inbox in addresses for addresses in people.values()):
+            return None
+        if self.until is not None and (sent is None or sent >= self.until):
+            return None
+        return Email(message_id, sent, subject, sender, people["to"], people["cc"], people["bcc"], body, file_name)
+
+    def close(self) -> None:
+        """Release the database; further calls raise ``EmailRLError``."""
+        self._reader = None
+
+    def __enter__(self) -> Mailbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self) -> _Reader:
+        if self._reader is None:
+            raise EmailRLError("This mailbox is closed.")
+        return self._reader
+
+    def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
+        """FTS5's snippet (None: not made yet, since the email is long), or an excerpt if it is too long or too slow."""
+        if snippet is not None and len(snippet) <= LONGEST_SNIPPET:
+            return snippet
+        [(subject, body)] = self._rows(_TEXT, (message_id,))
+        with reading(self.db):
+            if snippet is None and has_few_matches(f"{subject}\n{body}", keywords):
+                [(snippet,)] = self._rows(_SNIPPET_OF, (match, message_id))
+            return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
+
+    def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+        try:
+            with reading(self.db):
+                return self._open().connection.execute(sql, values).fetchall()
+        except MemoryError:
+            raise ToolError("The search needs too much memory. Use fewer keywords.") from None
+
+    def _number(self, address: str) -> int | None:
+        rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))
+        return rows[0][0] if rows else None
+
+    def _last_id(self, day: str) -> int:
+        """The highest id of the emails dated ``day`` or later, which have the lowest ids (also negative ones)."""
+        if not day:
+            return _LAST_ID
+        rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id DESC LIMIT 1", (day,))
+        return rows[0][0] if rows else _FIRST_ID
+
+
+_UNDATED_END, _DATES_END = "0", "~"
+"""Bounds below and above all dates; undated emails count as the empty string, below both."""
+
+_SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
+
+_SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) <= ? THEN {_SNIPPET} END"
+_SNIPPET_OF = f"""
+    SELECT {_SNIPPET} FROM emails_fts
+    WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
+_TEXT = "SELECT coalesce(subject, ''), coalesce(body, '') FROM emails WHERE message_id = ?"
+
+_NEWEST = f"""
+    SELECT message_id, {_SNIPPET_IF_SHORT} FROM emails_fts CROSS JOIN emails e
+    WHERE emails_fts MATCH ? AND emails_fts.rowid > ? AND emails_fts.rowid <= ? AND e.id = emails_fts.rowid
+    ORDER BY emails_fts.rowid LIMIT ?"""
+
+# A snippet shows every phrase of its own MATCH. Here several stand for people, so each hit is matched once more, by the
+# keywords alone.
+_HITS = """
+    SELECT {columns} FROM emails_fts CROSS JOIN emails m
+    WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
+    AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
+    AND {bounds} ORDER BY {first} LIMIT ?"""
+_SEARCH = f"""
+    SELECT e.message_id, {_SNIPPET_IF_SHORT}
+    FROM ({_HITS.format(columns="m.id, {score} AS score", bounds="{bounds}", first="{first}")}
+    ) hits CROSS JOIN emails_fts CROSS JOIN emails e
+    WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id
+    ORDER BY {{then}}"""
+_BY_ID = "emails_fts.rowid > ? AND emails_fts.rowid <= ?"
+_BY_DATE = "coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ?"
+_SUBJECT_WEIGHT = 5.0
+"""Weight of a keyword in the subject relative to the body: a subject summarizes its email in few words."""
+_BM25 = f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0)"
+_SEARCHES: dict[tuple[Order, bool], str] = {
+    ("newest", True): _SEARCH.format(score=0, bounds=_BY_ID, first="emails_fts.rowid", then="e.id"),
+    ("newest", False): _SEARCH.format(score=0, bounds=_BY_DATE, first="m.date DESC, m.id", then="e.date DESC, e.id"),
+    ("relevance", True): _SEARCH.format(score=_BM25, bounds=_BY_ID, first="score, m.id", then="score, e.id"),
+    ("relevance", False): _SEARCH.format(
+        score=_BM25, bounds=_BY_DATE, first="score, m.date DESC, m.id", then="score, e.date DESC, e.id"
+    ),
+}
+"""SQL by order and by whether ids follow dates."""
+_BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {SNIPPET_WORDS * 20})"
+_UNSEARCHED = {
+    True: _HITS.format(columns=_BEGINNING, bounds=_BY_ID, first="emails_fts.rowid"),
+    False: _HITS.format(columns=_BEGINNING, bounds=_BY_DATE, first="m.date DESC, m.id"),
+}
+"""SQL without keywords, by whether ids follow dates."""
+_READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
+_RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"

@@ -1,0 +1,136 @@
+"""The database schema: tables, indexes, full-text index and the triggers that keep it consistent.
+
+As in ART-E: ``emails``, ``recipients`` and the external-content FTS5 table ``emails_fts`` over subject and body. Added:
+``addresses`` numbers every address, ``emails.parties`` (also indexed, see ``emailrl.mail.parties``) lists an email's
+people by those numbers, and ``meta`` holds the fingerprint. ``emails.id`` counts from the newest email, so that newest
+first is a forward scan of row ids; a manual write that breaks this order is recorded in ``meta``, and searches then
+sort.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Connection, ForeignKey, Index, Integer, MetaData, Table, Text, column, table
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from emailrl.mail.parties import FILLER, PARTY, SNIPPET_WORDS
+
+metadata = MetaData()
+
+emails = Table(
+    "emails",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("message_id", Text, nullable=False),
+    Column("subject", Text),
+    Column("from_address", Text),
+    Column("date", Text),
+    Column("body", Text),
+    Column("file_name", Text),
+    Column("parties", Text, nullable=False, server_default=""),
+    Index("idx_emails_message_id", "message_id", unique=True),
+    Index("idx_emails_from", "from_address"),
+    Index("idx_emails_date", "date"),
+)
+
+recipients = Table(
+    "recipients",
+    metadata,
+    Column("email_id", Integer, ForeignKey("emails.id", ondelete="CASCADE"), nullable=False),
+    Column("recipient_address", Text, nullable=False),
+    Column("recipient_type", Text, nullable=False),
+    Index("idx_recipients_email", "email_id"),
+    Index("idx_recipients_address_email", "recipient_address", "email_id"),
+)
+
+addresses = Table(
+    "addresses",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("address", Text, nullable=False),
+    Index("idx_addresses_address", "address", unique=True),
+)
+
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+
+sqlite_master = table("sqlite_master", column("type"), column("name"))
+"""SQLite's own list of tables."""
+
+staged = Table(
+    "mail",
+    MetaData(),
+    Column("n", Integer, primary_key=True),
+    Column("message_id", Text),
+    Column("subject", Text),
+    Column("from_address", Text),
+    Column("date", Text),
+    Column("body", Text),
+    Column("file_name", Text),
+    Column("people", Text),
+    Column("parties", Text),
+)
+"""The emails of a build in their staging file (``emailrl.mail.staging``)."""
+
+FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
+
+_INDEX_NEW = (
+    "INSERT INTO emails_fts(rowid, subject, body, parties) VALUES (new.id, new.subject, new.body, new.parties);"
+)
+_UNINDEX_OLD = (
+    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
+    "VALUES ('delete', old.id, old.subject, old.body, old.parties);"
+)
+
+
+def _renew_parties(email_id: str, address: str) -> str:
+    """SQL that numbers an address and rewrites an email's party words."""
+    return f"""
+        INSERT OR IGNORE INTO addresses(address) SELECT {address} WHERE {address} <> '';
+        UPDATE emails SET parties = (
+            SELECT iif(count(*) > {SNIPPET_WORDS}, '{FILLER}', '') || coalesce(group_concat('{PARTY}' || id, ' '), '')
+            FROM addresses WHERE address = from_address
+            OR address IN (SELECT recipient_address FROM recipients WHERE email_id = emails.id)
+        ) WHERE id = {email_id};"""
+
+
+_NOTE_DISORDER = """
+    DELETE FROM meta WHERE key = 'ids_follow_dates' AND (
+        coalesce(new.date, '') > (SELECT coalesce(date, '') FROM emails WHERE id < new.id ORDER BY id DESC LIMIT 1) OR
+        coalesce(new.date, '') < (SELECT coalesce(date, '') FROM emails WHERE id > new.id ORDER BY id LIMIT 1));"""
+
+TRIGGERS = {
+    "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _NOTE_DISORDER,
+    "emails_ad AFTER DELETE ON emails": _UNINDEX_OLD,
+    "emails_au AFTER UPDATE OF id, subject, body, parties ON emails": _UNINDEX_OLD + _INDEX_NEW,
+    "emails_sender AFTER UPDATE OF from_address ON emails": _renew_parties("new.id", "new.from_address"),
+    "emails_order AFTER UPDATE OF id, date ON emails": _NOTE_DISORDER,
+    "recipients_ai AFTER INSERT ON recipients": _renew_parties("new.email_id", "new.recipient_address"),
+    "recipients_ad AFTER DELETE ON recipients": _renew_parties("old.email_id", "NULL"),
+    "recipients_au AFTER UPDATE ON recipients": _renew_parties("old.email_id", "NULL")
+    + _renew_parties("new.email_id", "new.recipient_address"),
+}
+
+
+def create_tables(connection: Connection) -> None:
+    """Create empty tables without indexes, which are created faster after a bulk load."""
+    for each in metadata.sorted_tables:
+        connection.execute(CreateTable(each))
+    connection.exec_driver_sql(FTS_TABLE)
+
+
+def create_indexes(connection: Connection) -> None:
+    """Create the indexes over loaded tables."""
+    for each in metadata.sorted_tables:
+        for index in sorted(each.indexes, key=lambda index: str(index.name)):
+            connection.execute(CreateIndex(index))
+
+
+def create_triggers(connection: Connection) -> None:
+    """Create the triggers that keep the tables consistent row by row; a bulk load comes before them."""
+    for head, body in TRIGGERS.items():
+        connection.exec_driver_sql(f"CREATE TRIGGER {head} BEGIN {body} END")
+
+
+def drop_triggers(connection: Connection) -> None:
+    """Drop the triggers that exist."""
+    for head in TRIGGERS:
+        connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")

@@ -1,0 +1,199 @@
+"""Filters of a build: ART-E's filters and deduplication, with every skipped message counted by reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeGuard
+
+from emailrl.mail.sources.raw_email import MADE_UP, RawEmail, Skipped, made_up_id
+from emailrl.settings import StoreSettings
+
+DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+MAX_HEADER_CHARS = 1000
+"""Longer subjects are cut, longer Message-IDs and addresses dropped, since agents read them with every email."""
+
+ART_E_BODY_CHARS = 5000
+ART_E_RECIPIENTS = 30
+KEPT_BY = {
+    "long_body": "MAX_BODY_CHARS=0",
+    "many_recipients": "MAX_RECIPIENTS=0",
+    "duplicate": "EMAILRL_DEDUPE=false",
+    "too_large": "a larger MAX_MESSAGE_BYTES",
+}
+"""The setting that keeps messages skipped for a reason."""
+
+Listing = Callable[[str, str, str], None]
+"""Called for every message skipped or repaired, with which of the two, the reason, and its name in the source."""
+
+
+class Keys(NamedTuple):
+    """The keys that identify an email."""
+
+    id_key: bytes
+    """Hash of the Message-ID."""
+    content_key: bytes
+    """Hash of subject, body and sender."""
+    trimmed_key: bytes
+    """Hash of the same without line endings and trailing whitespace, which archives change."""
+    unnamed_key: bytes
+    """Hash of the date and the content of ``trimmed_key``; empty for an email with its own Message-ID."""
+
+
+class SiftedMail(NamedTuple):
+    """An email as it will be stored."""
+
+    message_id: str
+    subject: str
+    from_address: str
+    date: str | None
+    """``DATE_FORMAT``, UTC."""
+    body: str
+    file_name: str
+    people: str
+    """One line per recipient (``to address``, ``cc address`` or ``bcc address``) without repeats.
+
+    A single string, because lists are slow to send between processes.
+    """
+    keys: Keys
+    digest: bytes
+    """Hash of the entire email."""
+    defects: tuple[str, ...]
+    is_research: bool
+
+
+def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Skipped:
+    """Filter a single message in ART-E's order, and cut the long headers of one that passes.
+
+    ``long_body``: more than ``max_body_chars``; ``many_recipients``: more than ``max_recipients`` in to + cc + bcc,
+    including repeats. If a setting is None, ART-E's limit applies to a research corpus, none to a person's own mail.
+    """
+    if isinstance(email, Skipped):
+        return email
+    max_body_chars = _limit(settings.max_body_chars, ART_E_BODY_CHARS, email)
+    if max_body_chars and len(email.body) > max_body_chars:
+        return Skipped("long_body", email.file_name)
+    max_recipients = _limit(settings.max_recipients, ART_E_RECIPIENTS, email)
+    if max_recipients and len(email.to) + len(email.cc) + len(email.bcc) > max_recipients:
+        return Skipped("many_recipients", email.file_name)
+    return as_mail(_bounded(email))
+
+
+def _limit(setting: int | None, of_art_e: int, email: RawEmail) -> int:
+    """The limit that applies to an email; 0 means none."""
+    if setting is not None:
+        return setting
+    return of_art_e if email.is_research else 0
+
+
+def _bounded(email: RawEmail) -> RawEmail:
+    """The email with headers of at most ``MAX_HEADER_CHARS``; every change is added to its defects.
+
+    A shortened Message-ID or address might belong to another email or person, so the first is replaced by a generated
+    one and the second left out.
+    """
+    changes: dict[str, Any] = {}
+    defects = []
+    if len(email.subject) > MAX_HEADER_CHARS:
+        changes["subject"] = email.subject[:MAX_HEADER_CHARS]
+        defects.append("long_subject")
+    if len(email.message_id) > MAX_HEADER_CHARS:
+        changes["message_id"] = made_up_id(email.message_id.encode())
+        defects.append("long_message_id")
+    if max(map(len, (email.from_address, *email.to, *email.cc, *email.bcc))) > MAX_HEADER_CHARS:
+        changes["from_address"] = email.from_address if len(email.from_address) <= MAX_HEADER_CHARS else ""
+        for kind in ("to", "cc", "bcc"):
+            changes[kind] = [address for address in getattr(email, kind) if len(address) <= MAX_HEADER_CHARS]
+        defects.append("long_address")
+    return replace(email, **changes, defects=(*email.defects, *defects)) if defects else email
+
+
+def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
+    """Return the keys of an email; ``date`` is in its stored form."""
+    trimmed_body = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
+    trimmed = f"{subject.strip()}\0{from_address}\0{trimmed_body}"
+    return Keys(
+        blake2b(message_id.encode(), digest_size=12).digest(),
+        _hash(f"{subject}\0{from_address}\0{body}"),
+        _hash(trimmed),
+        _hash(f"{date}\0{trimmed}") if message_id.endswith(MADE_UP) else b"",
+    )
+
+
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def as_mail(email: RawEmail) -> SiftedMail:
+    """Return an email in the form to store, unfiltered."""
+    date = None if email.date is None else email.date.isoformat(" ")[:19]
+    people = "\n".join(
+        dict.fromkeys([f"to {a}" for a in email.to] + [f"cc {a}" for a in email.cc] + [f"bcc {a}" for a in email.bcc])
+    )
+    keys = keys_of(email.message_id, email.subject, email.from_address, email.body, date)
+    content = f"{email.subject}\0{email.from_address}\0{email.body}"
+    digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
+    return SiftedMail(
+        email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people, keys,
+        digest, email.defects, email.is_research,
+    )  # fmt: skip
+
+
+class Sieve:
+    """Passes each email once, and counts those that do not pass.
+
+    Rejected are those skipped by ``sift``, then ``duplicate`` (the setting ``dedupe``), then ``duplicate_id`` (the
+    Message-ID of an earlier email; the column is unique). As in ART-E, an email of a research corpus is a duplicate if
+    subject, body and sender equal those of an earlier one exactly; for a person's own mail, which may come from two
+    archives, their trimmed forms are compared.
+    """
+
+    def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
+        self.skipped: dict[str, int] = {}
+        """Number of rejected messages by reason."""
+        self.defects: dict[str, int] = {}
+        """Number of passed messages with defects, by kind."""
+        self._dedupe = dedupe
+        self._listing = listing
+        self._contents: set[bytes] = set()
+        self._trimmed: set[bytes] = set()
+        self._unnamed: set[bytes] = set()
+        self._ids: set[bytes] = set()
+
+    def passes(self, mail: SiftedMail | Skipped) -> TypeGuard[SiftedMail]:
+        """Whether to store the email; if not, it is counted."""
+        if isinstance(mail, Skipped):
+            reason = mail.reason
+        elif self._is_repeat(mail):
+            reason = "duplicate"
+        elif mail.keys.id_key in self._ids or self._came_unnamed(mail):
+            reason = "duplicate_id"
+        else:
+            self.remember(mail.keys)
+            for defect in mail.defects:
+                self.defects[defect] = self.defects.get(defect, 0) + 1
+                if self._listing:
+                    self._listing("repaired", defect, mail.file_name)
+            return True
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        if self._listing:
+            self._listing("skipped", reason, mail.file_name)
+        return False
+
+    def remember(self, keys: Keys) -> None:
+        """Record an email with these keys as seen."""
+        self._ids.add(keys.id_key)
+        self._contents.add(keys.content_key)
+        self._trimmed.add(keys.trimmed_key)
+        if keys.unnamed_key:
+            self._unnamed.add(keys.unnamed_key)
+
+    def _is_repeat(self, mail: SiftedMail) -> bool:
+        if not (mail.is_research if self._dedupe is None else self._dedupe):
+            return False
+        keys = mail.keys
+        return keys.content_key in self._contents if mail.is_research else keys.trimmed_key in self._trimmed
+
+    def _came_unnamed(self, mail: SiftedMail) -> bool:
+        return not mail.is_research and mail.keys.unnamed_key in self._unnamed

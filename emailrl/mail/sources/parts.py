@@ -1,0 +1,232 @@
+"""Takes a message apart: containers, their parts, and the bytes of each.
+
+The standard library reads parameters and uuencode. The tree is walked here, because the library's parser ends the
+headers at the first odd line, misses boundaries whose header is broken, leaves encoded messages undecoded, and takes
+quadratic time on nested containers.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Iterator
+from email.message import Message
+from email.utils import unquote
+from typing import NamedTuple
+
+from emailrl.mail.sources.charsets import decode
+from emailrl.mail.sources.headers import Fields, read_headers
+from emailrl.mail.sources.signed import signed_content
+
+_MAX_PARAMETERS = 2_048
+"""Maximum characters read from a header with parameters, which take the library quadratic time."""
+_MAX_PARTS = 10_000
+"""Maximum parts read from one container."""
+_MAX_DEPTH = 50
+"""Maximum depth of nested containers."""
+_SMIME = ("application/pkcs7-mime", "application/x-pkcs7-mime")
+_MESSAGES = ("rfc822", "global", "news", "partial")
+_DELIMITER = re.compile(rb"^--(\S[^\n]*+)\ncontent-[a-z-]+[ \t]*:", re.IGNORECASE | re.MULTILINE)
+_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
+_STRAY_SHARE = 20
+"""Base64 has at most one stray character in this many; content with more is plain text."""
+
+_BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
+_BASE64_LINE = 16
+"""A first line of this length without a space is Base64, not a word."""
+
+
+class Part(NamedTuple):
+    """A message or a part of one."""
+
+    head: Message
+    """Its content headers."""
+    body: bytes
+    """The body as it is in the message, still encoded."""
+    depth: int = 0
+    """Number of enclosing containers."""
+
+    @property
+    def name(self) -> str:
+        """The part's file name."""
+        return self.parameter("filename", "content-disposition") or self.parameter("name")
+
+    def parameter(self, name: str, header: str = "content-type") -> str:
+        """Return a parameter of a header, or an empty string."""
+        value = self.head.get_param(name, "", header)
+        if isinstance(value, tuple):  # with a charset (RFC 2231)
+            value = decode(value[2].encode("latin-1", "replace"), value[0] or "us-ascii", [])
+        return unquote(value).strip()
+
+    def decoded(self, defects: list[str]) -> bytes:
+        """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
+        encoding = str(self.head.get("content-transfer-encoding", "")).strip("\"' \t").lower()
+        if encoding.startswith("base64"):
+            content, footer = _without_footer(self.body)
+            if footer:
+                defects.append("bad_encoding")
+                return _from_base64(content, defects).rstrip() + b"\n\n" + footer
+            return _from_base64(content, defects)
+        if encoding.startswith("quoted"):
+            return binascii.a2b_qp(self.body)
+        if encoding.startswith(("x-uu", "uu")):
+            return _from_uuencode(self.body)
+        return self.body
+
+
+def part_of(fields: Fields, body: bytes, depth: int = 0, default_type: str = "text/plain") -> Part:
+    """Return the part made of these header fields and this body."""
+    head = Message()
+    head.set_default_type(default_type)
+    for name, value in fields:
+        if name.startswith("content-") and name not in head:
+            head[name] = decode(value[:_MAX_PARAMETERS], "utf-8", [])
+    return Part(head, body, depth)
+
+
+class Group(NamedTuple):
+    """The displayable parts of a container, in order."""
+
+    members: list[Part | Group]
+    is_choice: bool = False
+    """Whether the parts are alternatives of the same content (``multipart/alternative``)."""
+
+    def parts(self) -> Iterator[Part]:
+        """Yield all parts that are not containers."""
+        for member in self.members:
+            if isinstance(member, Part):
+                yield member
+            else:
+                yield from member.parts()
+
+
+def shown_parts(part: Part, defects: list[str]) -> Group:
+    """Return the tree of a message's parts without attached containers and attached files with a name.
+
+    A container in which no parts are found counts as a part (``bad_mime`` in ``defects``).
+    """
+    if part.head.get_content_type() in _SMIME and part.depth < _MAX_DEPTH:
+        return Group([shown_parts(one, defects) for one in _signed_in(part, defects)])
+    kind = part.head.get_content_maintype()
+    attached = part.head.get_content_disposition() == "attachment"
+    if kind not in ("multipart", "message"):
+        return Group([] if attached and part.name else [part])
+    if attached or (part.depth and part.name and part.depth < _MAX_DEPTH):
+        return Group([])
+    if part.depth >= _MAX_DEPTH:
+        defects.append("bad_mime")
+        return Group([])
+    inside = _parts_in(part, defects) if kind == "multipart" else _message_in(part, defects)
+    if inside is None:
+        return Group([part])
+    members = [shown_parts(one, defects) for one in inside]
+    return Group(list(members), part.head.get_content_type() == "multipart/alternative")
+
+
+def _parts_in(container: Part, defects: list[str]) -> list[Part] | None:
+    default_type = "message/rfc822" if container.head.get_content_subtype() == "digest" else "text/plain"
+    pieces = _pieces(container, defects)
+    if pieces is None:
+        return None
+    if len(pieces) > _MAX_PARTS:
+        defects.append("bad_mime")
+    return [part_of(*read_headers(piece, defects), container.depth + 1, default_type) for piece in pieces[:_MAX_PARTS]]
+
+
+def _message_in(container: Part, defects: list[str]) -> list[Part]:
+    """The message in a part that holds one; delivery reports and the like have only fields, or else text.
+
+    Of a fragmented message only the first fragment, with the headers, is read; the others cannot be read alone.
+    """
+    subtype = container.head.get_content_subtype()
+    if subtype == "partial":
+        defects.append("partial_message")
+        if container.parameter("number") != "1":
+            return []
+    content = container.decoded(defects).replace(b"\r\n", b"\n").lstrip(b"\n")
+    fields, body = read_headers(content, defects)
+    if fields and subtype not in _MESSAGES:
+        return []
+    return [part_of(fields, body, container.depth + 1)]
+
+
+def _signed_in(part: Part, defects: list[str]) -> list[Part]:
+    """The message in an opaque signature; none if it is encrypted or unreadable, which is added to ``defects``."""
+    content = signed_content(part.decoded(defects))
+    if content is None:
+        defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
+        return []
+    return [part_of(*read_headers(content.replace(b"\r\n", b"\n"), defects), part.depth + 1)]
+
+
+def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:
+    """The content between a container's delimiters, or None if there are none.
+
+    If the boundary as it was folded opens no part, it is searched with other spacing; after that, any line above a
+    content header counts as a delimiter (``bad_mime`` in ``defects``).
+    """
+    boundary = container.parameter("boundary")
+    words = boundary.split()
+    pieces = None
+    for candidate in dict.fromkeys((boundary, " ".join(words), "".join(words))):
+        if candidate and (pieces := _split(container.body, candidate.encode())):
+            return pieces
+    defects.append("bad_mime")
+    found = _DELIMITER.search(container.body)
+    return _split(container.body, found[1].rstrip()) if found else pieces
+
+
+def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
+    """The parts between delimiters, or None if there are none."""
+    text, mark = b"\n" + body, b"\n--" + boundary
+    pieces: list[bytes] | None = None
+    begin = None
+    at = text.find(mark)
+    while at >= 0:
+        end = text.find(b"\n", at + len(mark))
+        end = len(text) if end < 0 else end
+        rest = text[at + len(mark) : end].rstrip()
+        if rest in (b"", b"--"):
+            pieces = [] if pieces is None else pieces
+            if begin is not None:
+                pieces.append(text[begin:at])
+            begin = None if rest else end + 1
+            if rest:
+                break
+        at = text.find(mark, end)
+    if pieces is not None and begin is not None:
+        pieces.append(text[begin:].removesuffix(b"\n"))
+    return pieces
+
+
+def _without_footer(body: bytes) -> tuple[bytes, bytes]:
+    """Base64 content, and the plain-text footer that a mailing list may have added."""
+    found = _BASE64_LINES.match(body)
+    if not found or not (footer := body[found.end() :].strip()):
+        return body, b""
+    words = b"".join(footer.split())
+    is_text = _STRAY_SHARE * (len(words) - len(_NO_BASE64.sub(b"", words))) > len(words)
+    lines = found[1].split()
+    is_base64 = len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"=")
+    return (found[1], footer) if is_text and is_base64 else (body, b"")
+
+
+def _from_base64(body: bytes, defects: list[str]) -> bytes:
+    try:
+        return binascii.a2b_base64(body)
+    except binascii.Error:
+        defects.append("bad_encoding")
+    content = b"".join(body.replace(b"=", b"").split())
+    letters = _NO_BASE64.sub(b"", content)
+    if _STRAY_SHARE * (len(content) - len(letters)) > len(content):
+        return body
+    return binascii.a2b_base64(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
+
+
+def _from_uuencode(body: bytes) -> bytes:
+    part = Message()
+    part["Content-Transfer-Encoding"] = "uuencode"
+    part.set_payload(body.decode("ascii", "replace"))
+    payload = part.get_payload(decode=True)
+    assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
+    return payload

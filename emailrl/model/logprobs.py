@@ -1,0 +1,194 @@
+"""Log-probabilities of given tokens, without computing logits of untrained tokens.
+
+The backbone runs on the whole batch, without padding if the model supports packed rows. Hidden states are gathered
+at the positions that predict a trainable token, and only these reach the vocabulary projection, in chunks. On agent
+trajectories that is a quarter of the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from emailrl.errors import EmailRLError
+from emailrl.model.fused.head import fused_logprobs
+from emailrl.model.fused.model import fused_backbone
+from emailrl.model.layout import CHUNK_ELEMENTS
+from emailrl.model.packing import pack, packed_inputs, takes_packed
+from emailrl.model.unwrap import causal_lm
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """``logprobs[b, t]`` belongs to ``token_ids[b, t]``; both tensors are ``(B, T)``, 0 outside the mask."""
+
+    logprobs: Tensor
+    """Natural logarithm, after temperature, before top-p / top-k; float32 (float64 for a float64 model)."""
+    entropy: Tensor | None
+    """Of the distribution each token was drawn from, in nats."""
+    values: Tensor | None = None
+    """The critic's value estimate just before each token is sampled."""
+
+
+def token_logprobs(
+    model: Any,
+    token_ids: Tensor,
+    loss_mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    entropy_grad: bool = False,
+    value_head: Callable[[Tensor], Tensor] | None = None,
+    shared: Tensor | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> TokenLogprobs:
+    """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
+
+    Padding needs no attention mask: it is on the right, and a causal model only attends left. ``temperature`` 0
+    (greedy sampling) scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``.
+    ``value_head`` maps hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token.
+    ``shared`` ``(B,)``: how many leading tokens a row shares with the previous row (0 in the first); a model with
+    packed rows computes them once. Raises ValueError if the first token of a row is in the mask, since nothing predicts
+    it.
+    """
+    trainable = loss_mask.bool()
+    if trainable[:, :1].any():
+        raise ValueError("the first token of a sequence has no log-probability: take it out of the loss_mask")
+    rows, columns = trainable.nonzero(as_tuple=True)
+    hidden = _predicting_states(model, token_ids, trainable, shared)
+    labels = token_ids[rows, columns]
+    tau = temperature if temperature > 0 else 1.0
+    if fused_backbone(model) is None or entropy_grad or not _has_plain_head(model):
+        flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad, chunk_elements)
+    else:
+        flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
+    blank = torch.zeros(token_ids.shape, dtype=flat.dtype, device=flat.device)
+    return TokenLogprobs(
+        logprobs=blank.index_put((rows, columns), flat),
+        entropy=blank.index_put((rows, columns), flat_entropy) if entropy else None,
+        values=None if value_head is None else _spread(value_head(hidden), rows, columns, loss_mask.shape),
+    )
+
+
+def _projected(
+    model: Any, hidden: Tensor, labels: Tensor, tau: float, entropy: bool, entropy_grad: bool, chunk_elements: int
+) -> tuple[Tensor, Tensor]:
+    """Score ``labels`` ``(P,)`` in chunks; the entropies are empty unless requested."""
+    project = projection(model)
+
+    def score(hidden_chunk: Tensor, label_chunk: Tensor) -> tuple[Tensor, Tensor]:
+        return _score(project(hidden_chunk), label_chunk, tau, entropy, entropy_grad)
+
+    vocabulary = output_embeddings(model).weight.shape[0]
+    chunk = max(chunk_elements // vocabulary, 1)
+    if len(labels) <= chunk:
+        return score(hidden, labels)
+    scored = [
+        checkpoint(score, hidden[i : i + chunk], labels[i : i + chunk], use_reentrant=False)
+        for i in range(0, len(labels), chunk)
+    ]
+    flat, flat_entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
+    return flat, flat_entropy
+
+
+def _has_plain_head(model: Any) -> bool:
+    """Whether logits are the hidden states times a frozen matrix, and nothing else."""
+    head, config = output_embeddings(model), _text_config(model)
+    bent = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+    return (
+        type(head) is torch.nn.Linear
+        and head.bias is None
+        and not head.weight.requires_grad
+        and not any(getattr(config, name, None) for name in bent)
+    )
+
+
+def _spread(flat: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
+    return flat.new_zeros(shape).index_put((rows, columns), flat)
+
+
+def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared: Tensor | None) -> Tensor:
+    """Hidden states ``(P, hidden)`` of the positions before the trainable ones, row by row."""
+    fused = fused_backbone(model)
+    if not trainable.any() or (fused is None and (len(token_ids) == 1 or not takes_packed(model))):
+        rows, columns = trainable.nonzero(as_tuple=True)
+        return hidden_states(model, token_ids)[rows, columns - 1]
+    packed = pack(token_ids, trainable, shared)
+    if fused is not None:
+        return fused(packed)
+    hidden: Tensor = causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
+    return hidden[packed.gather]
+
+
+def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
+    """Run the model without its vocabulary projection: ``(B, T)`` ids to ``(B, T, hidden)`` after the final norm."""
+    backbone = causal_lm(model).base_model
+    hidden: Tensor = backbone(input_ids=token_ids, use_cache=False).last_hidden_state
+    return hidden
+
+
+def projection(model: Any) -> Callable[[Tensor], Tensor]:
+    """Return the map from final hidden states to logits: the model's own output embedding, logit scale and soft cap."""
+    head = output_embeddings(model)
+    config = _text_config(model)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def project(hidden: Tensor) -> Tensor:
+        logits: Tensor = head(hidden)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if scale != 1.0:
+            logits = logits * scale
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    return project
+
+
+def output_embeddings(model: Any) -> Any:
+    """Return the layer that maps hidden states to the vocabulary; raises EmailRLError for a model without one."""
+    head = causal_lm(model).get_output_embeddings()
+    if head is None:
+        raise EmailRLError(f"{type(model).__name__} has no output embedding.", "Choose a causal language model.")
+    return head
+
+
+@torch.no_grad()
+def check_projection(model: Any) -> None:
+    """Compare ``projection`` of the hidden states with the model's own logits on a few tokens.
+
+    Raises EmailRLError if the model computes its logits differently: training it would be wrong.
+    """
+    was_training = model.training
+    model.eval()
+    head = output_embeddings(model)
+    token_ids = torch.arange(1, 5, device=head.weight.device)[None] % head.weight.shape[0]
+    own = model(input_ids=token_ids, use_cache=False).logits.float()
+    ours = projection(model)(hidden_states(model, token_ids)).float()
+    model.train(was_training)
+    tolerance = 1e-4 if head.weight.dtype in (torch.float32, torch.float64) else 0.1
+    if own.shape != ours.shape or (own - ours).abs().max() > tolerance * own.abs().max().clamp(min=1.0):
+        raise EmailRLError(
+            f"{type(causal_lm(model)).__name__} computes its logits in a way emailrl does not support.",
+            "Choose another base model (Qwen, Llama, Mistral and Gemma work).",
+        )
+
+
+def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: bool, grad: bool) -> tuple[Tensor, Tensor]:
+    """Log-probability of each label and, if asked for, the entropy (else empty), from logits ``(P, vocabulary)``."""
+    logits = logits if temperature == 1.0 else logits / temperature
+    log_norm = logits.logsumexp(-1)
+    logprobs = logits.gather(-1, labels[:, None])[:, 0] - log_norm
+    if not entropy:
+        return logprobs, logprobs.new_empty(0)
+    with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
+        probabilities = (logits - log_norm[:, None]).exp()
+        return logprobs, log_norm - (probabilities * logits).sum(-1)
+
+
+def _text_config(model: Any) -> Any:
+    return causal_lm(model).config.get_text_config()

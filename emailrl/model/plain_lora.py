@@ -1,0 +1,146 @@
+"""Reads and checks an adapter's files before use.
+
+An adapter's folder is untrusted: PEFT and torch broadcast a one-element matrix to any shape, leave missing weights at
+their initial values, allocate whatever rank is written, and ignore unknown keys. So every adapter is checked here
+before loading: plain LoRA, on the base model's own linear layers, complete.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from emailrl.errors import EmailRLError
+from emailrl.model.adapter import WEIGHTS, read_adapter_config
+
+MOST_ALPHA = 1e6
+"""Far above any trained value, and far below what makes a merged weight infinite."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_READ = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights"}
+"""Config keys that are checked individually."""
+_ASIDE = {"base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version", "revision", "auto_mapping"}
+"""Config keys that do not affect what the adapter computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLora:
+    """A plain LoRA adapter: it adds ``scale * B @ A`` to each layer in ``pairs``."""
+
+    pairs: dict[str, tuple[Tensor, Tensor]]
+    """Module name → (A [rank, in], B [out, rank])."""
+    rank: int
+    scale: float
+
+
+def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
+    """Return the adapter in ``folder``, checked against ``base``; None skips the checks that need the base model.
+
+    ``base`` may be on the meta device and may already have adapters. Raises EmailRLError for anything but finite LoRA
+    matrices, one pair per linear layer named by the config, with the shapes that layer and rank require.
+    """
+    config = read_adapter_config(folder)
+    rank, scale, targets = _plain(folder, config)
+    lora = PlainLora(_read_pairs(folder, rank), rank, scale)
+    if base is not None:
+        _check_layers(folder, lora, {name: layer for name, layer in _linear_layers(base) if _is_target(name, targets)})
+    return lora
+
+
+def _plain(folder: Path, config: dict[str, Any]) -> tuple[int, float, list[str]]:
+    """Rank, scale and target modules of a config that asks for LoRA and nothing else."""
+    if config.get("peft_type") != "LORA":
+        raise _refused(folder, f"its peft_type is {config.get('peft_type')!r}, not 'LORA'")
+    if config.get("task_type") not in (None, "CAUSAL_LM"):
+        raise _refused(folder, f"its task_type is {config['task_type']!r}, not 'CAUSAL_LM'")
+    for key, value in config.items():
+        if key not in _READ | _ASIDE and value and value != _lora_defaults().get(key):
+            raise _refused(folder, f"it uses {key}; only plain LoRA is supported")
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian"):  # others change the base on loading
+        raise _refused(folder, f"it uses init_lora_weights={config['init_lora_weights']!r}")
+    rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if type(rank) is not int or rank < 1:
+        raise _refused(folder, f"its rank r is {rank!r}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MOST_ALPHA:
+        raise _refused(folder, f"its lora_alpha is {alpha!r}")
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise _refused(folder, "its target_modules is not a list of names")
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), targets
+
+
+def _read_pairs(folder: Path, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise _refused(folder, f"{WEIGHTS} cannot be read ({error})") from None
+    matrices: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, dot, kind = key.removeprefix("base_model.model.").rpartition(".lora_")
+        if not dot or kind not in ("A.weight", "B.weight"):
+            raise _refused(folder, f"it contains {key}, which is not a LoRA matrix")
+        if tensor.dtype not in DTYPES:
+            raise _refused(folder, f"{key} is of type {tensor.dtype}")
+        if tensor.ndim != 2 or tensor.shape[0 if kind == "A.weight" else 1] != rank:
+            raise _refused(folder, f"{key} is {_sizes(*tensor.shape)}, but the rank is {rank}")
+        if tensor.numel() and not all(map(math.isfinite, (extreme.item() for extreme in tensor.aminmax()))):
+            raise _refused(folder, f"{key} contains non-finite values")
+        matrices.setdefault(name, {})[kind[0]] = tensor
+    if not matrices:
+        raise _refused(folder, "it contains no matrices")
+    for name, pair in matrices.items():
+        if len(pair) != 2:
+            raise _refused(folder, f"one of the two matrices of {name} is missing")
+    return {name: (pair["A"], pair["B"]) for name, pair in matrices.items()}
+
+
+def _check_layers(folder: Path, lora: PlainLora, layers: dict[str, nn.Linear]) -> None:
+    for name, (lora_a, lora_b) in lora.pairs.items():
+        layer = layers.get(name)
+        if layer is None:
+            raise _refused(folder, f"it changes {name}, which is not a targeted linear layer of the base model")
+        found, needed = (lora_b.shape[0], lora_a.shape[1]), (layer.out_features, layer.in_features)
+        if found != needed:
+            raise _refused(
+                folder, f"its matrices for {name} have size {_sizes(*found)}, but the layer is {_sizes(*needed)}"
+            )
+    if missing := layers.keys() - lora.pairs.keys():
+        raise _refused(folder, f"the matrices of {min(missing)} are missing ({len(missing)} of {len(layers)} layers)")
+
+
+def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Linear]]:
+    """The base model's linear layers by name, seen through the adapters they may carry."""
+    if isinstance(module, PeftModel):
+        module = module.get_base_model()
+    for name, child in module.named_children():
+        layer = child.get_base_layer() if isinstance(child, BaseTunerLayer) else child
+        if isinstance(layer, nn.Linear):
+            yield prefix + name, layer
+        else:
+            yield from _linear_layers(layer, f"{prefix}{name}.")
+
+
+def _is_target(name: str, targets: list[str]) -> bool:
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+@cache
+def _lora_defaults() -> dict[str, Any]:
+    return dict(LoraConfig().to_dict())
+
+
+def _sizes(*shape: int) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _refused(folder: Path, reason: str) -> EmailRLError:
+    return EmailRLError(f"The adapter in {folder} was rejected: {reason}.", "Choose another: emailrl checkpoints list")

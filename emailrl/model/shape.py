@@ -1,0 +1,243 @@
+"""A model's shape from its config alone, and the resulting parameters, LoRA parameters and cache bytes.
+
+No torch, and no network for the shapes in ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.model.layout import attends_fully
+from emailrl.model.resolve import resolve_model
+from emailrl.model.smol_base import SMOL, SMOL_BASE
+from emailrl.remote.hub import check_hub
+
+FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""
+_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_SUPPORTED: Final = "Supported: Llama, Mistral, Qwen2, Qwen2.5 and Qwen3 models."
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a Llama-style dense decoder, named as in its config."""
+
+    family: str
+    """transformers' model type."""
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    """Whether the output embedding is the input embedding."""
+    context: int
+    """The model's maximum context in tokens."""
+    biases: bool = False
+    """Biases of queries, keys and values (in Llama of the output projection too)."""
+    plain_attention: bool = True
+    """No sliding window in any layer."""
+    activation: str = "silu"
+
+    @property
+    def queries(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all key heads, which is that of the values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The widths that ``numbers_for`` takes."""
+        return {"hidden": self.hidden, "queries": self.queries, "keys": self.keys, "ffn": self.ffn}
+
+    @property
+    def head_norms(self) -> bool:
+        """Whether queries and keys are normed, as in Qwen3."""
+        return self.family == "qwen3"
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """The projections of a layer by name: (inputs, outputs)."""
+        return {
+            "q_proj": (self.hidden, self.queries),
+            "k_proj": (self.hidden, self.keys),
+            "v_proj": (self.hidden, self.keys),
+            "o_proj": (self.queries, self.hidden),
+            "gate_proj": (self.hidden, self.ffn),
+            "up_proj": (self.hidden, self.ffn),
+            "down_proj": (self.ffn, self.hidden),
+        }
+
+    @property
+    def layer_matrix(self) -> int:
+        """Weights of one layer's projections: its multiplications per token."""
+        return sum(inputs * outputs for inputs, outputs in self.linears.values())
+
+    @property
+    def embeddings(self) -> int:
+        """Parameters of the embeddings, input and output."""
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        biases = 0
+        if self.biases:
+            biases = self.queries + 2 * self.keys + (self.hidden if self.family == "llama" else 0)
+        norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        return self.layers * (self.layer_matrix + biases + norms) + self.embeddings + self.hidden
+
+    def weight_bytes(self, itemsize: int, *, four_bit: bool = False) -> int:
+        """Return the bytes of the base; 4 bits apply only to projections, not to embeddings and norms."""
+        if not four_bit:
+            return self.parameters * itemsize
+        matrices = self.layers * self.layer_matrix
+        return int(matrices * FOUR_BIT) + (self.parameters - matrices) * itemsize
+
+    def lora_parameters(self, rank: int, targets: str) -> int:
+        """Parameters of an adapter: ``rank * (inputs + outputs)`` a projection."""
+        return self.layers * sum(rank * sum(self.linears[name]) for name in self.lora_targets(targets))
+
+    def lora_targets(self, targets: str) -> list[str]:
+        """The projections that the setting ``target_modules`` names; UsageError for one that is not there."""
+        if targets == "all-linear":
+            return list(self.linears)
+        names = [name.strip() for name in targets.split(",") if name.strip()]
+        unknown = [name for name in names if name not in self.linears]
+        if unknown or not names:
+            raise UsageError(
+                f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
+                f"It has {', '.join(sorted(self.linears))}; or use all-linear.",
+            )
+        return names
+
+    def cache_bytes(self, itemsize: int) -> int:
+        """Bytes of keys and values that one token holds in a cache."""
+        return 2 * self.layers * self.keys * itemsize
+
+
+def _qwen(
+    family: str, *sizes: int, tied: bool, head_dim: int = 128, vocab: int = 151936, context: int = 40960
+) -> Shape:
+    hidden, ffn, layers, heads, kv_heads = sizes
+    return Shape(family, hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied, context, biases=family == "qwen2")
+
+
+_QWEN25: Final = {"context": 32768}
+KNOWN: Final[dict[str, Shape]] = {
+    "qwen3-0.6b": _qwen("qwen3", 1024, 3072, 28, 16, 8, tied=True),
+    "qwen3-1.7b": _qwen("qwen3", 2048, 6144, 28, 16, 8, tied=True),
+    "qwen3-4b": _qwen("qwen3", 2560, 9728, 36, 32, 8, tied=True),
+    "qwen3-8b": _qwen("qwen3", 4096, 12288, 36, 32, 8, tied=False),
+    "qwen3-14b": _qwen("qwen3", 5120, 17408, 40, 40, 8, tied=False),
+    "qwen3-32b": _qwen("qwen3", 5120, 25600, 64, 64, 8, tied=False),
+    "qwen2.5-0.5b": _qwen("qwen2", 896, 4864, 24, 14, 2, tied=True, head_dim=64, **_QWEN25),
+    "qwen2.5-1.5b": _qwen("qwen2", 1536, 8960, 28, 12, 2, tied=True, **_QWEN25),
+    "qwen2.5-3b": _qwen("qwen2", 2048, 11008, 36, 16, 2, tied=True, **_QWEN25),
+    "qwen2.5-7b": _qwen("qwen2", 3584, 18944, 28, 28, 4, tied=False, vocab=152064, **_QWEN25),
+    "qwen2.5-14b": _qwen("qwen2", 5120, 13824, 48, 40, 8, tied=False, vocab=152064, **_QWEN25),
+    "qwen2.5-32b": _qwen("qwen2", 5120, 27648, 64, 40, 8, tied=False, vocab=152064, **_QWEN25),
+    "qwen2.5-72b": _qwen("qwen2", 8192, 29568, 80, 64, 8, tied=False, vocab=152064, **_QWEN25),
+}
+"""Published configurations, for models whose config is not available locally."""
+SMOLLM2_135M: Final = Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, True, 8192, biases=False)
+"""Shape of `smol` and `smol-base`, so that planning needs no conversion of their weights."""
+_NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct|base|thinking))?(?:-\d{4})?")
+
+
+def find_shape(name: str) -> Shape:
+    """The shape of the model named: packaged, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
+
+    Raises UsageError for a name that cannot be a model, EmailRLError for a config that is not a dense decoder or is
+    unavailable.
+    """
+    if name in (SMOL, SMOL_BASE):
+        return SMOLLM2_135M
+    path = resolve_model(name)
+    if isinstance(path, Path):
+        return read_shape(path / "config.json")
+    cached = _cached_config(name)
+    if cached is not None:
+        return read_shape(cached)
+    return known_shape(name) or read_shape(_fetch_config(name))
+
+
+def known_shape(name: str) -> Shape | None:
+    """The shape in ``KNOWN`` of the hub model with this name."""
+    known = _NAME.fullmatch(name.lower())
+    return KNOWN.get(known[1]) if known else None
+
+
+def read_shape(config: Path) -> Shape:
+    """Read a ``config.json``; EmailRLError for one that cannot be read, or is of another kind of model."""
+    try:
+        fields = json.loads(config.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise EmailRLError(f"{config} cannot be read: {error}.", "Fix it, or use another --model.") from error
+    if not isinstance(fields, dict) or fields.get("model_type") not in _FAMILIES:
+        kind = fields.get("model_type") if isinstance(fields, dict) else None
+        raise EmailRLError(f"{config} describes a {kind} model, which plan does not know.", _SUPPORTED)
+    try:
+        return _shape_of(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EmailRLError(f"{config} has a missing or invalid size: {error}.", _SUPPORTED) from error
+
+
+def _shape_of(fields: Mapping[str, Any]) -> Shape:
+    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+    family = str(fields["model_type"])
+    shape = Shape(
+        family=family,
+        hidden=hidden,
+        ffn=int(fields["intermediate_size"]),
+        layers=int(fields["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(fields.get("num_key_value_heads") or heads),
+        head_dim=int(fields.get("head_dim") or hidden // heads),
+        vocab=int(fields["vocab_size"]),
+        tied=bool(fields.get("tie_word_embeddings", False)),
+        context=int(fields.get("max_position_embeddings") or 32768),
+        biases=family == "qwen2" or bool(fields.get("attention_bias")),
+        plain_attention=attends_fully(fields),
+        activation=str(fields.get("hidden_act", "silu")),
+    )
+    sizes = {name: size for name, size in asdict(shape).items() if type(size) is int}
+    if small := [name for name, size in sizes.items() if size < 1]:
+        raise ValueError(f"{small[0]} is {sizes[small[0]]}")
+    if shape.heads % shape.kv_heads:
+        raise ValueError(f"{shape.heads} heads over {shape.kv_heads} of keys")
+    return shape
+
+
+def _cached_config(name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found) if isinstance(found, str) else None
+
+
+def _fetch_config(name: str) -> Path:
+    import httpx
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    check_hub(name)
+    try:
+        return Path(hf_hub_download(name, "config.json", etag_timeout=10))
+    except (OSError, httpx.HTTPError, HfHubHTTPError, ValueError) as error:
+        raise EmailRLError(
+            f"The config of '{name}' could not be downloaded.",
+            f"Name a folder with its config.json, or one of {', '.join(KNOWN)}.",
+        ) from error

@@ -1,0 +1,163 @@
+"""The Unsloth backend: the same policy through Unsloth's faster kernels; needs a CUDA GPU and the extra ``unsloth``.
+
+Unsloth loads the base and prepares it for training. Adapter and tokenizer are emailrl's own, so that both backends
+begin with the same weights and the same ids. Unsloth replaces the ``forward`` of transformers' classes in place and
+drops key-value caches that are not its own, so sampling in this process uses ``unpatched``.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import warnings
+from contextlib import redirect_stdout
+from functools import partial
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from transformers import AutoTokenizer
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.model.device import choose_dtype
+from emailrl.model.resolve import resolve_model
+from emailrl.model.size import check_fits, load_config
+from emailrl.model.unwrap import causal_lm
+from emailrl.plain import first_line
+from emailrl.settings import Settings
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""The model types that Unsloth's LoRA kernels and ``unpatched`` both know."""
+
+ADDED = ("peft_config", "_saved_temp_tokenizer")
+"""Attributes other than methods that PEFT and Unsloth leave on a base model."""
+
+
+def check_unsloth(settings: Settings) -> None:
+    """Raise EmailRLError without a CUDA GPU or the package, UsageError for a device that Unsloth does not take."""
+    if settings.model.device not in ("auto", "cuda"):
+        raise UsageError(
+            f"The unsloth backend runs on the first visible GPU, not on '{settings.model.device}'.",
+            "Use EMAILRL_DEVICE=auto, and CUDA_VISIBLE_DEVICES to choose the GPU.",
+        )
+    if not torch.cuda.is_available():
+        raise EmailRLError(
+            "The unsloth backend needs a CUDA GPU, but this machine has none.", "Use --backend transformers."
+        )
+    if find_spec("unsloth") is None:
+        raise EmailRLError(
+            "The unsloth backend is not installed.",
+            "Run in the clone: pip install -e '.[unsloth]', or use --backend transformers.",
+        )
+
+
+def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
+    """Load the base through ``unsloth.FastLanguageModel``; returns model, tokenizer and the base's place.
+
+    Raises EmailRLError if it is unavailable or not of ``FAMILIES``, and the errors of ``check_unsloth``.
+    """
+    check_unsloth(settings)
+    path = resolve_model(settings.model.name, settings.model.smol_base)
+    dtype = choose_dtype(settings.model.dtype, torch.device("cuda"))
+    check_fits(settings.model, path, torch.device("cuda"), dtype)
+    config = load_config(settings.model.name, path)
+    if config.model_type not in FAMILIES:
+        raise EmailRLError(
+            f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
+            "Use --backend transformers.",
+        )
+    if "/" in str(config._attn_implementation):  # Unsloth reads the config anew, and transformers would fetch that code
+        raise UsageError(f"The config of '{settings.model.name}' names kernels on the hub.", "Choose another model.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
+            model, _ = _unsloth().from_pretrained(
+                model_name=str(path),
+                use_exact_model_name=True,  # else it takes a mirror of its own, or one quantized beforehand
+                # Beyond the model's context it would scale the positions, below it cut off what is longer.
+                max_seq_length=config.max_position_embeddings,
+                dtype=dtype,
+                load_in_4bit=settings.model.load_in_4bit,
+                offload_embedding=False,
+            )
+    except (OSError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
+        raise _does_not_load(settings.model.name, error) from error
+    if model.get_input_embeddings().weight.shape[0] != config.vocab_size:  # to give its own tokenizer a padding token
+        raise EmailRLError(f"Unsloth adds tokens to '{settings.model.name}'.", "Use --backend transformers.")
+    model.requires_grad_(False)
+    return model, tokenizer, path
+
+
+def prepare_unsloth(model: Any, settings: Settings) -> Any:
+    """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing.
+
+    Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory.
+    """
+    checkpointing = False if settings.training.gradient_checkpointing == "off" else "unsloth"
+    try:
+        with redirect_stdout(sys.stderr):
+            return _unsloth().patch_peft_model(model, use_gradient_checkpointing=checkpointing)
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        raise _does_not_load(settings.model.name, error) from error
+
+
+def _unsloth() -> Any:
+    """``FastLanguageModel`` without telemetry and without a code cache in the working folder."""
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(Path.home() / ".cache" / "unsloth_compiled_cache"))
+    with warnings.catch_warnings():
+        # What it patches at import are trainers that emailrl does not use.
+        warnings.filterwarnings("ignore", message=".*should be imported before")
+        from unsloth import FastLanguageModel
+    return FastLanguageModel
+
+
+def unpatched(model: Any) -> Any:
+    """Return the base of ``model`` without adapters, in transformers' own classes, with the same weight tensors.
+
+    The classes are loaded again from transformers' source, and get the states of the modules.
+    """
+    base = causal_lm(model)
+    return _twin(base, _read_again(type(base).__module__), base.config)
+
+
+def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
+    if isinstance(module, BaseTunerLayer):
+        module = module.get_base_layer()
+    twin = copy.copy(module)
+    # What Unsloth hangs on single modules: forwards with its kernels, methods bound to the patched model, notes.
+    for key, value in list(vars(twin).items()):
+        if isinstance(value, FunctionType | MethodType | partial) or key in ADDED or "unsloth" in key:
+            del vars(twin)[key]
+    for hooks in ("_forward_hooks", "_forward_pre_hooks"):
+        vars(twin)[hooks] = type(vars(twin)[hooks])()
+    vars(twin)["_modules"] = {}
+    for name, child in module.named_children():
+        if name == "rotary_emb":  # Unsloth puts one of another signature in its place
+            kind = next(value for key, value in vars(own).items() if key.endswith("RotaryEmbedding"))
+            twin.add_module(name, kind(config=config).to(next(module.parameters()).device))
+        else:
+            twin.add_module(name, _twin(child, own, config))
+    if type(module).__module__ == own.__name__:
+        twin.__class__ = getattr(own, type(module).__name__)
+    return twin
+
+
+def _read_again(name: str) -> ModuleType:
+    """The imported module ``name``, executed again without an entry in ``sys.modules``."""
+    file = sys.modules[name].__file__
+    spec = spec_from_file_location(name, file) if file else None
+    if spec is None or spec.loader is None:
+        raise EmailRLError(f"The source code of {name} was not found.", "Use --backend transformers, or --engine vllm.")
+    again = module_from_spec(spec)
+    spec.loader.exec_module(again)
+    return again
+
+
+def _does_not_load(name: str, error: Exception) -> EmailRLError:
+    return EmailRLError(f"Unsloth failed to load '{name}': {first_line(error)}", "Use --backend transformers.")

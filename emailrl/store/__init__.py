@@ -1,6 +1,0 @@
-"""The mail database: built by ``emailrl gen-db``, searched and read through ``open_mailbox``."""
-
-from emailrl.store.connection import database_fingerprint
-from emailrl.store.mailbox import Email, Mailbox, SearchHit, open_mailbox
-
-__all__ = ["Email", "Mailbox", "SearchHit", "database_fingerprint", "open_mailbox"]

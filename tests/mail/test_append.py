@@ -1,0 +1,245 @@
+"""Adding mail to a database: as if all had been built at once, quickly where the mail is newer, and never by halves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail import build, database_fingerprint, open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.connection import driver
+from emailrl.mail.sources import RawEmail
+from emailrl.mail.stored import stored_emails
+
+Make = Callable[..., RawEmail]
+PEOPLE = ["ann@x.org", "bob@x.org", "cy@x.org", "dee@x.org"]
+
+
+def rows(db: Path, sql: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(db)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def check(db: Path) -> None:
+    """The database is whole: SQLite's own checks, the index against the mails, ids against dates, all triggers."""
+    with contextlib.closing(sqlite3.connect(db)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES ('integrity-check', 1)")
+        dates = [date or "" for (date,) in connection.execute("SELECT date FROM emails ORDER BY id")]
+        assert dates == sorted(dates, reverse=True)
+        lost = "SELECT count(*) FROM recipients WHERE email_id NOT IN (SELECT id FROM emails)"
+        assert connection.execute(lost).fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'").fetchone() == (8,)
+        assert connection.execute("SELECT count(*) FROM emails").fetchone()[0] == int(
+            connection.execute("SELECT value FROM meta WHERE key = 'emails'").fetchone()[0]
+        )
+
+
+MAIL = st.tuples(
+    st.one_of(st.none(), st.integers(1, 28)), st.sampled_from(PEOPLE), st.sets(st.sampled_from(PEOPLE), max_size=3),
+    st.sampled_from(["gas", "the gas", "budget"]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("few", [1000, 2, -1])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(st.lists(MAIL, max_size=6), min_size=2, max_size=4))
+def test_as_if_all_had_been_built_at_once(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, email: Make, few: int, batches: list
+) -> None:
+    monkeypatch.setattr(build, "_FEW_MAILS", few)
+    monkeypatch.setattr(build, "_LARGEST_SHARE", 10**6)
+    folder = tmp_path_factory.mktemp("append")
+    everything: list[RawEmail] = []
+    for batch in batches:
+        mails = [
+            email(len(everything) + n, body=f"{body} {len(everything) + n}", sender=sender, to=tuple(sorted(to)),
+                  day=day and f"2001-05-{day:02}")
+            for n, (day, sender, to, body) in enumerate(batch)
+        ]  # fmt: skip
+        everything += mails
+        if everything:
+            build_database([*everything, *mails], folder / "steps.db", append=True)
+            check(folder / "steps.db")
+    if not everything:
+        return
+    build_database(everything, folder / "once.db")
+    assert list(stored_emails(folder / "steps.db")) == list(stored_emails(folder / "once.db"))
+    assert database_fingerprint(folder / "steps.db") == database_fingerprint(folder / "once.db")
+    for inbox in PEOPLE:
+        for until in (None, "2001-05-14"):
+            found = [open_mailbox(folder / name, inbox, until).search(["gas"]) for name in ("steps.db", "once.db")]
+            assert found[0] == found[1]
+
+
+def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, email: Make
+) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1, day="2001-05-01")], db)
+    before, connect_for_loading = db.read_bytes(), build.connect_for_loading
+
+    def on_a_full_disk(path: Path) -> Connection:
+        connection = connect_for_loading(path)
+        driver(connection).execute("PRAGMA max_page_count = 2")
+        return connection
+
+    monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)
+    with pytest.raises(EmailRLError, match="cannot be written: database or disk is full") as caught:
+        build_database([email(2, day="2001-05-02")], db, append=True)
+    assert caught.value.hint == "It is unchanged."
+    assert db.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["mail.db"]
+
+
+def test_newer_mail_comes_before_the_others_and_undated_mail_by_its_id_behind(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    stored = [email(1, day=None), email(7, day=None), email(2, day="2001-05-02"), email(3, day="2001-05-03")]
+    build_database(stored, db)
+    report = build_database(
+        [email(4, day=None), email(6, day="2001-05-06"), email(5, day="2001-05-03")], db, append=True
+    )
+    assert (report.emails, report.recipients) == (3, 3)
+    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [
+        (-1, "<6@x>"), (0, "<5@x>"), (1, "<3@x>"), (2, "<2@x>"), (3, "<7@x>"), (4, "<4@x>"), (5, "<1@x>"),
+    ]  # fmt: skip
+    box = open_mailbox(db, "bob@x.org")
+    assert [hit.message_id for hit in box.search(["body"], sent_after="2001-05-03")] == ["<6@x>", "<5@x>", "<3@x>"]
+    assert box.search(["body"], sent_after="2001-05-07") == []
+    assert [hit.message_id for hit in box.search(["body"], sent_before="2001-05-03")] == ["<2@x>"]
+    check(db)
+
+
+def test_a_mail_from_the_future_does_not_make_every_append_a_rewrite(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1, day="2001-05-01"), email(2, day="2001-05-02"), email(9, day="2037-01-01")], db)
+    build_database([email(3, day="2001-05-03")], db, append=True)
+    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [
+        (0, "<9@x>"), (1, "<3@x>"), (2, "<2@x>"), (3, "<1@x>"),
+    ]  # fmt: skip
+    check(db)
+
+
+def test_old_mail_is_put_in_its_place(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_FEW_MAILS", 0)
+    db = tmp_path / "mail.db"
+    build_database([email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
+    build_database([email(1, day="2001-05-01")], db, append=True)
+    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [(1, "<3@x>"), (2, "<2@x>"), (3, "<1@x>")]
+
+
+def test_a_database_out_of_order_is_put_in_order(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
+    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
+        connection.execute(
+            "INSERT INTO emails(message_id, date, subject, body) VALUES ('<7@x>', '2001-05-07', 's', 'b')"
+        )
+        connection.execute("UPDATE emails SET date = '2001-05-07 00:00:00' WHERE message_id = '<7@x>'")
+    assert rows(db, "SELECT count(*) FROM meta WHERE key = 'ids_follow_dates'") == [(0,)]
+    build_database([email(8, day="2001-05-08")], db, append=True)
+    assert rows(db, "SELECT message_id FROM emails ORDER BY id") == [("<8@x>",), ("<7@x>",), ("<3@x>",), ("<2@x>",)]
+    check(db)
+
+
+def test_nothing_new_leaves_the_file_alone(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    before = db.stat()
+    assert build_database([email(1)], db, append=True).emails == 0
+    assert os.path.samestat(before, db.stat()) and before.st_mtime_ns == db.stat().st_mtime_ns
+
+
+def test_addresses_keep_their_numbers(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1, to=("bob@x.org", "eve@x.org"))], db)
+    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
+        connection.execute("DELETE FROM addresses WHERE address = 'bob@x.org'")  # numbers with a gap
+    build_database([email(2, sender="new@x.org", to=("eve@x.org",), day="2001-05-02")], db, append=True)
+    assert sorted(rows(db, "SELECT address, id FROM addresses")) == [
+        ("ann@x.org", 1),
+        ("eve@x.org", 3),
+        ("new@x.org", 4),
+    ]
+    assert [hit.message_id for hit in open_mailbox(db, "eve@x.org").search(["body"])] == ["<2@x>", "<1@x>"]
+
+
+def test_the_index_stays_in_few_pieces(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database((email(n, body="word " * 50 + str(n)) for n in range(200)), db)
+    for number in range(200, 230):
+        build_database([email(number, day="2001-06-01")], db, append=True)
+    assert rows(db, "SELECT count(DISTINCT segid) <= 6 FROM emails_fts_idx") == [(1,)]
+    assert rows(db, "SELECT k, v FROM emails_fts_config WHERE k IN ('automerge', 'usermerge', 'hashsize')") == [
+        ("automerge", 4), ("hashsize", 1024 * 1024), ("usermerge", 4),
+    ]  # fmt: skip
+
+
+def test_a_reader_keeps_what_it_opened(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    old = open_mailbox(db, "bob@x.org")
+    build_database([email(2, day="2001-05-02")], db, append=True)
+    assert [hit.message_id for hit in old.search(["body"])] == ["<1@x>"]
+    assert [hit.message_id for hit in open_mailbox(db, "bob@x.org").search(["body"])] == ["<2@x>", "<1@x>"]
+
+
+@pytest.mark.parametrize("flag", ["append", "overwrite"])
+def test_what_another_program_writes_is_not_lost(tmp_path: Path, email: Make, flag: str) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    with contextlib.closing(sqlite3.connect(db)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("UPDATE emails SET subject = 'changed by hand'")
+        writer.commit()
+        with pytest.raises(UsageError, match=r"Another program is writing .*mail\.db-wal"):
+            build_database([email(2, day="2001-05-02")], db, **{flag: True})
+    build_database([email(2, day="2001-05-02")], db, append=True)
+    assert rows(db, "SELECT subject FROM emails ORDER BY id") == [("Subject 2",), ("changed by hand",)]
+    assert rows(db, "PRAGMA journal_mode") == [("delete",)]
+    check(db)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from conftest import make_email
+from emailrl.mail.build import build_database
+print("ready", flush=True)
+for number in range(int(sys.argv[3]), 10**6, 10):
+    # One day forward, one back: mail is put in front, and moved.
+    day = 2000 + number // 10 % 2
+    mails = [make_email(n, day=f"{day}-05-01") for n in range(number, number + 10)]
+    build_database(mails, Path(sys.argv[1]), append=True)
+"""
+
+
+def test_killed_at_any_moment_it_is_the_old_database_or_the_new(tmp_path: Path, email: Make) -> None:
+    db, rng, stored = tmp_path / "mail.db", random.Random(0), [10]
+    build_database([email(n) for n in range(10)], db)
+    for _ in range(8):
+        arguments = [sys.executable, "-c", KILLED, str(db), str(Path(__file__).parent), str(stored[-1])]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0, 0.3))
+            process.send_signal(signal.SIGKILL)
+        check(db)
+        stored.append(len(list(stored_emails(db))))
+    assert all(number % 10 == 0 for number in stored)
+    assert stored == sorted(stored) and stored[-1] > 10
+    build_database([email(10**6)], db, append=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mail.db"]

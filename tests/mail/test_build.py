@@ -1,0 +1,281 @@
+"""Building the database: filters in ART-E's order, nothing lost in silence, nothing half-built left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail import database_fingerprint, open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail, Skipped
+from emailrl.mail.stored import stored_emails
+from emailrl.settings import StoreSettings
+
+Make = Callable[..., RawEmail]
+
+
+def rows(db: Path, sql: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(db)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def only(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_rows_as_art_e_has_them(tmp_path: Path, email: Make) -> None:
+    mail = email(
+        1, subject="S", body="B", to=("a@x", "b@x", "a@x"), cc=("a@x",), bcc=("c@x",), day="2001-05-01 07:08:09"
+    )
+    report = build_database([mail], tmp_path / "new" / "mail.db")
+    assert (report.emails, report.recipients, report.skipped) == (1, 4, {})
+    assert report.db == (tmp_path / "new" / "mail.db").resolve()
+    assert rows(report.db, "SELECT id, message_id, subject, from_address, date, body, file_name FROM emails") == [
+        (1, "<1@x>", "S", "ann@x.org", "2001-05-01 07:08:09", "B", "f/1.")
+    ]
+    assert rows(report.db, "SELECT * FROM recipients") == [
+        (1, "a@x", "to"), (1, "b@x", "to"), (1, "a@x", "cc"), (1, "c@x", "bcc"),
+    ]  # fmt: skip
+
+
+def test_filters_in_their_order(tmp_path: Path, email: Make) -> None:
+    long, many = "x" * 5001, tuple(f"r{n}@x" for n in range(31))
+    repeats = ("a@x",) * 31
+    report = build_database(
+        [
+            email(1, body="x" * 5000), email(2, body=long), email(3, body=long, to=many), email(4, to=many),
+            email(5, to=many[:10], cc=many[10:20], bcc=many[20:30]), email(6, to=repeats),
+            email(7, subject="Subject 1", body="x" * 5000, day="2002-01-01", to=("z@x",)),
+            email(8, subject="Subject 1", body="x" * 5000, sender="other@x"), email(8, body="same id"),
+            Skipped("empty", "f"),
+        ],
+        tmp_path / "mail.db",
+    )  # fmt: skip
+    assert report.skipped == {"long_body": 2, "many_recipients": 2, "duplicate": 1, "duplicate_id": 1, "empty": 1}
+    assert rows(report.db, "SELECT message_id FROM emails ORDER BY message_id") == [("<1@x>",), ("<5@x>",), ("<8@x>",)]
+    assert report.emails == 3
+
+
+def test_headers_without_end_are_mended_and_counted(tmp_path: Path, email: Make) -> None:
+    mails = [
+        email(1, subject="s" * 1000, sender="a" * 1000, to=("b" * 1000,)),
+        email(2, subject="s" * 1000 + "t" * 10_000_000, to=("b@x",)),
+        email(3, sender="a" * 1001, to=("b@x", "c" * 1001), cc=("d" * 1001,), bcc=("e@x",)),
+        *(dataclasses.replace(email(n, to=()), message_id=f"<{'i' * 200_000}{n}@x>") for n in (4, 5)),
+    ]
+    db = tmp_path / "mail.db"
+    report = build_database(mails, db)
+    assert (report.emails, report.skipped) == (5, {})
+    assert report.defects == {"long_subject": 1, "long_address": 1, "long_message_id": 2}
+    stored = {mail.file_name: mail for mail in stored_emails(db)}
+    assert stored["f/1."] == mails[0]
+    assert stored["f/2."].subject == "s" * 1000 and stored["f/2."].to == ["b@x"]
+    third = stored["f/3."]
+    assert (third.from_address, third.to, third.cc, third.bcc) == ("", ["b@x"], [], ["e@x"])
+    made_up = {stored[f"f/{n}."].message_id for n in (4, 5)}
+    assert len(made_up) == 2 and all(len(i) < 60 and i.endswith("@made-up.emailrl>") for i in made_up)
+    assert build_database(mails, db, append=True).emails == 0, "the same mails are cut in the same way"
+
+
+def test_every_filter_is_a_setting(tmp_path: Path, email: Make) -> None:
+    mails = [email(1, body="x" * 9000), email(2, to=("a@x",) * 40), email(3, body="x" * 9000, subject="Subject 1")]
+    open_ = StoreSettings(max_body_chars=0, max_recipients=0, dedupe=False)
+    assert build_database(mails, tmp_path / "a.db", settings=open_).skipped == {}
+    tight = StoreSettings(max_body_chars=10, max_recipients=3, dedupe=False)
+    report = build_database([*mails, email(4, body="short")], tmp_path / "b.db", settings=tight)
+    assert (report.emails, report.skipped) == (1, {"long_body": 3})
+
+
+def test_an_existing_database_needs_a_flag(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    content = db.read_bytes()
+    seen: list[int] = []
+    with pytest.raises(UsageError, match=r"exists.*--overwrite.*--append"):
+        build_database((seen.append(1) or email(2) for _ in range(1)), db)
+    assert not seen, "nothing is read before the refusal"
+    with pytest.raises(UsageError, match="mutually exclusive"):
+        build_database([email(2)], db, overwrite=True, append=True)
+    assert db.read_bytes() == content
+    assert build_database([email(2)], db, overwrite=True).emails == 1
+    assert rows(db, "SELECT message_id FROM emails") == [("<2@x>",)]
+
+
+def test_append_adds_new_mail_only_and_keeps_the_order(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(2, day="2001-05-02"), email(4, day="2001-05-04")], db, append=True)
+    report = build_database(
+        [email(4, day="2001-05-04"), email(3, day="2001-05-03", body="Subject two is new."), email(1, day=None)],
+        db,
+        append=True,
+    )
+    assert (report.emails, report.recipients, report.skipped) == (2, 2, {"duplicate": 1})
+    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [
+        (0, "<4@x>"),
+        (1, "<3@x>"),
+        (2, "<2@x>"),
+        (3, "<1@x>"),
+    ]
+    hits = open_mailbox(db, "bob@x.org").search(["subject"])
+    assert [hit.message_id for hit in hits] == ["<4@x>", "<3@x>", "<2@x>", "<1@x>"]
+    again = build_database([email(1, day=None)], db, append=True)
+    assert (again.emails, again.skipped) == (0, {"duplicate": 1})
+
+
+def test_append_keeps_what_a_stricter_filter_would_skip(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1, body="x" * 400)], db)
+    build_database([email(2)], db, append=True, settings=StoreSettings(max_body_chars=100))
+    assert rows(db, "SELECT count(*) FROM emails") == [(2,)]
+
+
+def test_stored_emails_are_what_was_built(tmp_path: Path, email: Make) -> None:
+    mails = [email(1, day=None, cc=("c@x",)), email(2, bcc=("d@x",), day="2001-01-01 01:02:03")]
+    build_database(mails, tmp_path / "mail.db")
+    assert list(stored_emails(tmp_path / "mail.db")) == mails
+
+
+def test_limit_counts_stored_mails_and_stops_reading(tmp_path: Path, email: Make) -> None:
+    stream = (email(number) if number % 2 else Skipped("empty") for number in itertools.count(1))
+    report = build_database(stream, tmp_path / "mail.db", limit=3)
+    assert (report.emails, report.skipped) == (3, {"empty": 2})
+
+
+def test_the_fingerprint_tells_content_not_order(tmp_path: Path, email: Make) -> None:
+    def built(name: str, mails: list[RawEmail]) -> str:
+        build_database(mails, tmp_path / name)
+        return database_fingerprint(tmp_path / name)
+
+    mails = [email(1), email(2), email(3)]
+    first = built("a", mails)
+    assert built("b", mails[::-1]) == first
+    others = [email(3, day="2001-05-02"), email(3, to=("c@x",)), email(3, body="other"), email(4, subject="Subject 3")]
+    assert first not in {built(f"c{n}", [*mails[:2], *other]) for n, other in enumerate([[], *([o] for o in others)])}
+    build_database(mails[:1], tmp_path / "g")
+    build_database(mails[1:], tmp_path / "g", append=True)
+    assert database_fingerprint(tmp_path / "g") == first
+
+
+def failing(email: Make, error: BaseException) -> Iterator[RawEmail]:
+    yield from (email(number) for number in range(1500))
+    raise error
+
+
+@pytest.mark.parametrize("error", [EmailRLError("broke off"), KeyboardInterrupt(), ValueError("a bug")])
+def test_a_build_that_fails_leaves_the_old_database(tmp_path: Path, email: Make, error: BaseException) -> None:
+    db = tmp_path / "mail.db"
+    with pytest.raises(type(error)):
+        build_database(failing(email, error), db)
+    assert only(tmp_path) == []
+    build_database([email(1)], db)
+    content = db.read_bytes()
+    with pytest.raises(type(error)):
+        build_database(failing(email, error), db, overwrite=True)
+    assert only(tmp_path) == ["mail.db"]
+    assert db.read_bytes() == content
+
+
+@pytest.mark.parametrize("mails", [[], [Skipped("not_mail"), Skipped("not_mail")]])
+def test_nothing_to_store_is_an_error(tmp_path: Path, mails: list[Skipped]) -> None:
+    with pytest.raises(UsageError, match=r"no message was found" if not mails else "2 not_mail"):
+        build_database(mails, tmp_path / "mail.db")
+    assert only(tmp_path) == []
+
+
+def test_a_target_that_cannot_be_written(tmp_path: Path, email: Make) -> None:
+    (tmp_path / "file").write_text("")
+    for db in (tmp_path / "file" / "mail.db", Path("/proc/none/mail.db"), tmp_path):
+        with pytest.raises(UsageError, match=r"cannot be written|is a folder"):
+            build_database([email(1)], db)
+    assert only(tmp_path) == ["file"]
+
+
+def test_a_link_to_the_database_stays_a_link(tmp_path: Path, email: Make) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mail.db").symlink_to(tmp_path / "disk" / "mail.db")
+    for number in (1, 2):
+        build_database([email(number)], tmp_path / "mail.db", overwrite=True)
+    assert (tmp_path / "mail.db").is_symlink()
+    assert only(tmp_path / "disk") == ["mail.db"]
+
+
+def test_append_to_another_kind_of_file(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    db.write_text("no database " * 1000)
+    with pytest.raises(UsageError, match="cannot be read as a mail database"):
+        build_database([email(1)], db, append=True)
+    assert db.read_text().startswith("no database")
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from conftest import make_email
+from emailrl.mail.build import build_database
+def mails():
+    for number in range(3000):
+        yield make_email(number, body="new")
+    print("reading", flush=True)
+    time.sleep(60)
+build_database(mails(), Path(sys.argv[1]), overwrite=True)
+"""
+
+
+def test_a_killed_build_leaves_the_old_database_and_the_next_one_clears_up(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    content = db.read_bytes()
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(db), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "reading\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    pid = process.pid
+    assert only(tmp_path) == ["mail.db", f"mail.db.building-{pid}", "mail.db.gen-db-lock", f"mail.db.staging-{pid}"]
+    assert db.read_bytes() == content
+    build_database([email(2)], db, overwrite=True)
+    assert only(tmp_path) == ["mail.db"]
+
+
+def test_what_a_dead_build_left_goes_whoever_has_its_number_now(tmp_path: Path, email: Make) -> None:
+    (tmp_path / f"mail.db.building-{os.getppid()}").touch()
+    build_database([email(1)], tmp_path / "mail.db")
+    assert only(tmp_path) == ["mail.db"]
+
+
+def test_progress_counts_up_in_both_phases(tmp_path: Path, email: Make) -> None:
+    calls: list[tuple[str, int, int | None]] = []
+    build_database((email(n) for n in range(2500)), tmp_path / "mail.db", progress=lambda *call: calls.append(call))
+    assert calls == [
+        ("read", 1000, None),
+        ("read", 2000, None),
+        ("read", 2500, 2500),
+        ("index", 0, 2500),
+        ("index", 2500, 2500),
+    ]
+
+
+def test_memory_stays_flat(tmp_path: Path, email: Make) -> None:
+    body = "word " * 900
+    tracemalloc.start()
+    build_database((email(n, subject=f"s{n}", body=f"{n} {body}") for n in range(8000)), tmp_path / "mail.db")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000 < 8000 * len(body), "8,000 mails of 4.5 kB are 36 MB"

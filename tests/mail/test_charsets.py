@@ -1,0 +1,80 @@
+"""Charsets of mail: what a label means, and what becomes of text that does not fit it."""
+
+from __future__ import annotations
+
+import pytest
+
+from emailrl.mail.sources.charsets import codec_of, decode
+
+
+@pytest.mark.parametrize(
+    ("label", "codec"),
+    [
+        ("x-sjis", "shift_jis"), ("cp-850", "cp850"), ("iso-8859-8-i", "iso8859_8"), ("x-mac-roman", "mac_roman"),
+        ("macintosh", "mac_roman"), ("ks_c_5601-1987", "euc_kr"), ("Windows-1252", "cp1252"), ("utf8", "utf_8"),
+        ("unicode-1-1-utf-7", "utf_7"), ("windows-874", "cp874"), ("ISO_8859-1:1987", "latin_1"), ("KOI8-R", "koi8_r"),
+        ("x-gbk", "gbk"), ("utf-8*en", "utf_8"), ("csISO2022JP", "iso2022_jp"), ("us-ascii", "ascii"),
+        ("punycode", None), ("idna", None), ("zip", None), ("hex", None), ("rot13", None), ("base64", None),
+        ("unicode_escape", None), ("raw_unicode_escape", None), ("undefined", None), ("x-unknown", None), ("", None),
+    ],
+)  # fmt: skip
+def test_labels(label: str, codec: str | None) -> None:
+    assert codec_of(label) == codec
+
+
+@pytest.mark.parametrize(
+    ("label", "codec", "text"),
+    [
+        ("gb2312", "gb18030", "镕是朱的名字"), ("gbk", "gb18030", "中文㐀"), ("euc-kr", "cp949", "똠방각하 한국어"),
+        ("ks_c_5601-1987", "cp949", "펲시콜라"), ("shift_jis", "cp932", "①②㈱ 日本語"), ("x-sjis", "cp932", "髙橋"),
+        ("big5", "big5hkscs", "香港嘅㗎"), ("euc-jp", "euc_jis_2004", "①日本語"), ("iso-8859-9", "cp1254", "“İyi”"),
+        ("iso-8859-1", "cp1252", "“It’s 5 €”"), ("us-ascii", "cp1252", "It’s"), ("tis-620", "cp874", "ไทย…"),
+    ],
+)  # fmt: skip
+def test_a_sign_of_the_superset_spoils_nothing(label: str, codec: str, text: str) -> None:
+    defects: list[str] = []
+    assert (decode(text.encode(codec), label, defects), defects) == (text, ["bad_charset"])
+
+
+def test_iso_2022_jp_with_signs_of_windows() -> None:
+    defects: list[str] = []
+    assert decode(b"\x1b$B-!F|K\\\x1b(B", "iso-2022-jp", defects) == "①日本"
+    assert defects == ["bad_charset"]
+
+
+@pytest.mark.parametrize(
+    ("label", "codec"),
+    [("gb2312", "gb2312"), ("shift_jis", "shift_jis"), ("koi8-r", "koi8_r"), ("utf-7", "utf_7"), ("cp-850", "cp850")],
+)
+def test_text_that_fits_is_no_defect(label: str, codec: str) -> None:
+    text = {"koi8_r": "привет", "cp850": "é½", "utf_7": "héé"}.get(codec, "日本")
+    defects: list[str] = []
+    assert (decode(text.encode(codec), label, defects), defects) == (text, [])
+
+
+@pytest.mark.parametrize("label", ["utf-8", "gb2312", "shift_jis", "euc-kr", "windows-1253"])
+def test_one_broken_sign_costs_itself_alone(label: str) -> None:
+    codec = codec_of(label)
+    assert codec is not None
+    text = {"euc_kr": "한국어 한국어 한국어", "cp1253": "ελληνικά κείμενα"}.get(codec, "中文中文中文中文中文")
+    raw = text.encode(codec) + (b" \xff." if label != "windows-1253" else b" \xd2.")
+    defects: list[str] = []
+    assert decode(raw, label, defects).startswith(text)
+    assert defects == ["bad_charset"]
+
+
+@pytest.mark.parametrize("label", ["utf-8", "us-ascii", "gb2312", "no-such", "hex"])
+def test_what_fits_nothing_is_windows_1252_or_utf_8(label: str) -> None:
+    assert decode(b"caf\xe9.", label, []) == "café."
+    assert decode("It’s a café".encode(), label, []) == "It’s a café"
+
+
+def test_utf_8_under_another_label_is_utf_8() -> None:
+    assert decode("Æ 中文".encode(), "iso-8859-1", []) == "Æ 中文"
+    assert decode("中文 text".encode(), "gb2312", []) == "中文 text"
+
+
+def test_half_width_kana_in_iso_2022_jp() -> None:
+    defects: list[str] = []
+    assert decode(b"\x1b(I1234\x1b(B \x1b$B$3$s\x1b(B", "iso-2022-jp", defects) == "ｱｲｳｴ こん"
+    assert defects == ["bad_charset"]

@@ -1,0 +1,147 @@
+"""The ways into a database file: what its connections are, what they leave open, and how they fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, inspect, select, text
+
+import emailrl
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail import database_fingerprint
+from emailrl.mail.build import build_database
+from emailrl.mail.connection import connect, opened
+from emailrl.mail.schema import emails, metadata
+from emailrl.mail.sources import RawEmail
+
+Make = Callable[..., RawEmail]
+OTHERS = {"questions/llm/cache.py", "rewards/judge.py", "doctor/data.py", "doctor/examine.py", "store/snippets.py"}
+"""Databases other than those of gen-db, and the doctor, which imports nothing that it looks at."""
+
+OPEN_AT_EXIT = """
+import sys, threading
+from emailrl.mail import open_mailbox
+kept = open_mailbox(sys.argv[1], "bob@x.org")
+thread = threading.Thread(target=lambda: open_mailbox(sys.argv[1], "bob@x.org").search(["gas"]))
+thread.start()
+thread.join()
+"""
+
+ENDLESS_QUERY = """
+import asyncio, sys
+from pathlib import Path
+from emailrl.mail.connection import opened
+def query():
+    with opened(Path(sys.argv[1])) as connection:
+        print("running", flush=True)
+        connection.exec_driver_sql("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n")
+async def conversation():
+    query()
+async def conversations():
+    await asyncio.gather(conversation())
+"""
+
+
+@pytest.mark.parametrize("start", ["query()", "asyncio.run(conversations())"])
+def test_ctrl_c_interrupts_a_running_query(db: Path, start: str) -> None:
+    command = [sys.executable, "-c", ENDLESS_QUERY + start, str(db)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "running\n"
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGINT and errors.endswith("KeyboardInterrupt\n")
+
+
+def test_the_mail_database_is_opened_in_one_place() -> None:
+    package = Path(emailrl.__file__).parent
+    by_hand = re.compile(r"sqlite3\.connect\(")
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if by_hand.search(path.read_text())}
+    assert found == OTHERS
+
+
+def test_a_connection_is_an_engine_s_and_reads_alone(db: Path) -> None:
+    with connect(db) as connection:
+        assert isinstance(connection, Connection)
+        assert connection.exec_driver_sql("PRAGMA query_only").scalar_one() == 1
+        assert len(connection.scalars(select(emails.c.id)).all()) > 0
+
+
+def test_the_tables_of_a_built_database_are_those_of_the_schema(db: Path) -> None:
+    with opened(db) as connection:
+        there = inspect(connection)
+        for table in metadata.sorted_tables:
+            assert [column["name"] for column in there.get_columns(table.name)] == table.columns.keys()
+            assert {index["name"] for index in there.get_indexes(table.name)} == {index.name for index in table.indexes}
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "mail.db").touch()
+    with (
+        pytest.raises(UsageError, match=r"mail\.db is empty\. Rebuild it with emailrl gen-db --overwrite, or"),
+        opened(tmp_path / "mail.db"),
+    ):
+        pass
+
+
+def open_files(path: Path) -> int:
+    return sum(os.path.realpath(f"/proc/self/fd/{name}") == str(path) for name in os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_no_file_stays_open_and_another_may_take_its_name(db: Path, tmp_path: Path, email: Make) -> None:
+    before = database_fingerprint(db)
+    build_database([email(50)], tmp_path / "other.db")
+    with opened(db):
+        assert open_files(db.resolve()) == 1
+    assert open_files(db.resolve()) == 0
+    shutil.move(tmp_path / "other.db", db)
+    assert database_fingerprint(db) != before
+    with opened(db) as connection:
+        assert connection.scalars(select(emails.c.message_id)).all() == ["<50@x>"]
+
+
+def test_a_relative_name_is_that_of_the_folder_one_is_in(
+    tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for number in (1, 2):
+        build_database([email(number)], tmp_path / str(number) / "mail.db")
+        monkeypatch.chdir(tmp_path / str(number))
+        with opened(Path("mail.db")) as connection:
+            found += connection.scalars(select(emails.c.message_id)).all()
+    assert found == ["<1@x>", "<2@x>"]
+
+
+def test_a_reader_between_two_statements_holds_no_lock(db: Path) -> None:
+    with opened(db) as reader:
+        reader.execute(select(emails.c.id)).all()
+        with closing(sqlite3.connect(db, timeout=0)) as writer, writer:
+            writer.execute("DELETE FROM meta WHERE key = 'fingerprint'")
+
+
+def test_an_error_has_sqlite_s_words_without_the_statement(db: Path) -> None:
+    with pytest.raises(EmailRLError) as caught, opened(db) as connection:
+        connection.execute(text("SELECT body FROM nowhere"))
+    assert str(caught.value) == (
+        f"The database {db} cannot be read: no such table: nowhere. Rebuild it with emailrl gen-db --overwrite."
+    )
+
+
+def test_a_program_may_end_with_mailboxes_open(db: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", OPEN_AT_EXIT, db], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

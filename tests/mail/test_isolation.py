@@ -1,0 +1,202 @@
+"""No call of the tools sees a mail outside the inbox or after the question's date, whatever its arguments."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emailrl.errors import ToolError
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.connection import connect, driver
+from emailrl.mail.mailbox import Order
+from emailrl.mail.sources import RawEmail
+
+PEOPLE = [f"p{number}@x.org" for number in range(6)]
+WORDS = ["gas", "the", "budget", "OR", "not", "near", "été", "subject", "a-b", "2001"]
+FIRST_DAY = date(2001, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def mailbox(
+    tmp_path_factory: pytest.TempPathFactory, email: Callable[..., RawEmail]
+) -> tuple[Path, dict[str, RawEmail]]:
+    rng = random.Random(0)
+    emails = [
+        email(
+            number,
+            subject=" ".join(rng.choices(WORDS, k=3)),
+            body=" ".join(rng.choices(WORDS, k=8)) + f" {number}",
+            sender=rng.choice(PEOPLE),
+            to=tuple(rng.sample(PEOPLE, rng.randrange(3))),
+            bcc=tuple(rng.sample(PEOPLE, rng.randrange(2))),
+            day=None if number % 17 == 0 else str(FIRST_DAY + timedelta(days=rng.randrange(40))),
+        )
+        for number in range(300)
+    ]
+    path = tmp_path_factory.mktemp("isolation") / "mail.db"
+    build_database(emails, path)
+    return path, {email.message_id: email for email in emails}
+
+
+ANYTHING = st.one_of(st.none(), st.integers(), st.text(), st.binary(), st.floats(), st.lists(st.text(), max_size=3))
+KEYWORD = st.one_of(
+    st.sampled_from(WORDS),
+    st.text(max_size=20),
+    st.builds(
+        "{} {}".format, st.sampled_from(WORDS), st.sampled_from([*WORDS, '"', "*", ")", "OR gas", "\0", "\ue0001"])
+    ),
+    st.sampled_from(
+        [
+            "gas OR the",
+            "gas* OR parties",
+            "NOT gas",
+            '"',
+            '""',
+            '"gas',
+            "gas)",
+            "{subject} : the",
+            "parties : q1",
+            "^gas",
+            "NEAR(gas the)",
+            "-gas",
+            "\0",
+            "gas\0 OR the",
+            "' OR 1=1 --",
+            "%",
+            "\ud800",
+        ]
+    ),
+    st.builds(lambda word, times: word * times, st.sampled_from(["gas ", "\U0001f600", "x"]), st.integers(1, 400)),
+)
+ADDRESS = st.one_of(st.none(), st.sampled_from(PEOPLE), ANYTHING)
+DAY = st.one_of(st.none(), st.integers(-5, 50).map(lambda days: str(FIRST_DAY + timedelta(days=days))), ANYTHING)
+CALL = st.fixed_dictionaries(
+    {"keywords": st.one_of(st.lists(KEYWORD, max_size=3), ANYTHING)},
+    optional={"from_addr": ADDRESS, "to_addr": ADDRESS, "sent_after": DAY, "sent_before": DAY,
+              "max_results": st.one_of(st.integers(0, 11), ANYTHING)},
+)  # fmt: skip
+ORDER = st.sampled_from(["newest", "relevance"])
+UNTIL = st.one_of(st.none(), st.integers(0, 45).map(lambda days: str(FIRST_DAY + timedelta(days=days))))
+
+
+def is_visible(email: RawEmail, inbox: str, until: str | None) -> bool:
+    if inbox not in (email.from_address, *email.to, *email.cc, *email.bcc):
+        return False
+    return until is None or (email.date is not None and email.date.strftime("%Y-%m-%d") < until)
+
+
+def search_and_look(
+    mailbox: tuple[Path, dict[str, RawEmail]], call: dict[str, Any], inbox: str, until: str | None, order: Order
+) -> None:
+    db, emails = mailbox
+    try:
+        hits = open_mailbox(db, inbox, until, order=order).search(**call)
+    except ToolError:
+        return
+    assert all(is_visible(emails[hit.message_id], inbox, until) for hit in hits)
+    if order == "relevance":
+        return
+    dates = [emails[hit.message_id].date for hit in hits]
+    known = [day for day in dates if day is not None]
+    assert known == sorted(known, reverse=True)
+    assert dates == known + [None] * (len(dates) - len(known)), "undated mails come last"
+
+
+@settings(max_examples=400, deadline=None)
+@given(call=CALL, inbox=st.sampled_from(PEOPLE), until=UNTIL, order=ORDER)
+def test_search_shows_nothing_it_should_not(
+    mailbox: tuple[Path, dict[str, RawEmail]], call: dict[str, Any], inbox: str, until: str | None, order: Order
+) -> None:
+    search_and_look(mailbox, call, inbox, until, order)
+
+
+@pytest.mark.slow
+@settings(max_examples=6000, deadline=None)
+@given(call=CALL, inbox=st.sampled_from(PEOPLE), until=UNTIL, order=ORDER)
+def test_six_thousand_searches_show_nothing_they_should_not(
+    mailbox: tuple[Path, dict[str, RawEmail]], call: dict[str, Any], inbox: str, until: str | None, order: Order
+) -> None:
+    search_and_look(mailbox, call, inbox, until, order)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    message_id=st.one_of(st.integers(0, 300).map("<{}@x>".format), ANYTHING), inbox=st.sampled_from(PEOPLE), until=UNTIL
+)
+def test_read_shows_nothing_it_should_not(
+    mailbox: tuple[Path, dict[str, RawEmail]], message_id: Any, inbox: str, until: str | None
+) -> None:
+    db, emails = mailbox
+    try:
+        email = open_mailbox(db, inbox, until).read(message_id)
+    except ToolError:
+        return
+    visible = message_id in emails and is_visible(emails[message_id], inbox, until)
+    assert (email is not None) == visible
+
+
+QUESTION = st.fixed_dictionaries(
+    {"keywords": st.lists(st.sampled_from(["gas", "the", "budget", "2001"]), max_size=2)},
+    optional={"from_addr": st.sampled_from(PEOPLE), "to_addr": st.sampled_from(PEOPLE)},
+).filter(lambda question: question["keywords"] or len(question) > 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(question=QUESTION, inbox=st.sampled_from(PEOPLE), until=UNTIL, order=ORDER)
+def test_search_finds_all_it_should(
+    mailbox: tuple[Path, dict[str, RawEmail]], question: dict[str, Any], inbox: str, until: str | None, order: Order
+) -> None:
+    db, emails = mailbox
+    expected = {
+        key
+        for key, email in emails.items()
+        if is_visible(email, inbox, until)
+        and set(question["keywords"]) <= set(f"{email.subject} {email.body}".lower().split())
+        and question.get("from_addr", email.from_address) == email.from_address
+        and ("to_addr" not in question or question["to_addr"] in (*email.to, *email.cc, *email.bcc))
+    }
+    hits = open_mailbox(db, inbox, until, order=order).search(**question)
+    found = {hit.message_id for hit in hits}
+    assert found <= expected
+    assert len(found) == min(10, len(expected))
+
+
+WRITES = [
+    "INSERT INTO emails (message_id, subject) VALUES ('<new@x>', 'x')",
+    "UPDATE emails SET subject = 'x'",
+    "DELETE FROM recipients",
+    "DROP TABLE emails_fts",
+    "INSERT INTO emails_fts (emails_fts) VALUES ('delete-all')",
+    "CREATE TABLE notes (x)",
+    "PRAGMA user_version = 9",
+    "VACUUM",
+]
+
+
+@pytest.mark.parametrize("guard_off", [False, True], ids=["as_opened", "query_only_switched_off"])
+@pytest.mark.parametrize("write", WRITES)
+def test_an_agent_s_connection_cannot_write(
+    mailbox: tuple[Path, dict[str, RawEmail]], write: str, guard_off: bool
+) -> None:
+    db, _ = mailbox
+    before = db.read_bytes()
+    connection = driver(connect(db))
+    assert connection.execute("SELECT count(*) FROM emails").fetchone() > (0,)
+    if guard_off:  # the file itself is opened read-only, so this guard is not the only one
+        connection.execute("PRAGMA query_only = OFF")
+    try:
+        with pytest.raises(sqlite3.OperationalError, match=r"readonly|read-only|query_only"):
+            connection.execute(write).fetchall()
+    finally:
+        connection.execute("PRAGMA query_only = ON")
+    assert db.read_bytes() == before
+    assert [path.name for path in db.parent.iterdir()] == [db.name], "no journal either"

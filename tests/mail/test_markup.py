@@ -1,0 +1,89 @@
+"""HTML mail as text: what is seen, a line a block; hostile markup takes no huge time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hang import must_end
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emailrl.mail.sources.markup import MAX_HTML_CHARS, flowed_to_text, html_to_text
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>Gas &amp; oil</p><p>caf&eacute;<br>two</p>", "Gas & oil\n\ncafé\ntwo"),
+        ("<head><style>p {}</style><script>if (a<b) x()</script></head><body>seen", "seen"),
+        ("a<!-- hidden -->b<!-- <p>never closed", "ab"),
+        ("one<DIV\nclass=x>two</DIV>three", "one\ntwo\nthree"),
+        ("<table><tr><td>Pay</td><td>5 $</td></tr><tr><td>to<td>Ann</table>", "Pay 5 $\n\nto Ann"),
+        ("<b>bo</b>ld <a href='http://x'>a\n link</a>", "bold a link"),
+        ("<![if !supportEmptyParas]>&nbsp;<![endif]>office", "office"),
+        ("5 < 6 and a <b", "5 < 6 and a <b"),
+        ("&#0;&#x110000;x\0y", "\ufffd\ufffdxy"),
+        ("a<pre class=x>\none <b\nid=y>1</b>\ntwo\n</pre>b\nc", "a\none 1\ntwo\n\nb c"),
+        ("<head><title>News</title></head><p>seen", "seen"),
+        ("<div style='color:red; DISPLAY: none'>preview <b>x</b></div><p>seen</p>", "seen"),
+        ("<div style='display:none'>all there is</div>", "all there is"),
+        ("", ""),
+    ],
+)
+def test_visible_text(html: str, text: str) -> None:
+    defects: list[str] = []
+    assert html_to_text(html, defects) == text
+    assert defects == []
+
+
+def test_too_much_of_it_is_cut_and_noted() -> None:
+    defects: list[str] = []
+    assert len(html_to_text("x" * (MAX_HTML_CHARS + 5), defects)) == MAX_HTML_CHARS
+    assert defects == ["html_cut"]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<!--", "<a ", "<a href='", "<p>", "<div>x", "<td>", "</p>", "<![CDATA[", "<script>", "<style><", "&#", "<?"],
+)
+@pytest.mark.parametrize("end", ["", "\"'>-->]]>"])
+def test_hostile_markup_takes_no_huge_time(piece: str, end: str) -> None:
+    with must_end():
+        html_to_text(piece * (300_000 // len(piece)) + end, [])
+
+
+@pytest.mark.parametrize(
+    "html",
+    ["<p style='display:none'>" * 20_000, "<i>x</i><b style='display:none'>y</b>" * 13_000],
+    ids=["deep", "wide"],
+)
+def test_much_hidden_text_takes_no_huge_time(html: str) -> None:
+    with must_end(10):
+        assert "y" not in html_to_text(html, [])
+
+
+def test_nested_blocks_take_about_the_time_of_nested_inline_tags() -> None:
+    def seconds(tag: str) -> float:
+        begun = time.process_time()
+        assert html_to_text(f"<{tag}>" * 8000 + "deep" + f"</{tag}>" * 8000, []) == "deep"
+        return time.process_time() - begun
+
+    assert min(seconds("div") for _ in range(2)) < 8 * max(seconds("b") for _ in range(2))
+
+
+def test_one_long_flowed_paragraph_takes_no_huge_time() -> None:
+    with must_end(10):
+        assert flowed_to_text("a \n" * 1_000_000, delete_spaces=False) == "a " * 1_000_000 + "\n"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<", ">", "!", "[", "]", "--", "p", " ", "a=", '"', "'", "&", ";", "/", "script", "?", "\n", "x"]
+        )
+    )
+)
+def test_any_markup_gives_text(pieces: list[str]) -> None:
+    assert isinstance(html_to_text("".join(pieces), []), str)

@@ -1,0 +1,160 @@
+"""Mbox files: where a mail begins and ends, and what is wrong with one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import mailbox
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mail.written_mail import ENVELOPE, emails, mail, mbox, read
+
+from emailrl.errors import EmailRLError
+from emailrl.mail.sources.mbox import messages_of
+from emailrl.mail.sources.raw_email import Skipped
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress])
+def test_an_mbox_whatever_its_name(path: Path, compress: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(compress(mbox(mail(1), mail(2, "two\n\nlines"), mail(3))))
+    first, second, third = emails(path)
+    assert (first.body, second.body, third.body) == ("1\n", "two\n\nlines\n", "3\n")
+    assert [first.file_name, third.file_name] == ["mail.bin#1", "mail.bin#3"]
+    assert second.defects == ("no_date",)
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        "From ann@x.org Mon May 14 16:39:00 2001", "From - Mon May  4 16:39:00 2001",
+        "From MAILER-DAEMON Fri Jul  8 12:08 2011",
+        "From 1234@xxx Mon May 14 16:39:00 +0000 2001", "From ann@x Mon May 14 16:39:00 PDT 2001",
+        "From ann at x.org  Mon May 14 16:39:00 2001",
+        "From ann@x Mon May 14 16:39:00 MET DST 2001", "From ann@x Mon May 14 16:39:00 2001 -0700",
+        "From a Mon May 14 16:39:00 2001 remote from b",
+        "From ann@x Mon, 14 May 2001 16:39:00 +0000", "From 0123456789abcdef Mon Sep 17 00:00:00 2001",
+        "From ", "From - ", "From -", "From 1844347792267117879@xxx", "From MAILER-DAEMON",
+        "From - 2001-05-14 16:39:00", "From ann@x lun. mai 14 16:39",
+    ],
+)  # fmt: skip
+def test_envelope_lines_as_programs_write_them(path: Path, envelope: str) -> None:
+    for content in (mails := mbox(mail(1), mail(2), envelope=envelope.encode() + b"\n"), mails.replace(b"\n", b"\r\n")):
+        path.write_bytes(content)
+        assert read(path) == ["<1@x>", "<2@x>"]
+        assert len(mailbox.mbox(path)) == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "\nFrom here on we drill.\n", "\nFrom: not a header\n", "From ann Mon May 14 16:39:00 2001 we met.\nTo: her",
+        "\nFrom ann@x.org Mon May 14 16:39:00 2001\nwas written above.", "\nFrom Monday on: gas", "From ",
+        "\nFrom\nFrom \n", "\nFrom ann@x.org:\nTo: her", "\nFrom ann@x.org we heard\nSubject: gas", "\nFrom -\nGas: 3",
+        "we heard\nFrom ann@x.org\nTo: her", "\nFrom : ann@x.org\nTo: her",
+    ],
+)  # fmt: skip
+def test_from_inside_a_body_stays_there(path: Path, body: str) -> None:
+    path.write_bytes(mbox(mail(1, body), mail(2)))
+    first, second = emails(path)
+    assert (first.body, second.body) == (body + "\n", "2\n")
+
+
+@pytest.mark.parametrize("separator", [b"From \r\n", b"From - \r\n", b"From -\r\n"])
+def test_thunderbird_s_folders(tmp_path: Path, separator: bytes) -> None:
+    mails = [
+        mail(number).replace(b"\n", b"\r\n").replace(b"From:", b"X-Mozilla-Status: 0001\r\nFrom:")
+        for number in range(5)
+    ]
+    (tmp_path / "profile" / "Mail").mkdir(parents=True)
+    path = tmp_path / "profile" / "Mail" / "Inbox"
+    path.write_bytes(b"".join(separator + one + b"\r\n" for one in mails))
+    expected = [f"<{number}@x>" for number in range(5)]
+    assert read(path) == read(tmp_path / "profile") == expected
+    assert [one.body for one in emails(path)] == [f"{number or 0}\n" for number in range(5)]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path) == read(tmp_path / "profile") == expected
+
+
+def test_a_mail_whose_from_header_has_a_space_is_no_mbox(path: Path) -> None:
+    path.with_name("mail").mkdir()
+    path = path.with_name("mail") / "1."
+    path.write_bytes(mail(1).replace(b"Message-ID", b"From : ann@x.org\nMessage-ID"))
+    assert [one.file_name for one in emails(path.parent)] == ["1."]
+
+
+def test_quoted_from_loses_one_mark(path: Path) -> None:
+    path.write_bytes(mbox(mail(1, ">From a\n>>From b\n> From c\nx >From d\n>From: e")))
+    assert emails(path)[0].body == "From a\n>From b\n> From c\nx >From d\n>From: e\n"
+
+
+def test_crlf_nul_bytes_and_wrong_charsets_in_an_mbox(path: Path) -> None:
+    crlf = mbox(mail(1, "one\n>From two"), mail(2)).replace(b"\n", b"\r\n")
+    wrong = mail(4).replace(b"Subject", b"Content-Type: text/plain; charset=utf-8\nSubject") + b"caf\xe9\n"
+    path.write_bytes(crlf + mbox(mail(3, "a\0b"), wrong))
+    one, two, three, four = emails(path)
+    assert (one.body, two.body, three.body, four.body) == ("one\nFrom two\n", "2\n", "ab\n", "4\ncafé\n")
+    assert "nul_bytes" in three.defects and "bad_charset" in four.defects
+
+
+def test_a_missing_empty_line_loses_no_message(path: Path) -> None:
+    path.write_bytes(ENVELOPE + mail(1) + ENVELOPE + mail(2) + ENVELOPE + b"X-Empty: yes\n")
+    assert read(path) == ["<1@x>", "<2@x>", "not_mail:mail.bin#3"]
+
+
+def test_a_large_message_of_an_mbox_is_counted_once(path: Path) -> None:
+    path.write_bytes(mbox(mail(1), mail(2, "b" * 3_000_000), mail(3), mail(4, "c" * 50_000)))
+    assert read(path, max_message_bytes=40_000) == [
+        "<1@x>", "too_large:mail.bin#2", "<3@x>", "too_large:mail.bin#4",
+    ]  # fmt: skip
+
+
+class Trickle(io.BytesIO):
+    """Gives any number of bytes at a time."""
+
+    def __init__(self, content: bytes, seed: int) -> None:
+        super().__init__(content)
+        self.random = random.Random(seed)
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        return super().read1(self.random.choice([1, 7, 500, 3000]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_envelope_astride_two_blocks_is_seen(seed: int) -> None:
+    mails = [mail(number, "From x\n" * (number % 5) + "y" * 37 * number) for number in range(60)]
+    named = [(f"m#{number}", one) for number, one in enumerate(mails, 1)]
+    assert list(messages_of(Trickle(mbox(*mails), seed), "m", 10_000)) == named
+    whole = [len(mbox(one)) <= 1000 for one in mails]
+    short = [one if fits else Skipped("too_large", one[0]) for one, fits in zip(named, whole, strict=True)]
+    assert list(messages_of(Trickle(mbox(*mails), seed), "m", 1000)) == short
+
+
+def test_an_mbox_that_breaks_off(path: Path) -> None:
+    noise = "".join(random.Random(0).choices("abcdefghijklmnop", k=20_000))
+    whole = gzip.compress(mbox(mail(1), mail(2), mail(3, noise)))
+    path.write_bytes(whole[:-2000])
+    with pytest.raises(EmailRLError, match="is truncated or damaged after 2 complete messages"):
+        read(path)
+    assert read(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_mail_that_thunderbird_has_deleted_is_skipped(path: Path, line_end: bytes) -> None:
+    def flagged(number: int, status: bytes, body: str = "") -> bytes:
+        return b"X-Mozilla-Status: " + status + b"\n" + mail(number, body)
+
+    quoted = mail(6, "X-Mozilla-Status: 0008\nwas in its file")
+    mails = [
+        flagged(1, b"0001"),
+        flagged(2, b"0009"),
+        flagged(3, b"0008"),
+        flagged(4, b"1000"),
+        flagged(5, b"?"),
+        quoted,
+    ]
+    path.write_bytes(mbox(*mails).replace(b"\n", line_end))
+    assert read(path) == ["<1@x>", "deleted:mail.bin#2", "deleted:mail.bin#3", "<4@x>", "<5@x>", "<6@x>"]

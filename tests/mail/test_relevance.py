@@ -1,0 +1,134 @@
+"""The order by relevance: BM25 as SQLite documents it, the subject five times, people not at all."""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.environment.custom import mail_agent
+from emailrl.environment.tools import call_tool
+from emailrl.errors import ToolError
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
+from emailrl.rollout.play import Stage
+from emailrl.settings import load_settings
+
+Make = Callable[..., RawEmail]
+
+
+def bm25(mails: list[RawEmail], keywords: list[str]) -> dict[str, float]:
+    """https://www.sqlite.org/fts5.html#the_bm25_function, k1 = 1.2 and b = 0.75; the mails that hold every keyword."""
+    texts = {m.message_id: (m.subject.lower().split(), m.body.lower().split()) for m in mails}
+    people = {m.message_id: len({m.from_address, *m.to}) for m in mails}
+    lengths = {key: len(subject) + len(body) + people[key] for key, (subject, body) in texts.items()}
+    average = sum(lengths.values()) / len(mails)
+    scores = {}
+    for key, (subject, body) in texts.items():
+        if not all(word in subject + body for word in keywords):
+            continue
+        score = 0.0
+        for word in keywords:
+            holding = sum(word in subject + body for subject, body in texts.values())
+            idf = max(math.log((len(mails) - holding + 0.5) / (holding + 0.5)), 1e-6)
+            frequency = 5 * texts[key][0].count(word) + texts[key][1].count(word)
+            score += idf * frequency * 2.2 / (frequency + 1.2 * (0.25 + 0.75 * lengths[key] / average))
+        scores[key] = score
+    return scores
+
+
+def test_by_hand(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database(
+        [
+            email(1, subject="Gas", body="a b c d e", day="2001-05-01"),  # in the subject, so five times
+            email(2, subject="a", body="gas gas c d e", day="2001-05-02"),
+            email(3, subject="a", body="gas b c d e", day="2001-05-03"),
+            email(4, subject="a", body="gas b c d f", day="2001-05-04"),  # as 3, and newer
+            email(5, subject="a", body="gas " + "word " * 40, day="2001-05-05"),  # one word of many
+            *(email(n, subject="a", body=f"nothing of it {n}") for n in range(6, 20)),
+        ],
+        db,
+    )
+    hits = open_mailbox(db, "bob@x.org", order="relevance").search(["gas"])
+    assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>", "<4@x>", "<3@x>", "<5@x>"]
+    assert hits[1].snippet == "<b>gas</b> <b>gas</b> c d e"
+    hits = open_mailbox(db, "bob@x.org", order="relevance").search(["gas"], max_results=3)
+    assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>", "<4@x>"], "of equals the newest are kept"
+    hits = open_mailbox(db, "bob@x.org", until="2001-05-04", order="relevance").search(["gas"], max_results=2)
+    assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>"]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_ten_best_by_the_published_formula(tmp_path: Path, email: Make, in_order: bool) -> None:
+    rng, db = random.Random(0), tmp_path / "mail.db"
+    words = ["gas", "deal", *(f"w{n}" for n in range(60))]
+    mails = [
+        email(
+            number, subject=" ".join(rng.choices(words, k=rng.randint(1, 5))), sender=rng.choice(["ann@x", "bob@x"]),
+            body=" ".join(rng.choices(words, k=rng.randint(5, 60))),
+            to=tuple(f"p{n}@x" for n in range(rng.randint(1, 5))),
+            day=f"2001-05-{1 + number % 28:02}",
+        )
+        for number in range(200)
+    ]  # fmt: skip
+    build_database(mails, db)
+    if not in_order:
+        with closing(sqlite3.connect(db)) as connection, connection:
+            connection.execute("DELETE FROM meta WHERE key = 'ids_follow_dates'")
+    dates = {mail.message_id: str(mail.date)[:10] for mail in mails}
+    senders = {mail.message_id: mail.from_address for mail in mails}
+    box = open_mailbox(db, "p0@x", order="relevance")
+    for keywords in (["gas"], ["gas", "deal"], ["w1", "w2"], ["w3"]):
+        scores = bm25(mails, keywords)
+        best = sorted(sorted(scores, key=dates.__getitem__, reverse=True), key=lambda key: -round(scores[key], 12))
+        assert len(best) > 10
+        assert [hit.message_id for hit in box.search(keywords)] == best[:10]
+        hits = box.search(keywords, from_addr="ann@x", sent_before="2001-05-20")
+        ann = [key for key in best if senders[key] == "ann@x" and dates[key] < "2001-05-20"]
+        assert [hit.message_id for hit in hits] == ann[:10]
+
+
+@pytest.mark.parametrize("order", ["", "best", None])
+def test_another_order_is_refused(db: Path, order: Any) -> None:
+    with pytest.raises(ToolError, match="order must be newest or relevance"):
+        open_mailbox(db, "bob@x.org", order=order)
+
+
+def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    filling = [email(number, subject="a", body=f"nothing of it {number}") for number in range(3, 9)]
+    mails = [email(1, subject="Gas", body="old"), email(2, body="gas and more", day="2001-05-02"), *filling]
+    build_database(mails, db)
+    scenario = Scenario("q", "?", "", [], "bob@x.org", "2002-01-01")
+    found = {}
+    for order in ("newest", "relevance"):
+        settings = load_settings({"search_order": order, "emailrl_db": str(db)})
+        stage = Stage(settings, mail_agent, None)
+        with ExitStack() as opened:
+            mailbox = stage.open_environment(scenario, opened).mailbox  # type: ignore[attr-defined]
+            hits = call_tool(mailbox, "search_emails", {"keywords": ["gas"]})
+        found[order] = [hit["message_id"] for hit in hits]
+    assert found == {"newest": ["<2@x>", "<1@x>"], "relevance": ["<1@x>", "<2@x>"]}
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_whether_the_agents_tool_needs_keywords_is_a_setting(tmp_path: Path, email: Make, allowed: bool) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    settings = load_settings({"search_without_keywords": allowed, "emailrl_db": str(db)})
+    stage = Stage(settings, mail_agent, None)
+    with ExitStack() as opened:
+        environment = stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
+        environment.start()
+        search = ToolCall("search_emails", {"keywords": [], "from_addr": "ann@x.org"})
+        reason = environment.step(Message("assistant", "", [search])).stop_reason
+    assert reason == (None if allowed else StopReason.BAD_TOOL_CALL_ARGS)

@@ -1,0 +1,116 @@
+"""Searches on the demo mailbox against a plain-Python search of the same mails: exactly the same hits, newest first."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import unicodedata
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import make_world
+from emailrl.mail.sources import RawEmail
+
+WORLDS = [make_world(7, "train", number) for number in range(3)]
+EMAILS = [mail for world in WORLDS for mail in world.emails]
+OWNERS = [world.inbox for world in WORLDS]
+PEOPLE = sorted({person for mail in EMAILS for person in (mail.from_address, *mail.to, *mail.cc, *mail.bcc)})
+DAYS = sorted({f"{mail.date:%Y-%m-%d}" for mail in EMAILS if mail.date})
+
+
+def words(text: str) -> list[str]:
+    """As FTS5's unicode61 tokenizer: runs of letters and digits, folded, without diacritics."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return re.findall(r"[^\W_]+", plain.lower())
+
+
+INDEX = {mail.message_id: (words(mail.subject), words(mail.body)) for mail in EMAILS}
+VOCABULARY = sorted({word for texts in INDEX.values() for text in texts for word in text})
+PHRASES = sorted({f"{one} {two}" for texts in INDEX.values() for text in texts for one, two in pairwise(text)})
+
+
+def holds(text: list[str], keyword: str) -> bool:
+    phrase = words(keyword)
+    return any(text[n : n + len(phrase)] == phrase for n in range(len(text) - len(phrase) + 1))
+
+
+def oracle(
+    inbox: str, keywords: list[str], sender: str | None, recipient: str | None, after: str | None, before: str | None
+) -> list[str]:
+    def matches(mail: RawEmail) -> bool:
+        day = f"{mail.date:%Y-%m-%d}" if mail.date else ""
+        received = (*mail.to, *mail.cc, *mail.bcc)
+        return (
+            inbox in (mail.from_address, *received)
+            and all(any(holds(text, keyword) for text in INDEX[mail.message_id]) for keyword in keywords)
+            and sender in (None, mail.from_address)
+            and (recipient is None or recipient in received)
+            and (after is None or day >= after)
+            and (before is None or "" < day < before)
+        )
+
+    found = [mail for mail in EMAILS if matches(mail)]
+    return [mail.message_id for mail in sorted(found, key=lambda m: (str(m.date), m.message_id), reverse=True)]
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("oracle") / "demo.db"
+    assert build_database(iter(EMAILS), path).emails == len(EMAILS)
+    return path
+
+
+KEYWORDS = st.lists(
+    st.one_of(st.sampled_from(VOCABULARY), st.sampled_from(VOCABULARY).map(str.upper), st.sampled_from(PHRASES)),
+    max_size=3,
+)  # fmt: skip
+ANYONE = st.one_of(st.none(), st.sampled_from(PEOPLE))
+ANY_DAY = st.one_of(st.none(), st.sampled_from(DAYS))
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    keywords=KEYWORDS, inbox=st.sampled_from(OWNERS + PEOPLE), sender=ANYONE, recipient=ANYONE, after=ANY_DAY,
+    before=ANY_DAY, limit=st.integers(1, 10),
+)  # fmt: skip
+def test_the_hits_are_those_of_a_plain_search(
+    db: Path, keywords: list[str], inbox: str, sender: str | None, recipient: str | None, after: str | None,
+    before: str | None, limit: int,
+) -> None:  # fmt: skip
+    assume(keywords or sender or recipient or after or before)
+    hits = open_mailbox(db, inbox).search(keywords, sender, recipient, after, before, limit)
+    assert [hit.message_id for hit in hits] == oracle(inbox, keywords, sender, recipient, after, before)[:limit]
+
+
+def test_every_word_and_many_phrases(db: Path) -> None:
+    found = 0
+    for number, keyword in enumerate([*VOCABULARY, *PHRASES[::7]]):
+        inbox = OWNERS[number % len(OWNERS)]
+        expected = oracle(inbox, [keyword], None, None, None, None)
+        hits = open_mailbox(db, inbox).search([keyword])
+        assert [hit.message_id for hit in hits] == expected[:10], keyword
+        assert all("<b>" in hit.snippet for hit in hits)
+        found += bool(hits)
+    assert found > 100
+
+
+def test_snippets_are_those_of_art_es_query(db: Path) -> None:
+    with closing(sqlite3.connect(db)) as connection:
+        for number, keyword in enumerate(VOCABULARY[::5]):
+            inbox = OWNERS[number % len(OWNERS)]
+            expected = connection.execute(
+                "SELECT e.message_id, snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15) FROM emails e "
+                "JOIN emails_fts fts ON e.id = fts.rowid WHERE emails_fts MATCH ? AND (e.from_address = ? OR EXISTS ("
+                "SELECT 1 FROM recipients r WHERE r.recipient_address = ? AND r.email_id = e.id)) "
+                "ORDER BY e.date DESC, e.message_id DESC LIMIT 10",
+                (f'"{keyword}"', inbox, inbox),
+            ).fetchall()
+            hits = open_mailbox(db, inbox).search([keyword])
+            assert [(hit.message_id, hit.snippet) for hit in hits] == expected

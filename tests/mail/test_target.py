@@ -1,0 +1,281 @@
+"""One build at a time, which replaces only what it was told to, and a database whose pages are damaged."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from emailrl.cli.app import main
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.mail import database_fingerprint, open_mailbox, writing
+from emailrl.mail.build import build_database
+from emailrl.mail.connection import connect
+from emailrl.mail.sources import RawEmail
+from emailrl.mail.stored import stored_emails
+from emailrl.questions import missing_ids
+from emailrl.questions.template import generate
+from emailrl.records.trajectory import Scenario
+
+Make = Callable[..., RawEmail]
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def gen_db(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``gen_db(*arguments) -> (exit code, stderr)``."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["emailrl", "gen-db", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return int(exit_.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+def ids(db: Path) -> list[str]:
+    return sorted(email.message_id for email in stored_emails(db))
+
+
+def only(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("flags", [{}, {"append": True}, {"overwrite": True}])
+@pytest.mark.parametrize("by_link", [False, True])
+def test_a_second_build_ends_at_once(tmp_path: Path, email: Make, flags: dict[str, bool], by_link: bool) -> None:
+    db = tmp_path / "mail.db"
+    other = tmp_path / "link.db" if by_link else db
+    if by_link:
+        other.symlink_to(db)
+    if flags:
+        build_database([email(1)], db)
+    read: list[int] = []
+
+    def mails() -> Iterator[RawEmail]:
+        yield email(2)
+        with pytest.raises(EmailRLError, match=r"Another gen-db is writing .*mail\.db") as refused:
+            build_database((read.append(1) or email(3) for _ in range(1)), other, **flags)
+        assert "\n" not in str(refused.value) and not read
+
+    build_database(mails(), db, **flags)
+    assert ids(db) == (["<1@x>", "<2@x>"] if "append" in flags else ["<2@x>"])
+    assert only(tmp_path) == (["link.db", "mail.db"] if by_link else ["mail.db"])
+
+
+def test_a_build_of_another_process_is_seen(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    code = (
+        "import sys; from pathlib import Path; from emailrl.mail.target import claim\n"
+        "with claim(Path(sys.argv[1]), overwrite=False, append=True):\n    print('claimed', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(db)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "claimed\n"
+        with pytest.raises(EmailRLError, match="Another gen-db"):
+            build_database([email(1)], db, append=True)
+        process.communicate("\n", timeout=30)
+    build_database([email(1)], db, append=True)
+    assert only(tmp_path) == ["mail.db"]
+
+
+def test_a_lock_file_left_behind_locks_nothing(tmp_path: Path, email: Make) -> None:
+    (tmp_path / "mail.db.gen-db-lock").touch()
+    build_database([email(1)], tmp_path / "mail.db")
+    assert only(tmp_path) == ["mail.db"]
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path, email: Make, append: bool) -> None:
+    db = tmp_path / "mail.db"
+
+    def mails() -> Iterator[RawEmail]:
+        yield email(1)
+        db.write_text("thesis")
+
+    with pytest.raises(UsageError, match="exists"):
+        build_database(mails(), db, append=append)
+    assert db.read_text() == "thesis"
+    assert only(tmp_path) == ["mail.db"]
+
+
+def test_what_dead_builds_left_is_cleared_up_and_nothing_else(tmp_path: Path, email: Make) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    kept = ["[m].db.staging-notes", f"[m].db.staging-{dead.pid}.txt", f"m.db.staging-{dead.pid}"]
+    for name in (*kept, *(f"[m].db.{n}-{dead.pid}{end}" for n in ("building", "staging") for end in ("", "-journal"))):
+        (tmp_path / name).touch()
+    build_database([email(1)], tmp_path / "[m].db")
+    assert only(tmp_path) == sorted([*kept, "[m].db"])
+
+
+def test_loading_writes_no_journal(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+    last_step = writing.create_triggers
+
+    def watched(connection: Connection) -> None:
+        for schema in ("main", "staging"):
+            seen.update(connection.exec_driver_sql(f"PRAGMA {schema}.journal_mode").scalars())
+        last_step(connection)
+
+    monkeypatch.setattr(writing, "create_triggers", watched)
+    for number in (1, 2):
+        build_database([email(number)], tmp_path / "mail.db", append=True)
+        assert seen == {"off"}
+
+
+def test_a_journal_is_removed_with_its_file(tmp_path: Path, email: Make) -> None:
+    def mails() -> Iterator[RawEmail]:
+        (tmp_path / f"mail.db.staging-{os.getpid()}-journal").touch()
+        yield email(1)
+
+    build_database(mails(), tmp_path / "mail.db")
+    assert only(tmp_path) == ["mail.db"]
+
+
+@pytest.mark.parametrize("flag", ["--overwrite", "--append", "--json"])
+def test_what_is_no_database_is_not_replaced(tmp_path: Path, gen_db: Run, flag: str) -> None:
+    thesis, pipe = tmp_path / "thesis.txt", tmp_path / "pipe"
+    thesis.write_text("Years of work.")
+    os.mkfifo(pipe)
+    for db in (thesis, pipe):
+        code, stderr = gen_db("--source", "demo", "--db", db, flag)
+        assert code == 2 and len(stderr.splitlines()) == 1
+        assert "--db" in stderr and "--overwrite" not in stderr
+    assert thesis.read_text() == "Years of work." and pipe.is_fifo()
+    assert only(tmp_path) == ["pipe", "thesis.txt"]
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, gen_db: Run, mode: str) -> None:
+    foreign, torn, ours = (tmp_path / f"{name}.db" for name in ("photos", "torn", "ours"))
+    made = sqlite3.connect(foreign)
+    made.executescript(f"PRAGMA journal_mode = {mode}; CREATE TABLE photos(id); CREATE TABLE emails(id)")
+    made.close()
+    torn.write_bytes(foreign.read_bytes()[:600])
+    for db in (foreign, torn):
+        before = db.read_bytes()
+        code, stderr = gen_db("--source", "demo", "--db", db, "--overwrite")
+        assert code == 2 and len(stderr.splitlines()) == 1 and "--db" in stderr and db.read_bytes() == before
+    assert only(tmp_path) == ["photos.db", "torn.db"]
+    build_database([email(1)], ours)
+    old = sqlite3.connect(ours)
+    old.executescript("DROP TABLE emails_fts; UPDATE meta SET value = 1 WHERE key = 'schema_version'")
+    old.close()
+    assert build_database([email(2)], ours, overwrite=True).emails == 1
+
+
+def test_reading_what_is_no_database_advises_no_overwrite(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("Years of work.")
+    foreign = sqlite3.connect(tmp_path / "photos.db")
+    foreign.executescript("CREATE TABLE photos(id)")
+    foreign.close()
+    for name in ("thesis.txt", "photos.db"):
+        with pytest.raises(UsageError, match="--db") as refused:
+            open_mailbox(tmp_path / name, "a@x")
+        assert "--overwrite" not in str(refused.value)
+
+
+def test_an_empty_file_may_be_overwritten(tmp_path: Path, email: Make) -> None:
+    (tmp_path / "mail.db").touch()
+    assert build_database([email(1)], tmp_path / "mail.db", overwrite=True).emails == 1
+
+
+def test_a_target_that_cannot_be_written_names_the_remedy(tmp_path: Path, gen_db: Run) -> None:
+    (tmp_path / "notmail.txt").write_text("text")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    code, stderr = gen_db("--source", "demo", "--db", tmp_path / "notmail.txt" / "x.db")
+    assert code == 2 and "notmail.txt is not a folder. Name another file with --db." in stderr
+    code, stderr = gen_db("--source", "demo", "--db", tmp_path / "circle")
+    assert code == 2 and len(stderr.splitlines()) == 1 and "Name another file with --db." in stderr
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_values_do_not_mean_the_current_folder(
+    tmp_path: Path, gen_db: Run, monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1.").write_text("From: a@x\nTo: b@x\n\nbody")
+    for arguments in (["--source", empty, "--db", "mail.db"], ["--source", "1.", "--db", empty]):
+        code, stderr = gen_db(*arguments)
+        assert code == 2 and "empty" in stderr and len(stderr.splitlines()) == 1, stderr
+    assert only(tmp_path) == ["1."]
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, email: Make) -> Path:
+    """A database of 60 mails whose pages after the schema are overwritten."""
+    db = tmp_path / "mail.db"
+    build_database((email(n, body=f"word {n} " * 200) for n in range(60)), db)
+    connection = sqlite3.connect(db)
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    roots = [root for (root,) in connection.execute(
+        "SELECT rootpage FROM sqlite_master WHERE rootpage > 0 AND tbl_name IN ('emails', 'recipients')")]  # fmt: skip
+    connection.close()
+    with db.open("r+b") as file:
+        for root in roots:
+            file.seek((root - 1) * size)
+            file.write(b"\xff" * size)
+    return db
+
+
+def test_damage_is_one_line_with_the_remedy(damaged: Path, email: Make, gen_db: Run) -> None:
+    question = Scenario("q", "Q?", "A", ["<1@x>"], "bob@x.org", "2001-06-01")
+    readers: list[Callable[[], object]] = [
+        lambda: list(stored_emails(damaged)),
+        lambda: missing_ids([question], damaged),
+        lambda: generate(damaged),
+        lambda: generate(damaged, inboxes=["bob@x.org"]),
+        lambda: build_database([email(99)], damaged, append=True),
+    ]
+    for read in readers:
+        with pytest.raises(EmailRLError) as error:
+            read()
+        assert error.value.exit_code == 1 and "Rebuild it with emailrl gen-db --overwrite." in str(error.value)
+    code, stderr = gen_db("--db", damaged)
+    assert code == 1 and "Rebuild it with emailrl gen-db --overwrite." in stderr and len(stderr.splitlines()) == 1
+    assert build_database([email(1)], damaged, overwrite=True).emails == 1
+
+
+def test_a_damaged_list_of_settings_is_one_line_too(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    connection = sqlite3.connect(db)
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    roots = [root for (root,) in connection.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = 'meta'")]
+    connection.close()
+    with db.open("r+b") as file:
+        for root in roots:
+            file.seek((root - 1) * size)
+            file.write(b"\xff" * size)
+    for read in (connect, database_fingerprint):
+        with pytest.raises(EmailRLError, match="gen-db --overwrite"):
+            read(db)
+
+
+def test_a_date_that_was_changed_is_damage(tmp_path: Path, email: Make) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    connection = sqlite3.connect(db)
+    connection.execute("UPDATE emails SET date = '2001-99-99'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(EmailRLError, match="date of email 1"):
+        list(stored_emails(db))
+
+
+def test_a_name_that_is_no_text_is_a_name_all_the_same(tmp_path: Path, email: Make) -> None:
+    folder = tmp_path / "post\udcff ?%#\n"
+    folder.mkdir()
+    build_database([email(1)], folder / "mail.db")
+    build_database([email(2)], folder / "mail.db", append=True)
+    assert [hit.message_id for hit in open_mailbox(folder / "mail.db", "bob@x.org").search(["body"])]
+    assert ids(folder / "mail.db") == ["<1@x>", "<2@x>"]

@@ -1,0 +1,190 @@
+"""Fused layers and head against transformers and PEFT, and each written-out backward against autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tests.policy.test_packing import batch, random_model
+from torch import Tensor, nn
+
+from emailrl.model.fused import elementwise, model
+from emailrl.model.fused.head import fused_logprobs
+from emailrl.model.fused.model import FusedBackbone, enable_fused, why_not_fused
+from emailrl.model.layout import Keep
+from emailrl.model.logprobs import token_logprobs
+from emailrl.model.packing import enable_packing
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def with_lora(base: Any, targets: list[str] | None = None, **others: Any) -> Any:
+    config = {"r": 3, "lora_alpha": 5, "target_modules": targets or ALL} | others
+    peft = get_peft_model(base, LoraConfig(**config))
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in peft.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.3, generator=generator)
+    return peft
+
+
+def scored(
+    peft: Any, ids: Tensor, mask: Tensor, shared: Tensor | None = None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Log-probabilities, entropies and the adapter's gradients of a weighted sum."""
+    weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(1))
+    peft.zero_grad()
+    result = token_logprobs(peft, ids, mask, temperature=0.7, entropy=True, shared=shared)
+    (weight * result.logprobs).sum().backward()
+    assert result.entropy is not None
+    gradients = {name: one.grad.clone() for name, one in peft.named_parameters() if one.grad is not None}
+    return result.logprobs.detach(), result.entropy, gradients
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.parametrize(
+    ("kind", "targets", "others"),
+    [
+        ("Qwen3", ALL, {"head_dim": 8}),
+        ("Qwen2", ["q_proj", "v_proj", "down_proj"], {}),
+        ("Llama", ["k_proj", "up_proj"], {}),
+        ("Mistral", ["o_proj"], {"sliding_window": None}),
+    ],
+)
+def test_equals_transformers_and_peft(kind: str, targets: list[str], others: dict[str, Any], keep: Keep) -> None:
+    peft = with_lora(random_model(kind, **others), targets)
+    ids, mask = batch([13, 5, 2, 9])
+    expected, expected_entropy, expected_gradients = scored(peft, ids, mask)
+    assert enable_packing(peft) is None and enable_fused(peft, "auto") is None
+    peft.get_base_model().emailrl_fused.keep_for = lambda *given: keep
+    logprobs, entropy, gradients = scored(peft, ids, mask)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=0)
+    assert gradients.keys() == expected_gradients.keys() and len(gradients) == 2 * 2 * len(targets)
+    for name, reference in expected_gradients.items():
+        assert reference.abs().max() > 1e-2
+        torch.testing.assert_close(gradients[name], reference, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_adapter_off_and_adapter_moved() -> None:
+    """The reference policy, and a cache of the adapter that an optimizer's step must empty."""
+    peft = with_lora(random_model("Qwen3", head_dim=8))
+    ids, mask = batch([13, 5])
+
+    def both() -> list[Tensor]:
+        with torch.no_grad():
+            on = token_logprobs(peft, ids, mask).logprobs
+            with peft.disable_adapter():
+                return [on, token_logprobs(peft, ids, mask).logprobs]
+
+    parameters = [one for one in peft.parameters() if one.requires_grad]
+    expected = both()
+    assert enable_packing(peft) is None and enable_fused(peft, "auto") is None
+    torch.testing.assert_close(both(), expected, atol=1e-5, rtol=0)
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    token_logprobs(peft, ids, mask).logprobs.sum().backward()
+    optimizer.step()
+    moved = both()
+    assert (moved[0] - expected[0]).abs().max() > 0.1
+    del peft.get_base_model().emailrl_fused
+    torch.testing.assert_close(both(), moved, atol=1e-5, rtol=0)
+
+
+def _in_place(grad: Tensor, gate: Tensor, up: Tensor) -> list[Tensor]:
+    """The product and both gradients, out of the buffers they are written into."""
+    buffers = [grad.clone(), gate.clone(), up.clone()]
+    elementwise.swiglu_backward_(*buffers)
+    torch.testing.assert_close(buffers[0], elementwise.swiglu(gate, up), atol=1e-12, rtol=0)
+    return buffers
+
+
+PAIRS: list[tuple[Callable[..., Tensor], list[Tensor], Callable[..., Any]]] = [
+    (lambda x: elementwise.rms_norm(x, draw(6), 1e-3), [draw(4, 6, seed=1)],
+     lambda g, x: [elementwise.rms_norm_backward(g, x, draw(6), 1e-3)]),
+    (lambda x: elementwise.rotate(x, draw(4, 6), draw(4, 6, seed=9)), [draw(4, 2, 6, seed=1)],
+     lambda g, x: [elementwise.rotate_backward(g, draw(4, 6), draw(4, 6, seed=9))]),
+    (lambda x: elementwise.norm_rotate(x, draw(6), draw(4, 6), draw(4, 6, seed=9), 1e-3), [draw(4, 2, 6, seed=1)],
+     lambda g, x: [elementwise.norm_rotate_backward(g, x, draw(6), draw(4, 6), draw(4, 6, seed=9), 1e-3)]),
+    (elementwise.swiglu, [draw(4, 6, seed=1), draw(4, 6, seed=2)],
+     lambda g, a, b: _in_place(g, a, b)[1:]),
+    (lambda x: elementwise.log_softmax_at(x, torch.tensor([0, 5, 2, 3]), 0.7)[0], [draw(4, 6, seed=1)],
+     lambda g, x: [g[:, None] * elementwise.log_softmax_at(x, torch.tensor([0, 5, 2, 3]), 0.7)[2]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("forward", "inputs", "backward"), PAIRS, ids=["norm", "rope", "norm-rope", "swiglu", "head"])
+def test_written_out_backward(
+    forward: Callable[..., Tensor], inputs: list[Tensor], backward: Callable[..., Any]
+) -> None:
+    leaves = [one.clone().requires_grad_() for one in inputs]
+    output = forward(*leaves)
+    grad = draw(*output.shape, seed=4)
+    expected = torch.autograd.grad(output, leaves, grad)
+    for actual, reference in zip(backward(grad, *inputs), expected, strict=True):
+        torch.testing.assert_close(actual, reference, atol=1e-12, rtol=1e-10)
+
+
+def test_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight = draw(7, 5, seed=1).requires_grad_(), draw(11, 5, seed=2)
+    labels = torch.tensor([0, 10, 3, 3, 7, 1, 5])
+    logits = hidden @ weight.T / 0.5
+    expected = logits.log_softmax(-1)[torch.arange(7), labels]
+    entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    grad = draw(7, seed=3)
+    for elements in (2**27, 33, 1):
+        monkeypatch.setattr("emailrl.model.fused.head.CHUNK_ELEMENTS", elements)
+        logprobs, entropies = fused_logprobs(hidden, weight, labels, 0.5)
+        torch.testing.assert_close((logprobs, entropies), (expected, entropy), atol=1e-12, rtol=0)
+        assert not entropies.requires_grad
+        actual = torch.autograd.grad(logprobs, hidden, grad)[0]
+        reference = torch.autograd.grad(expected, hidden, grad, retain_graph=True)[0]
+        torch.testing.assert_close(actual, reference, atol=1e-12, rtol=0)
+
+
+def test_what_is_not_fused() -> None:
+    def reason(peft: Any) -> str | None:
+        return why_not_fused(peft.get_base_model().base_model)
+
+    assert reason(with_lora(random_model("Qwen3", head_dim=8))) is None
+    assert reason(with_lora(random_model("Qwen3", head_dim=8), lora_dropout=0.1)) == "its LoRA has dropout"
+    assert reason(with_lora(random_model("Qwen3", head_dim=8), use_dora=True)) == "its adapter is not plain LoRA"
+    assert reason(with_lora(random_model("Gemma", head_dim=8))) == "its layers are GemmaDecoderLayer"
+    gelu = random_model("Qwen3", head_dim=8, hidden_act="gelu")
+    assert reason(with_lora(gelu)) == "its activation is gelu"
+    dropping = random_model("Qwen3", head_dim=8, attention_dropout=0.1)
+    assert reason(with_lora(dropping)) == "its attention has dropout"
+    wider = with_lora(random_model("Qwen3", head_dim=8))
+    wider.get_base_model().base_model.layers[0].input_layernorm.weight.requires_grad_()
+    assert reason(wider) == "not only its adapter is trained"
+    merged = with_lora(random_model("Qwen3", head_dim=8))
+    merged.merge_adapter()
+    assert reason(merged) == "its adapters are merged, or several are active"
+    refused = with_lora(random_model("Gemma", head_dim=8))
+    assert enable_fused(refused, "auto") and model.fused_backbone(refused) is None
+
+
+def test_auto_keeps_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = with_lora(random_model("Qwen3", head_dim=8))
+    fused = FusedBackbone(peft.get_base_model().base_model, "auto")
+    # hidden 32, queries 32, keys 16, ffn 48; two layers; 4 x 48 + 4 x (32 + 32) + 4 x 16 = 512 numbers at work.
+    assert [fused.bytes_for(10, keep) for keep in Keep] == [
+        10 * 4 * (2 * 32 + 512),
+        10 * 4 * (2 * 64 + 512),
+        10 * 4 * (2 * (64 + 32 + 32 + 32) + 512),
+        10 * 4 * (2 * (160 + 96) + 512),
+    ]
+    for free, keep in ((10**6, Keep.ALL), (38_000, Keep.HIDDEN), (29_000, Keep.ATTENTION), (100, Keep.INPUT)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+        assert fused.keep_for(10, torch.device("cuda")) == keep
+    assert fused.keep_for(10, torch.device("cpu")) == Keep.ALL
+    for setting, keep in (("on", Keep.INPUT), ("selective", Keep.ATTENTION), ("off", Keep.ALL)):
+        assert FusedBackbone(fused.backbone, setting).keep_for(10, torch.device("cuda")) == keep

@@ -1,0 +1,148 @@
+"""Packed rows against separate forwards, in value and in gradient, and which models are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from emailrl.model.logprobs import token_logprobs
+from emailrl.model.packing import enable_packing, pack, takes_packed
+
+SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
+
+
+def random_model(kind: str, heads: str = "gqa", **others: Any) -> Any:
+    """A model whose weights are large enough for attention to matter."""
+    import transformers
+
+    num, num_kv = HEADS[heads]
+    config = getattr(transformers, f"{kind}Config")(
+        **SIZES, num_attention_heads=num, num_key_value_heads=num_kv, pad_token_id=0, **others
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        for name, parameter in model.named_parameters():
+            nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
+    return model.eval()
+
+
+def batch(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Random right-padded rows that train their last token and about a third of the others."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    ids = torch.randint(1, 97, (len(lengths), max(lengths)), generator=generator)
+    mask = torch.rand(ids.shape, generator=generator) < 0.3
+    for row, length in enumerate(lengths):
+        mask[row, length:] = False
+        mask[row, length - 1] = True
+    mask[:, 0] = False
+    return ids, mask
+
+
+def separate(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Each row alone, through the model's own logits."""
+    logprobs = torch.zeros(ids.shape, dtype=model.dtype)
+    for b, t in mask.nonzero().tolist():
+        logits = model(input_ids=ids[b : b + 1, :t], use_cache=False).logits[0, -1]
+        logprobs[b, t] = logits.log_softmax(-1)[ids[b, t]]
+    return logprobs
+
+
+@pytest.mark.parametrize("lengths", [[2, 9], [13, 5, 5, 1, 8], [40, 3], [7]], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "heads"), [("Qwen3", "gqa"), ("Qwen2", "mha"), ("Llama", "mqa"), ("Qwen3", "mha"), ("Gemma", "mqa")]
+)
+def test_packed_equals_separate_forwards(kind: str, heads: str, lengths: list[int]) -> None:
+    # In float64: how sums are split over threads must not decide whether 1e-5 holds.
+    model = (random_model(kind, heads, head_dim=8) if kind != "Qwen2" else random_model(kind, heads)).double()
+    ids, mask = batch(lengths)
+    weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(1))
+    watched = [model.model.layers[0].self_attn.k_proj.weight, model.model.layers[1].mlp.down_proj.weight]
+    expected = separate(model, ids, mask)
+    expected_gradient = torch.autograd.grad((weight * expected).sum(), watched)
+    seen: list[tuple[int, ...]] = []
+    model.model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    assert enable_packing(model) is None
+    seen.clear()
+    packed = token_logprobs(model, ids, mask).logprobs
+    tokens = sum(length - 1 for length in lengths) if len(lengths) > 1 else lengths[0]
+    assert seen == [(1, tokens, 32)], "not packed, or with padding"
+    torch.testing.assert_close(packed, expected, atol=1e-5, rtol=0)
+    gradient = torch.autograd.grad((weight * packed).sum(), watched)
+    for actual, reference in zip(gradient, expected_gradient, strict=True):
+        assert reference.abs().max() > 1e-2
+        torch.testing.assert_close(actual, reference, atol=1e-5, rtol=1e-4)
+
+
+def test_recomputed_layers_stay_confined() -> None:
+    """The backward pass of gradient checkpointing runs attention again: it must see the same bounds."""
+    model = random_model("Qwen3", head_dim=8)
+    ids, mask = batch([9, 4, 6])
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    expected = torch.autograd.grad(separate(model, ids, mask).sum(), weight)[0]
+    assert enable_packing(model) is None
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    actual = torch.autograd.grad(token_logprobs(model, ids, mask).logprobs.sum(), weight)[0]
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_pack_by_hand() -> None:
+    ids = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25], [31, 32, 33, 34, 35]])
+    mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0]]).bool()
+    packed = pack(ids, mask)
+    # Row 0 is needed up to the token before its last trained one, row 1 not at all, row 2 for one token.
+    assert packed.token_ids.tolist() == [[11, 12, 13, 31]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 0]]
+    assert (packed.segments.query_bounds, packed.segments.cu_queries.tolist()) == ((0, 3, 4), [0, 3, 4])
+    assert packed.segments.cu_keys.tolist() == [0, 3, 4] and packed.segments.keys is None
+    assert (packed.segments.most_queries, packed.segments.most_keys) == (3, 3)
+    assert packed.gather.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="nothing is trained"):
+        pack(ids, torch.zeros_like(mask))
+
+
+def test_a_packed_model_still_samples_with_padding_on_the_left() -> None:
+    """Without segment bounds the registered attention is SDPA, masks included."""
+    model = random_model("Qwen3", head_dim=8)
+    ids = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
+    visible = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    expected = model(input_ids=ids, attention_mask=visible).logits
+    assert enable_packing(model) is None and takes_packed(model)
+    assert torch.equal(model(input_ids=ids, attention_mask=visible).logits[:, -1], expected[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("Mistral", {"sliding_window": 4}),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+        ("Gemma2", {"head_dim": 8, "sliding_window": 4}),
+        ("Qwen3", {"head_dim": 8, "attn_implementation": "eager"}),
+    ],
+)
+def test_what_cannot_be_packed_is_padded_and_right(kind: str, others: dict[str, Any]) -> None:
+    others = dict(others)
+    implementation = others.pop("attn_implementation", None)
+    model = random_model(kind, **others)
+    if implementation:
+        model.set_attn_implementation(implementation)
+    ids, mask = batch([12, 7])
+    reason = "ATTN_IMPLEMENTATION=sdpa, not eager" if implementation else "not plain causal attention"
+    assert reason in str(enable_packing(model)) and not takes_packed(model)
+    expected = separate(model, ids, mask)
+    torch.testing.assert_close(token_logprobs(model, ids, mask).logprobs, expected, atol=1e-5, rtol=0)
+
+
+def test_a_model_whose_layers_ignore_the_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from emailrl.model import packing
+
+    model = random_model("Qwen3", head_dim=8)
+    bound = packing.packed_inputs
+    monkeypatch.setattr(packing, "packed_inputs", lambda row: bound(row) | {"segments": None})
+    assert enable_packing(model) is not None
+    assert model.config._attn_implementation == "sdpa"

