@@ -13,6 +13,9 @@ WORDS = ["<|end|>", "Who", "Ġpaid", "<call>", "Ann", "Ġresult", "Ċ", "â", "�
 """Ids 0-9; the last three are the bytes of the euro sign."""
 
 
+UNSEEN = {"ever_found_right_email": False, "ever_read_right_email": False}
+
+
 @pytest.fixture
 def tokenizer_folder(tmp_path: Path) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(WORDS)}, merges=[]))
@@ -57,7 +60,7 @@ def trajectory() -> Trajectory:
         samples=[sample],
         reward=1.38,
         reward_terms={"correct": 1.0, "sources": 0.3, "turns": 0.08},
-        rubric={"answer_correct": True, "num_turns": 2},
+        rubric={"answer_correct": True, "num_turns": 2, "sources_correct": True, **UNSEEN},
         final_answer="Ann",
         final_sources=["<m1@x>"],
         stop_reason=StopReason.ANSWERED,

@@ -26,7 +26,8 @@ def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: 
 
 def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.inspection.makers import fitting_tokenizer, origin, tokenizer_folders
+    from emailrl.inspection.locate import origin
+    from emailrl.inspection.tokens import fitting_tokenizer, tokenizer_folders
 
     verbose, tokens = settings.output.verbose, None
     for trajectory in trajectories:

@@ -172,8 +172,9 @@ def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
 
 def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.inspection.locate import training_note
-    from emailrl.inspection.makers import fitting_tokenizer, origin, tokenizer_folders
+    from emailrl.inspection.locate import origin
+    from emailrl.inspection.tokens import fitting_tokenizer, tokenizer_folders
+    from emailrl.records import training_notes
 
     verbose = settings.output.verbose
     rendered = render_trajectory(
@@ -181,7 +182,7 @@ def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) ->
         title=f"{file}, {where}",
         verbose=verbose,
         tokens=fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory) if verbose else None,
-        note=training_note(file, trajectory),
+        note=training_notes(file)[0].get(trajectory.id),
         origin=origin(file, trajectory),
     )
     result_console().print(rendered)

@@ -19,9 +19,9 @@ from rich.text import Text
 
 from emailrl.cli.answer import LONGEST_ID
 from emailrl.evaluation import verdict
-from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
 from emailrl.plain import cut, plain, plain_line
+from emailrl.records import TrainingNote
 from emailrl.records.trajectory import Message, TokenSample, Trajectory, Turn
 
 TRAINED = "bold green"
@@ -52,8 +52,7 @@ def render_trajectory(
         is_trained = origin is None and not (note and note.dropped)
         for number, sample in enumerate(trajectory.samples, 1):
             name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
-            advantages = note.token_advantages if note else ()
-            own = advantages[number - 1] if len(advantages) >= number else None
+            own = note.samples[number - 1].advantages if note and len(note.samples) >= number else []
             parts.append(_tokens(name, sample, tokens, own, is_trained=is_trained))
     return Group(*parts)
 
@@ -184,8 +183,7 @@ def _telling(terms: dict[str, float]) -> dict[str, float]:
 
 def _advantage(note: TrainingNote) -> str:
     """The common advantage of all tokens, or their mean and range; empty for an untrained trajectory."""
-    advantages = [each for sequence in note.token_advantages for each in sequence if each is not None]
-    if advantages:
+    if advantages := note.token_advantages:
         mean = sum(advantages) / len(advantages)
         return f"{mean:+.4f} on average, {min(advantages):+.4f} to {max(advantages):+.4f} by token"
     return "" if note.advantage is None else f"{note.advantage:+.4f}"
@@ -218,7 +216,7 @@ def _tokens(
     name: str,
     sample: TokenSample,
     tokens: TokenTexts | None,
-    advantages: tuple[float | None, ...] | None,
+    advantages: list[float | None],
     *,
     is_trained: bool,
 ) -> Panel:
@@ -238,7 +236,7 @@ def _tokens(
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
     text = Text(overflow="fold")
     none = (None,) * len(sample.token_ids)
-    shown = advantages if advantages is not None and len(advantages) == len(none) else none
+    shown = advantages if len(advantages) == len(none) else none
     for piece, marked, logprob, each in zip(pieces, mask, sample.sampler_logprobs, shown, strict=True):
         text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if marked else CONTEXT)
         if logprob is not None:

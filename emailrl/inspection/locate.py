@@ -1,36 +1,24 @@
-"""Locate trajectories: the newest file of a run or folder, one line of a file, new lines as they are written."""
+"""Locate trajectories: the newest file of a run or folder, one line of a file, new lines, and what made a file."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from emailrl.checkpoints import run_folders
 from emailrl.errors import UsageError
-from emailrl.records import TrajectoryIndex, training_notes, trajectory_in_line
+from emailrl.records import TrajectoryIndex
 from emailrl.records.trajectory import Trajectory
 
 _HEAD_BYTES = 4096
 """Keys that distinguish a trajectory from a metric or a question."""
 _HEAD_LINES = 20
 """Lines to check, as the first may be damaged."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingNote:
-    """Training's note on a trajectory, from ``training/step-NNNNNN.jsonl``."""
-
-    advantage: float | None = None
-    """Advantage of all its trained tokens; None if they differ by token, or it was not trained."""
-    dropped: str | None = None
-    """Why its group or samples were dropped, if recorded."""
-    token_advantages: tuple[tuple[float | None, ...], ...] = ()
-    """Per-token advantages of each training sequence (PPO, whitening, a KL in the reward); None for an untrained
-    token."""
 
 
 def find_file(path: Path) -> Path:
@@ -120,7 +108,7 @@ def pick(index: TrajectoryIndex, position: int) -> tuple[int, Trajectory]:
     Raises ``UsageError`` if there is none, ``EmailRLError`` if the line is not a trajectory.
     """
     found = position_in(index, position)
-    return found, trajectory_in_line(index.path, *index.record(found))
+    return found, index.trajectory(found)
 
 
 def position_in(index: TrajectoryIndex, position: int) -> int:
@@ -156,10 +144,35 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
             file, index, position = newest, TrajectoryIndex(newest), 0
 
 
-def training_note(file: Path, trajectory: Trajectory) -> TrainingNote | None:
-    """Return training's note on the trajectory, or None without a training record."""
-    note = training_notes(file)[0].get(trajectory.id)
-    if note is None:
-        return None
-    own = tuple(tuple(sample["advantages"]) for sample in note["samples"] if "advantages" in sample)
-    return TrainingNote(note["advantage"], note["dropped"], own)
+def origin(file: Path, trajectory: Trajectory) -> str | None:
+    """Return a trajectory's source if it is not a training step: a benchmark, an evaluation or a rollout."""
+    if file.parent.name == "trajectories" and _results(file).is_file():
+        made_by = benchmark_record(file).get("model") or trajectory.policy_version or "an unnamed model"
+        return f"benchmark of {made_by}"
+    if file.name.startswith("eval-"):
+        return f"evaluation at step {trajectory.step}"
+    if file.name.startswith("confirm-"):
+        return f"best_model, from step {trajectory.step}, on other validation questions"
+    return None if file.name.startswith("step-") else "rollout"
+
+
+def _results(file: Path) -> Path:
+    return file.parent.parent / "results.json"
+
+
+def benchmark_record(file: Path) -> dict[str, Any]:
+    """Return the model that made a file, from the benchmark's results; an empty dict for other files."""
+    try:
+        records = read_object(_results(file)).get("results", [])
+        return next((each for each in records if Path(each["trajectories"]).name == file.name), {})
+    except (KeyError, TypeError):
+        return {}  # another program's results.json
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

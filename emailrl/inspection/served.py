@@ -7,19 +7,10 @@ from bisect import bisect_left
 from itertools import chain
 from pathlib import Path
 
-from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
-from emailrl.inspection.page import Place, detail, entry_row, place_of, run_record
-from emailrl.inspection.page.place import file_record, source_of
-from emailrl.inspection.tokens import TokenTexts
-from emailrl.records import (
-    Entry,
-    Record,
-    TrajectoryIndex,
-    brief_notes,
-    notes_path,
-    training_notes,
-    trajectory_in_line,
-)
+from emailrl.inspection.page import Place, detail, place_of, rows, run_record
+from emailrl.inspection.page.place import file_record
+from emailrl.inspection.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
+from emailrl.records import Entry, Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
 from emailrl.records.trajectory import Trajectory
 
 MAX_ROWS = 5000
@@ -84,7 +75,7 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._index = TrajectoryIndex(path)
-        self._notes: dict[str, Record] = {}
+        self._notes: dict[str, TrainingNote] = {}
         self._state: tuple[int, int, int] | None = None
         self._noted: tuple[int, int, int] | None = None
         """The file and its training record as last read."""
@@ -98,40 +89,27 @@ class _File:
         if state != self._state:
             self._index.refresh()
             readable = self._index.readable
-            first = self._build(readable[0]) if readable else None
+            first = self._index.trajectory(readable[0]) if readable else None
             self._record = file_record(self.path, first, len(readable))
             self._bad_lines = self._index.bad_lines
             self._state = state
         return self._record, self._bad_lines
 
     def rows(self, start: int, stop: int) -> list[Record]:
-        source, notes = source_of(self.path), self._brief_notes()
         readable = self._index.readable[start : max(stop, start)]
         if not readable:
             return []
-        entries = self._index[readable[0] : readable[-1] + 1]
-        return [
-            entry_row(entry, file=self.path.name, source=source, note=notes.get(entry.id))
-            for entry in entries
-            if entry.id is not None
-        ]
-
-    def _brief_notes(self) -> dict[str, Record]:
-        state = _state(notes_path(self.path))
-        if state != self._noted:
-            self._notes, self._noted = brief_notes(self.path), state
-        return self._notes
+        if (state := _state(notes_path(self.path))) != self._noted:
+            self._notes, self._noted = training_notes(self.path, brief=True)[0], state
+        return rows(self.path, self._index[readable[0] : readable[-1] + 1], self._notes)
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
         position = bisect_left(self._index, offset, key=_offset)
         if position == len(self._index) or self._index[position].offset != offset:
             return None
-        found = self._build(position)
+        found = self._index.trajectory(position)
         note = training_notes(self.path)[0].get(found.id)
         return detail(found, note=note, tokens=self._tokenizer(found, model_name))
-
-    def _build(self, position: int) -> Trajectory:
-        return trajectory_in_line(self.path, *self._index.record(position))
 
     def _tokenizer(self, trajectory: Trajectory, model_name: str) -> TokenTexts | None:
         """The tokenizer of the policy that made a trajectory, found once per policy."""

@@ -1,12 +1,15 @@
-"""Token ids back to text, one piece per id, without torch: only the ``tokenizers`` library and a ``tokenizer.json``."""
+"""Token ids back to text, one piece per id, without torch: only ``tokenizers`` and the ``tokenizer.json`` that fits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emailrl.checkpoints import list_checkpoints
 from emailrl.errors import EmailRLError
+from emailrl.inspection.locate import benchmark_record, read_object
+from emailrl.model.resolve import resolve_model
 from emailrl.records.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -69,3 +72,47 @@ class TokenTexts:
         sampled = [turn.completion_ids for turn in trajectory.turns]
         pairs = [(ids, text) for ids, text in zip(sampled, texts, strict=False) if ids]
         return bool(pairs) and all(text.strip() in self.text(ids) for ids, text in pairs)
+
+
+def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenTexts | None:
+    """Return the first tokenizer that decodes the recorded ids to the recorded texts, or None."""
+    for folder in folders:
+        if (folder / "tokenizer.json").is_file():
+            tokens = TokenTexts.load(folder)
+            if tokens.fits(trajectory):
+                return tokens
+    return None
+
+
+def tokenizer_folders(file: Path, model_name: str) -> Iterator[Path]:
+    """Yield the folders that may hold the tokenizer of ``file``, likeliest first.
+
+    The run's checkpoints come first, then the checkpoint of the benchmark that wrote the file, then the base models
+    that these and a rollout's conditions name, then ``model_name``.
+    """
+    run_dir = file.parent.parent if file.parent.name == "trajectories" else file.parent
+    checkpoints = list_checkpoints(run_dir)
+    yield from (checkpoint.path for checkpoint in checkpoints)
+    measured = benchmark_record(file)
+    if measured.get("checkpoint"):
+        yield Path(str(measured["checkpoint"]))
+    rolled_out = read_object(file.with_suffix(".conditions.json"))
+    bases = [checkpoint.metadata.base_model for checkpoint in checkpoints]
+    for name in dict.fromkeys([*bases, measured.get("base_model"), rolled_out.get("model"), model_name]):
+        folder = _model_folder(str(name)) if name else None
+        if folder is not None:
+            yield folder
+
+
+def _model_folder(name: str) -> Path | None:
+    """A model's local files (packaged, local or in the hub's cache); does not use the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = resolve_model(name)
+    except EmailRLError:
+        return None  # the folder is gone: the view shows ids instead of text, with a note
+    if isinstance(found, Path):
+        return found
+    cached = try_to_load_from_cache(found, "tokenizer.json")
+    return Path(cached).parent if isinstance(cached, str) else None

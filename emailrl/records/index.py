@@ -13,21 +13,94 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import overload
+from typing import Annotated, Any, NamedTuple, overload
+
+from pydantic import Field, TypeAdapter
 
 from emailrl.disk import check_own, replace_bytes
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.records.entry import FIELDS, NO_TRAJECTORY, Entry, checked_entry, entry_line
-from emailrl.records.fields import trajectory_in_line
-from emailrl.records.lines import JsonlWriter, Record, encode, parse_line
-from emailrl.records.trajectory import Trajectory
+from emailrl.records.lines import JsonlWriter, encode, parse
+from emailrl.records.trajectory import Integer, Number, Trajectory, trajectory_in_line, trajectory_to_dict
 
+_TEXT = 201
+"""Characters kept of a question, answer or error: one more than lists show, to mark truncation."""
+_VERDICT = ("answer_correct", "attempted_answer", "returned_i_dont_know")
+_EVIDENCE = ("sources_correct", "ever_found_right_email", "ever_read_right_email")
 _UNSAVED = 100
 """Lines that an index may lack before a reader rewrites it; it lacks at most one while the file is written."""
 _REASONS, _NUMBERS = 3, 20
 """Bad lines whose errors are quoted, and further ones that are listed; the others are counted."""
-_HEADER = encode({"fields": FIELDS})
-"""The position before the first line."""
+_NO_TRAJECTORY = b",null]\n"
+"""The unique ending of an index line without a trajectory."""
+_Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+class Entry(NamedTuple):
+    """One line of a trajectory file: its position and the fields shown in lists.
+
+    ``evaluation.verdict`` accepts it like a trajectory. ``id`` is None for a line that is not a trajectory.
+    """
+
+    line: _Count
+    """From 1, as editors count."""
+    offset: _Count
+    """Byte offset of the line."""
+    length: Annotated[int, Field(strict=True, ge=1)]
+    """Bytes, newline included."""
+    checksum: _Count
+    id: str | None = None
+    group_id: str | None = None
+    step: Integer | None = None
+    question_id: str | None = None
+    question: str = ""
+    gold: str = ""
+    """The expected answer."""
+    answer: str | None = None
+    kind: str | None = None
+    reward: Number | None = None
+    rubric: dict[str, Any] = {}  # noqa: RUF012
+    """Only the fields that verdicts and evidence need; of evidence none if the question has no gold email."""
+    stop_reason: str | None = None
+    exception: str | None = None
+    turns: Integer = 0
+    tokens: Integer = 0
+    trained: Integer = 0
+    """Tokens whose loss mask is 1."""
+    seconds: Number = 0.0
+
+
+_ENTRIES = TypeAdapter(list[Entry])
+_HEADER = encode({"fields": Entry._fields})
+
+
+def _entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory | None) -> bytes:
+    """The index line for one line of a trajectory file; ``trajectory`` is None if the line holds none."""
+    values = [line, offset, len(content), zlib.crc32(content), *(_summary(trajectory) if trajectory else [None])]
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+
+def _summary(trajectory: Trajectory) -> list[Any]:
+    """An entry's fields except the position."""
+    scenario, rubric, exception = trajectory.scenario, trajectory.rubric, trajectory.exception
+    names = _VERDICT + _EVIDENCE if scenario.message_ids else _VERDICT
+    return [
+        trajectory.id,
+        trajectory.group_id,
+        trajectory.step,
+        scenario.id,
+        scenario.question[:_TEXT],
+        scenario.answer[:_TEXT],
+        None if trajectory.final_answer is None else trajectory.final_answer[:_TEXT],
+        scenario.kind,
+        trajectory.reward,
+        {name: rubric[name] for name in names if name in rubric},
+        trajectory.stop_reason,
+        None if exception is None else exception[:_TEXT],
+        len(trajectory.turns),
+        trajectory.num_tokens,
+        sum(sum(sample.loss_mask) for sample in trajectory.samples),
+        trajectory.seconds,
+    ]
 
 
 def index_path(path: Path) -> Path:
@@ -35,25 +108,46 @@ def index_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.index")
 
 
-def write_index(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the index of a trajectory file."""
+def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write a whole file of trajectories at once, and its index, atomically."""
+    lines: list[bytes] = []
+    entries: list[bytes] = []
+    offset = 0
+    for number, trajectory in enumerate(trajectories, 1):
+        lines.append(encode(trajectory_to_dict(trajectory)))
+        entries.append(_entry_line(number, offset, lines[-1], trajectory))
+        offset += len(lines[-1])
+    replace_bytes(path, b"".join(lines))
+    if path.is_file():  # no index beside a pipe
+        _write_index(path, entries)
+
+
+def _write_index(path: Path, lines: Iterable[bytes]) -> None:
     replace_bytes(index_path(path), b"".join(chain([_HEADER], lines)))
 
 
-class IndexWriter(JsonlWriter):
-    """Appends to the index of a trajectory file, after bringing it up to date."""
+class TrajectoryWriter(JsonlWriter):
+    """Appends trajectories to a JSONL file and its index, after bringing the index up to date."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path)
         index = TrajectoryIndex(path)
         index.save()
-        super().__init__(index_path(path))
+        self._index = JsonlWriter(index_path(path))
         self._line, self._offset = index.num_lines, index.size
 
-    def append(self, content: bytes, trajectory: Trajectory) -> None:
-        """Add a line that has been appended to the trajectory file."""
+    def append(self, trajectory: Trajectory) -> None:
+        """Append one trajectory."""
+        content = encode(trajectory_to_dict(trajectory))
+        self.write_bytes(content)
         self._line += 1
-        self.write_bytes(entry_line(self._line, self._offset, content, trajectory))
+        self._index.write_bytes(_entry_line(self._line, self._offset, content, trajectory))
         self._offset += len(content)
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        super().close()
+        self._index.close()
 
 
 class TrajectoryIndex(Sequence[Entry]):
@@ -88,12 +182,12 @@ class TrajectoryIndex(Sequence[Entry]):
                 trajectory = _trajectory(self.path, line, content)
                 if trajectory is None:
                     self.unreadable.append(len(self._lines))
-                self._lines.append(entry_line(line, offset, content, trajectory))
+                self._lines.append(_entry_line(line, offset, content, trajectory))
             self.num_lines, self.size = line, offset + len(content)
 
     def save(self) -> None:
         """Write the index next to the file."""
-        write_index(self.path, self._lines)
+        _write_index(self.path, self._lines)
 
     @property
     def readable(self) -> Sequence[int]:
@@ -127,20 +221,20 @@ class TrajectoryIndex(Sequence[Entry]):
 
     def _reason(self, position: int) -> str:
         """Why the line of an entry cannot be read."""
-        entry = self[position]
+        line = self[position].line
         try:
-            trajectory_in_line(self.path, *self.record(position))
+            self.trajectory(position)
         except EmailRLError as error:
             return error.message.removeprefix(f"{self.path}, ").removesuffix(".")
-        return f"line {entry.line}: changed while it was read"
+        return f"line {line}: changed while it was read"
 
     @property
     def torn_line(self) -> int | None:
         """The number of a last line that lacks its newline (still being written, or cut off), or None."""
         return self.num_lines + 1 if self.path.stat().st_size > self.size else None
 
-    def record(self, position: int) -> tuple[int, Record]:
-        """The line number and the object of an entry; EmailRLError, with file and line, if it is not an object."""
+    def trajectory(self, position: int) -> Trajectory:
+        """Read the trajectory of an entry; ``EmailRLError`` names file, line and field if the line holds none."""
         entry = self[position]
         content = self._content(entry)
         if zlib.crc32(content) != entry.checksum:  # the file was changed in place
@@ -150,7 +244,7 @@ class TrajectoryIndex(Sequence[Entry]):
                 raise EmailRLError(f"{self.path} changed while it was read.", "Run the command again.")
             entry = self[position]
             content = self._content(entry)
-        return entry.line, parse_line(self.path, entry.line, content)
+        return trajectory_in_line(self.path, entry.line, content)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -171,14 +265,14 @@ class TrajectoryIndex(Sequence[Entry]):
 
     def _entries(self, lines: list[bytes]) -> list[Entry]:
         try:
-            return [checked_entry(values) for values in json.loads(b"[" + b",".join(lines) + b"]")]
-        except (ValueError, TypeError, RecursionError):
+            return _ENTRIES.validate_python(parse(b"[" + b",".join(lines) + b"]"))
+        except (ValueError, RecursionError):
             raise EmailRLError(f"{index_path(self.path)} is damaged.", "Delete it: it is written again.") from None
 
     def _take(self, lines: list[bytes], *, some_bad: bool = False) -> None:
         """Start with the lines of an index; ``some_bad`` if any has no trajectory."""
         self._lines = lines
-        self.unreadable = [at for at, line in enumerate(lines) if line.endswith(NO_TRAJECTORY)] if some_bad else []
+        self.unreadable = [at for at, line in enumerate(lines) if line.endswith(_NO_TRAJECTORY)] if some_bad else []
         self.num_lines = self.size = 0
         for last in self._entries(lines[-1:]):
             self.num_lines, self.size = last.line, last.offset + last.length
@@ -187,15 +281,14 @@ class TrajectoryIndex(Sequence[Entry]):
         """Start with the complete lines of the file's index; with none if it is missing or invalid."""
         lines: list[bytes] = []
         some_bad = False
-        with suppress(OSError, ValueError, TypeError, RecursionError):
+        with suppress(OSError, EmailRLError):
             content = index_path(self.path).read_bytes()
-            header, *found = content.splitlines(keepends=True)
+            header, *found = content.splitlines(keepends=True) or [b""]
             if found and not found[-1].endswith(b"\n"):
                 found.pop()
             if header == _HEADER:
-                for last in found[-1:]:
-                    checked_entry(json.loads(last))
-                lines, some_bad = found, NO_TRAJECTORY in content
+                self._entries(found[-1:])
+                lines, some_bad = found, _NO_TRAJECTORY in content
         self._take(lines, some_bad=some_bad)
 
     def _fits(self) -> bool:
@@ -225,6 +318,6 @@ def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
 
 def _trajectory(path: Path, line: int, content: bytes) -> Trajectory | None:
     try:
-        return trajectory_in_line(path, line, parse_line(path, line, content))
+        return trajectory_in_line(path, line, content)
     except EmailRLError:
         return None  # reading the line raises the error

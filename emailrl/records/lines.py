@@ -10,16 +10,21 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from emailrl.disk import naming, replace_bytes
+from emailrl.disk import naming, not_a_file, replace_bytes
 from emailrl.errors import EmailRLError
 
 Record = dict[str, Any]
+Value = TypeVar("Value")
+_SHOWN = 40
+"""Maximum characters of a wrong value quoted in an error."""
 
 
 def encode(record: Record) -> bytes:
@@ -52,47 +57,91 @@ def read_records(path: Path) -> Iterator[Record]:
 
     An incomplete last line without a newline is skipped: it is still being written, or a crash cut it off.
     """
-    for _, record in numbered_records(path):
-        yield record
+    for number, line in numbered_lines(path):
+        yield parse_line(path, number, line)
 
 
-def numbered_records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield the same objects as ``read_records``, each with its line number from 1."""
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that hold these objects, each with its number from 1."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             if not line.endswith(b"\n") and not _is_json(line):
                 return
-            yield number, parse_line(path, number, line)
+            yield number, line
+
+
+def readable(path: Path, in_line: Callable[[Path, int, bytes], Value]) -> tuple[list[Value], list[str]]:
+    """Return what ``in_line`` finds in a file's lines, and errors for the lines it refuses; nothing without a file."""
+    found: list[Value] = []
+    complaints: list[str] = []
+    if instead := not_a_file(path):
+        complaints.append(f"{path.name} is {instead}")
+    for number, line in numbered_lines(path) if path.is_file() else ():
+        try:
+            found.append(in_line(path, number, line))
+        except EmailRLError as error:
+            complaints.append(error.message.removeprefix(f"{path.parent}/").removesuffix("."))
+    return found, complaints
 
 
 def parse_line(path: Path, number: int, line: bytes) -> Record:
     """Return the object in one line; ``EmailRLError`` names file and line if it is not a JSON object."""
     try:
-        record = from_json(line, cache_strings="keys")  # takes less than half the time of the standard library
-    except ValueError:
-        try:
-            record = _loads(line)  # also reads lone surrogates, and has better error messages
-        except UnicodeDecodeError as error:
-            found = f"byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
-            raise EmailRLError(f"{path}, line {number}: not UTF-8 ({found}).", "JSONL files are UTF-8.") from None
-        except (ValueError, RecursionError) as error:
-            raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
+        record = parse(line)
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
+        raise EmailRLError(f"{path}, line {number}: not UTF-8 ({found}).", "JSONL files are UTF-8.") from None
+    except (ValueError, RecursionError) as error:
+        raise EmailRLError(f"{path}, line {number}: not JSON ({error}).") from None
     if not isinstance(record, dict):
         found = "null" if record is None else type(record).__name__
         raise EmailRLError(f"{path}, line {number}: expected a JSON object, found {found}.")
     return record
 
 
-def _loads(line: bytes) -> Any:
-    """The value of a line; the standard library would guess UTF-16 from its first bytes."""
-    return json.loads(line.decode("utf-8-sig"))
+def checked(kind: TypeAdapter[Value], name: str, path: Path, number: int, line: bytes) -> Value:
+    """Return the object in one line as ``kind``; ``EmailRLError`` names file, line and field if it is not ``name``."""
+    try:
+        return kind.validate_python(parse_line(path, number, line))
+    except ValidationError as error:
+        raise EmailRLError(f"{path}, line {number}: not {name} ({_wrong_field(error)}).") from None
+
+
+def _wrong_field(error: ValidationError) -> str:
+    """The first wrong field by its path, and what it must be."""
+    first = error.errors(include_url=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    match first["type"]:
+        case "missing":
+            return f"{path} is missing"
+        case "unexpected_keyword_argument":
+            return f"{path} is not a known field"
+        case "value_error":
+            return f"{path}.{first['ctx']['error']}".removeprefix(".")
+    return f"{path} must be {first['msg'].removeprefix('Input should be ')}, not {_found(first['input'])}".strip()
+
+
+def _found(value: Any) -> str:
+    """A wrong value as truncated JSON."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def parse(content: bytes) -> Any:
+    """Return the value of JSON in UTF-8; raises ValueError or RecursionError."""
+    with suppress(ValueError):
+        return from_json(content, cache_strings="keys")  # takes less than half the time of the standard library
+    # This also reads lone surrogates, and has better errors. Given bytes, it would guess UTF-16 from the first ones.
+    return json.loads(content.decode("utf-8-sig"))
 
 
 def _is_json(line: bytes) -> bool:
     try:
-        _loads(line)
+        parse(line)
     except (ValueError, RecursionError):
         return False
     return True
@@ -155,29 +204,10 @@ def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
     if not path.exists():
         return
     mend(path)
-    wanted = {number for number, record in numbered_records(path) if keep(record)}
-    with path.open("rb") as file:
-        lines = [line for number, line in enumerate(file, start=1) if number in wanted]
+    lines = [line for number, line in numbered_lines(path) if keep(parse_line(path, number, line))]
     replace_bytes(path, b"".join(lines))
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write a whole JSONL file atomically."""
     replace_bytes(path, b"".join(map(encode, records)))
-
-
-class MetricsWriter(JsonlWriter):
-    """``metrics.jsonl``: one object per step, in order; non-finite values are null."""
-
-    def __init__(self, path: Path, *, after_step: int | None = None) -> None:
-        """Open for appending, after removing the lines of steps past ``after_step`` that an interrupted run left."""
-        if after_step is not None:
-            keep_records(path, lambda record: _step_of(path, record) <= after_step)
-        super().__init__(path)
-
-
-def _step_of(path: Path, record: Record) -> int:
-    step = record.get("step", 0)
-    if not isinstance(step, int):
-        raise EmailRLError(f"{path}: the step {step!r:.40} is not a whole number.", "Delete that line.")
-    return step

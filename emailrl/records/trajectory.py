@@ -1,14 +1,73 @@
-"""The shared dataclasses: scenario, message, turn, trajectory and group.
+"""The shared dataclasses (scenario, message, turn, trajectory, group), and a trajectory's line in a JSONL file.
 
 A trajectory is one rollout of one scenario. Its tokens are authoritative: ``samples`` hold the ids exactly as the
 policy sampled them, with the mask recorded at that time; ``messages`` are for people and chat servers.
+
+The types say what a file may hold: pydantic checks them when a line is read, not when code makes an object.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Self, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    GetPydanticSchema,
+    PlainValidator,
+    TypeAdapter,
+    create_model,
+    model_validator,
+    with_config,
+)
+
+from emailrl.records.lines import Record, checked, numbered_lines
+
+Integer = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
+"""Larger integers are not exact in a browser."""
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+Logprobs = Annotated[list[float], GetPydanticSchema(lambda _, schema: schema(list[Number | None]))]
+"""Files hold null where an engine reported NaN."""
+
+
+def _ints(below: int, passes: Callable[[list[int]], object]) -> PlainValidator:
+    """Accepts a list of thousands as ``passes`` does, in a fifth of pydantic's time; pydantic names a wrong item."""
+    exact = TypeAdapter(list[Annotated[int, Field(strict=True, ge=0, lt=below)]])
+
+    def check(value: Any) -> list[int]:
+        try:
+            is_right = type(value) is list and passes(value) is not False
+        except (TypeError, ValueError, OverflowError):
+            is_right = False
+        return value if is_right else exact.validate_python(value)
+
+    return PlainValidator(check)
+
+
+TokenIds = Annotated[list[int], _ints(2**32, lambda ids: array("I", ids))]
+Mask = Annotated[list[int], _ints(2, lambda mask: not bytes(mask).strip(b"\0\1"))]
+
+
+class _Counts(BaseModel):
+    """The rubric entries that are summed."""
+
+    prompt_tokens: Number | None = None
+    completion_tokens: Number | None = None
+
+
+def _counted(rubric: dict[str, Any]) -> dict[str, Any]:
+    _Counts.model_validate(rubric)
+    return rubric
+
+
+_closed = with_config(extra="forbid")
 
 
 class StopReason(StrEnum):
@@ -26,6 +85,7 @@ class StopReason(StrEnum):
     EXCEPTION = "exception"
 
 
+@_closed
 @dataclass(slots=True)
 class Scenario:
     """One question about one mailbox, with its answer and the ids of the source emails (ART-E's fields)."""
@@ -37,15 +97,15 @@ class Scenario:
     inbox_address: str
     query_date: str
     """``YYYY-MM-DD``, UTC; the agent sees no email from that day or later."""
-    how_realistic: float = 1.0
+    how_realistic: Number = 1.0
     split: str | None = None
     kind: str | None = None
     """The template that produced the question; None for other questions."""
-    answerable: bool = True
+    answerable: Flag = True
     """False if the mailbox does not contain the answer: ``message_ids`` is then empty, and "I don't know" is right."""
-    needs_all: bool = False
+    needs_all: Flag = False
     """Whether the answer takes all source emails; otherwise each of them contains it."""
-    shares_inbox: bool = False
+    shares_inbox: Flag = False
     """Whether the splits of its question file share inboxes, as allowed when the file was generated."""
 
 
@@ -61,6 +121,7 @@ def scenario_fields(scenario: Scenario) -> dict[str, Any]:
     return {name: value for name, value in asdict(scenario).items() if name not in usual}
 
 
+@_closed
 @dataclass(slots=True)
 class ToolCall:
     """One call as the model requested it: a tool's name and its unchecked arguments."""
@@ -70,6 +131,7 @@ class ToolCall:
     id: str | None = None
 
 
+@_closed
 @dataclass(slots=True)
 class Message:
     """One chat message.
@@ -88,30 +150,32 @@ class Message:
     """Set if the text contains tool-call markup that cannot be parsed."""
 
 
+@_closed
 @dataclass(slots=True)
 class Turn:
     """One completion and the environment's response to it."""
 
-    completion_ids: list[int]
+    completion_ids: TokenIds
     """Sampled ids, including the sampled stop token; empty for engines that return only text."""
-    logprobs: list[float]
+    logprobs: Logprobs
     finish_reason: str
     """``stop`` or ``length``, as reported by the engine."""
     tool_name: str | None = None
     tool_args: dict[str, Any] | None = None
     tool_result: str | None = None
-    seconds: float = 0.0
-    tool_seconds: float = 0.0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    seconds: Number = 0.0
+    tool_seconds: Number = 0.0
+    prompt_tokens: Integer = 0
+    completion_tokens: Integer = 0
     """Number of sampled tokens; counted by the server if it returns only text."""
-    cost: float | None = None
+    cost: Number | None = None
     """US dollars; None for engines without a price."""
     policy_version: str = ""
     adapter_sha256: str | None = None
     """The weights that sampled this span: policy version, and hash of the adapter (None: the bare base model)."""
 
 
+@_closed
 @dataclass(slots=True)
 class TokenSample:
     """One training sequence: three lists of equal length.
@@ -120,9 +184,13 @@ class TokenSample:
     sample, or several if its chat template does not extend the tokens so far.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    loss_mask: list[int] = field(default_factory=list)
-    sampler_logprobs: list[float | None] = field(default_factory=list)
+    token_ids: TokenIds = field(default_factory=list)
+    loss_mask: Mask = field(default_factory=list)
+    sampler_logprobs: list[Number | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.loss_mask) == len(self.sampler_logprobs):
+            raise ValueError("token_ids, loss_mask and sampler_logprobs differ in length")
 
     def append_prompt(self, ids: list[int]) -> None:
         """Add ids that the policy was shown."""
@@ -147,22 +215,22 @@ class Trajectory:
     group_id: str
     scenario: Scenario
     run_id: str = ""
-    step: int = 0
+    step: Integer = 0
     mode: str = "masked"
     policy_version: str = ""
     adapter_sha256: str | None = None
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     samples: list[TokenSample] = field(default_factory=list)
-    reward: float = 0.0
-    reward_terms: dict[str, float] = field(default_factory=dict)
+    reward: Number = 0.0
+    reward_terms: dict[str, Number] = field(default_factory=dict)
     """Named parts of the reward, which sum to ``reward``."""
-    rubric: dict[str, Any] = field(default_factory=dict)
+    rubric: Annotated[dict[str, Any], AfterValidator(_counted)] = field(default_factory=dict)
     """ART-E's rubric fields (``environment.rubric.Rubric`` as a dict)."""
     final_answer: str | None = None
     final_sources: list[str] = field(default_factory=list)
     stop_reason: StopReason | None = None
-    seconds: float = 0.0
+    seconds: Number = 0.0
     exception: str | None = None
     """``Type: message`` if the rollout itself raised (engine, database, judge); it is then never trained."""
 
@@ -181,3 +249,90 @@ class TrajectoryGroup:
     id: str
     scenario: Scenario
     trajectories: list[Trajectory]
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> Record:
+    """Return the trajectory in its JSONL form (``docs/architecture.md``, contracts).
+
+    A single sample is stored at the top level as ``token_ids``, ``loss_mask`` and ``sampler_logprobs``; without a
+    sample, these are empty lists; several samples are stored in ``samples`` instead.
+    """
+    record: Record = {
+        "id": trajectory.id,
+        "group_id": trajectory.group_id,
+        "run_id": trajectory.run_id,
+        "step": trajectory.step,
+        "mode": trajectory.mode,
+        "policy_version": trajectory.policy_version,
+        "adapter_sha256": trajectory.adapter_sha256,
+        "scenario": scenario_fields(trajectory.scenario),
+        "messages": [_message_to_dict(message) for message in trajectory.messages],
+        "turns": [_fields(turn) for turn in trajectory.turns],
+    }
+    if len(trajectory.samples) > 1:
+        record["samples"] = [_fields(sample) for sample in trajectory.samples]
+    else:
+        record |= _fields(trajectory.samples[0] if trajectory.samples else TokenSample())
+    return record | {
+        "reward": trajectory.reward,
+        "reward_terms": trajectory.reward_terms,
+        "rubric": trajectory.rubric,
+        "final_answer": trajectory.final_answer,
+        "final_sources": trajectory.final_sources,
+        "stop_reason": trajectory.stop_reason,
+        "seconds": trajectory.seconds,
+        "exception": trajectory.exception,
+    }
+
+
+def _fields(node: Turn | TokenSample) -> Record:
+    # dataclasses.asdict copies every token id one by one; these lists run to thousands.
+    return {name: getattr(node, name) for name in node.__slots__}
+
+
+def _message_to_dict(message: Message) -> Record:
+    record: Record = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        record["tool_calls"] = [
+            {"name": call.name, "arguments": call.arguments} | ({"id": call.id} if call.id else {})
+            for call in message.tool_calls
+        ]
+    optional = {"tool_call_id": message.tool_call_id, "name": message.name, "parse_error": message.parse_error}
+    return record | {name: value for name, value in optional.items() if value is not None}
+
+
+class _Tokens(BaseModel):
+    """A line's samples: ``samples``, or the three lists of a single one."""
+
+    samples: list[TokenSample] = []
+    token_ids: TokenIds = []
+    loss_mask: Mask = []
+    sampler_logprobs: list[Number | None] = []
+
+    @model_validator(mode="after")
+    def _joined(self) -> Self:
+        if "samples" not in self.model_fields_set:
+            if absent := [name for name in TokenSample.__slots__ if name not in self.model_fields_set]:
+                raise ValueError(f"{absent[0]} is missing")
+            self.samples = [TokenSample(self.token_ids, self.loss_mask, self.sampler_logprobs)]
+        return self
+
+
+_OPTIONAL: dict[str, Any] = {"final_answer": None, "final_sources": [], "exception": None}
+_FIELDS = {name: kind for name, kind in get_type_hints(Trajectory, include_extras=True).items() if name != "samples"}
+_REQUIRED: dict[str, Any] = {name: (kind, _OPTIONAL.get(name, ...)) for name, kind in _FIELDS.items()}
+_LINE = TypeAdapter(create_model("Line", __base__=_Tokens, **_REQUIRED))
+"""Unlike the dataclass, a line has all fields but ``_OPTIONAL``; further ones are ignored."""
+
+
+def trajectory_in_line(path: Path, number: int, content: bytes) -> Trajectory:
+    """Return the trajectory in a line; ``EmailRLError`` names file, line and field if it holds none."""
+    line = checked(_LINE, "a trajectory", path, number, content)
+    samples = [sample for sample in line.samples if sample.token_ids]
+    return Trajectory(**{name: getattr(line, name) for name in _FIELDS}, samples=samples)
+
+
+def read_trajectories(path: Path) -> Iterator[Trajectory]:
+    """Yield the trajectories of a JSONL file in order; ``EmailRLError`` names file and line of an invalid one."""
+    for number, content in numbered_lines(path):
+        yield trajectory_in_line(path, number, content)

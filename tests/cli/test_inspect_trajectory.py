@@ -242,7 +242,7 @@ def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeyp
     code, out, error = emailrl("inspect-trajectory", damaged, "--page")
     assert code == 0 and re.findall("question of (t.)", out) == ["t2", "t0"]
     assert "line 6: expected a JSON object, found null" in error
-    assert 'line 4: not a trajectory (reward must be a finite number, not "high")' in error
+    assert re.search('line 4: not a trajectory .reward must be .*, not "high"', error)
 
 
 def test_nothing_to_show(emailrl, tmp_path: Path) -> None:

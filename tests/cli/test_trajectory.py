@@ -9,8 +9,8 @@ from rich.console import Console
 
 from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
-from emailrl.inspection.locate import TrainingNote
 from emailrl.inspection.tokens import TokenTexts
+from emailrl.records.training import SampleNote, TrainingNote
 from emailrl.records.trajectory import Message, StopReason, ToolCall, Trajectory
 
 
@@ -56,7 +56,9 @@ def test_an_outcome_cites_long_ids_in_part(trajectory: Trajectory) -> None:
 
 
 def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, tokenizer_folder: Path) -> None:
-    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(advantage=-0.5))
+    text = shown(
+        trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(id="t", advantage=-0.5)
+    )
     assert "You search mail." in text
     assert "Advantage    -0.5000" in text
     assert "num_turns" in text
@@ -65,7 +67,9 @@ def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, to
     assert "Ann⟨-3.50⟩<|end|>⟨-0.50⟩" in text
 
 
-@pytest.mark.parametrize("where", [{"origin": "evaluation at step 0"}, {"note": TrainingNote(dropped="low_std")}])
+@pytest.mark.parametrize(
+    "where", [{"origin": "evaluation at step 0"}, {"note": TrainingNote(id="t", dropped="low_std")}]
+)
 def test_tokens_that_nothing_was_trained_on_are_called_sampled(
     trajectory: Trajectory, where: dict[str, object]
 ) -> None:
@@ -141,14 +145,16 @@ def test_one_who_does_not_know_is_not_wrong(trajectory: Trajectory) -> None:
 def test_where_tokens_have_advantages_of_their_own_theirs_are_shown(
     trajectory: Trajectory, tokenizer_folder: Path
 ) -> None:
-    worth = ((None, None, 0.5, -0.25, None, None, 1.0, 0.75),)
-    note = TrainingNote(token_advantages=worth)
+    worth = [None, None, 0.5, -0.25, None, None, 1.0, 0.75]
+    note = TrainingNote(id="t-7", samples=[SampleNote(advantages=worth)])
     text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=note)
     assert "Advantage    +0.5000 on average, -0.2500 to +1.0000 by token" in text
     assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
     assert "⟨log-probability of a sampled token, its advantage⟩" in text
-    assert "Advantage" not in shown(trajectory, note=TrainingNote(dropped="truncated"))
-    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(advantage=-2.2))
+    assert "Advantage" not in shown(trajectory, note=TrainingNote(id="t", dropped="truncated"))
+    text = shown(
+        trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(id="t", advantage=-2.2)
+    )
     assert "Advantage    -2.2000 " in text and "by token" not in text
     assert "Who paid<call>⟨-0.25⟩" in text
 

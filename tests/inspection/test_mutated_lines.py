@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,16 @@ from emailrl.cli.console import PlainConsole
 from emailrl.cli.listing import trajectory_list
 from emailrl.cli.trajectory import render_trajectory
 from emailrl.errors import EmailRLError
-from emailrl.inspection.locate import training_note
 from emailrl.inspection.page import dump, gather, page, place_of
 from emailrl.inspection.served import Served
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.records import TrajectoryIndex, read_trajectories, trajectory_to_dict, write_trajectories
+from emailrl.records import (
+    TrajectoryIndex,
+    read_trajectories,
+    training_notes,
+    trajectory_to_dict,
+    write_trajectories,
+)
 from emailrl.records.trajectory import Trajectory
 
 __all__ = ["tokenizer_folder", "trajectory"]
@@ -79,7 +83,6 @@ def show_everything(run_dir: Path, tokens: TokenTexts) -> None:
     """All that reads a run: the page as a file and as served, the list, the terminal."""
     file = run_dir / "trajectories" / "step-000003.jsonl"
     console = PlainConsole()
-    console.file = io.StringIO()
     served = Served(run_dir, model_name="nano")
     dump(served.run())
     for row in json.loads(dump(served.rows(0, 99))):
@@ -87,7 +90,7 @@ def show_everything(run_dir: Path, tokens: TokenTexts) -> None:
     console.print(trajectory_list(TrajectoryIndex(file), 0, 99, 80))
     page(gather(place_of(run_dir), model_name="nano"))
     for each in read_trajectories(file):
-        console.print(render_trajectory(each, verbose=True, tokens=tokens, note=training_note(file, each)))
+        console.print(render_trajectory(each, verbose=True, tokens=tokens, note=training_notes(file)[0].get(each.id)))
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))

@@ -111,7 +111,7 @@ def test_bad_lines_are_passed_over_and_said(run_dir: Path) -> None:
     assert [(file["name"], file["count"]) for file in run["files"]] == [(first.name, 3), (second.name, 0)]
     assert [step["step"] for step in run["steps"]] == [1, 2]
     assert [each.partition(": ")[0] for each in run["left_out"]] == ["metrics.jsonl, line 2", first.name, second.name]
-    assert "2 of 5 lines could not be read: line 1: not a trajectory (group_id is missing)" in run["left_out"][1]
+    assert "2 of 5 lines could not be read: line 1: not a trajectory (id must be" in run["left_out"][1]
     rows = served.rows(0, 9)
     assert [(row["id"][-1], row["advantage"]) for row in rows] == [("0", None), ("1", 0.5), ("2", None)]
     assert [row["id"] for row in served.rows(1, 2)] == ["step-000001-1"]

@@ -39,7 +39,7 @@ def test_an_entry_says_where_its_line_lies_and_what_came_of_it(tmp_path: Path, s
     assert (entry.line, entry.offset, entry.length) == (2, len(first), len(second))
     assert (entry.id, entry.group_id, entry.step, entry.question) == ("t-1", "g-2", 3, "Who paid?")
     assert (entry.reward, entry.turns, entry.tokens, entry.trained, verdict(entry)) == (1.0, 2, 8, 4, "correct")
-    assert TrajectoryIndex(file).record(-1) == (3, json.loads(file.read_bytes().splitlines()[2]))
+    assert TrajectoryIndex(file).trajectory(-1) == some[2]
 
 
 def test_writers_leave_the_index_that_a_reader_would_build(tmp_path: Path, some: list[Trajectory]) -> None:
@@ -131,7 +131,7 @@ def test_a_line_changed_in_place_is_read_as_it_is_now(tmp_path: Path, some: list
     write_trajectories(file, some)
     index = TrajectoryIndex(file)
     file.write_bytes(file.read_bytes().replace(b'"t-1"', b'"tt1"'))
-    assert index.record(1)[1]["id"] == "tt1" and index[1].id == "tt1"
+    assert index.trajectory(1).id == "tt1" and index[1].id == "tt1"
 
 
 def test_a_line_that_is_no_trajectory_has_an_entry_and_an_error(tmp_path: Path, some: list[Trajectory]) -> None:
@@ -141,9 +141,9 @@ def test_a_line_that_is_no_trajectory_has_an_entry_and_an_error(tmp_path: Path, 
         stream.write(b'\n{"id": 4}\nnot JSON\n' + file.read_bytes())
     index = TrajectoryIndex(file)
     assert [(entry.line, entry.id) for entry in index] == [(1, "t-0"), (3, None), (4, None), (5, "t-0")]
-    assert index.record(1) == (3, {"id": 4})
-    with pytest.raises(EmailRLError, match="line 4: not JSON"):
-        index.record(2)
+    for position, reason in ((1, "line 3: not a trajectory"), (2, "line 4: not JSON")):
+        with pytest.raises(EmailRLError, match=reason):
+            index.trajectory(position)
 
 
 @pytest.mark.parametrize("line", [b"null\n", b"garbage\n", b'[1,"0",9,1]\n'])

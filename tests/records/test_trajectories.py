@@ -18,11 +18,19 @@ from emailrl.records import (
     TrajectoryWriter,
     read_records,
     read_trajectories,
-    trajectory_from_dict,
     trajectory_to_dict,
     write_trajectories,
 )
-from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, ToolCall, Trajectory, Turn
+from emailrl.records.trajectory import (
+    Message,
+    Scenario,
+    StopReason,
+    TokenSample,
+    ToolCall,
+    Trajectory,
+    Turn,
+    trajectory_in_line,
+)
 
 SCENARIO = Scenario("q1", "Which room?", "B12", ["<a@x>"], "ann@x.com", "2001-05-02", split="train")
 
@@ -104,7 +112,11 @@ def test_a_broken_trajectory_has_samples_instead_of_the_three_lists() -> None:
         {"token_ids": [1, 9], "loss_mask": [0, 1], "sampler_logprobs": [None, -2.5]},
     ]
     assert not {"token_ids", "loss_mask", "sampler_logprobs"} & set(record)
-    assert trajectory_from_dict(json.loads(json.dumps(record))).samples == parts
+    assert read(record).samples == parts
+
+
+def read(record: dict[str, Any]) -> Trajectory:
+    return trajectory_in_line(Path("t.jsonl"), 1, json.dumps(record).encode())
 
 
 @pytest.mark.parametrize("changes", [{}, {"samples": []}, {"stop_reason": None, "exception": "OSError: disk"}])
@@ -167,42 +179,44 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, com
     assert f"{path}, line 3" in caught.value.message
 
 
-WRONG: list[tuple[str, object, str]] = [
-    ("id", 7, "id must be text, not 7"),
-    ("step", True, "step must be an integer, not true"),
-    ("step", 10**20, "step must be an integer, not 100000000000000000000"),
-    ("reward", "high", 'reward must be a finite number, not "high"'),
-    ("reward", None, "reward must be a finite number, not null"),
-    ("reward", math.nan, "reward must be a finite number, not NaN"),
-    ("reward", 10**400, "reward must be a finite number, not 1000000000000000000000000000000000000000…"),
-    ("reward_terms", {"found": "0.1"}, 'reward_terms.found must be a finite number, not "0.1"'),
-    ("rubric", [], "rubric must be an object, not a list"),
-    ("rubric", {"prompt_tokens": "many"}, 'rubric.prompt_tokens must be a finite number, not "many"'),
-    ("scenario", {"id": "q1"}, "scenario.question is missing"),
-    ("scenario", "q1", 'scenario must be an object, not "q1"'),
-    ("scenario.message_ids", "<a@x>", 'scenario.message_ids must be a list, not "<a@x>"'),
-    ("scenario.how_realistic", [1], "scenario.how_realistic must be a finite number, not a list"),
-    ("scenario.mood", 1, "scenario.mood is not a known field"),
-    ("messages", None, "messages must be a list, not null"),
-    ("messages.1", "hello", 'messages[1] must be an object, not "hello"'),
-    ("messages.1.content", None, "messages[1].content must be text, not null"),
-    ("messages.2.tool_calls.0.arguments", "x", 'messages[2].tool_calls[0].arguments must be an object, not "x"'),
-    ("turns.0.completion_ids", [7, -1], "turns[0].completion_ids[1] must be a token id, not -1"),
-    ("turns.0.logprobs", ["-0.5", -0.25], 'turns[0].logprobs[0] must be a finite number or null, not "-0.5"'),
-    ("turns.0.cost", "free", 'turns[0].cost must be a finite number or null, not "free"'),
-    ("token_ids", [[1], 2, 3, 7, 8, 4], "token_ids[0] must be a token id, not a list"),
-    ("token_ids", 6, "token_ids must be a list, not 6"),
-    ("loss_mask", [0, 0, 0, 1, 2, 0], "loss_mask[4] must be 0 or 1, not 2"),
-    ("loss_mask", [1], "token_ids, loss_mask and sampler_logprobs differ in length"),
-    ("sampler_logprobs", [None] * 5 + [math.inf], "sampler_logprobs[5] must be a finite number or null, not Infinity"),
-    ("samples", [{"token_ids": [1], "loss_mask": [0]}], "differ in length"),
-    ("samples", None, "samples must be a list, not null"),
-    ("final_answer", ["B12"], "final_answer must be text or null, not a list"),
-    ("final_sources", "<a@x>", 'final_sources must be a list, not "<a@x>"'),
-    ("stop_reason", "tired", 'not "tired"'),
-    ("stop_reason", {}, "not an object"),
-    ("exception", 3, "exception must be text or null, not 3"),
+WRONG: list[tuple[str, object, str, str]] = [
+    ("id", 7, "id", "7"),
+    ("step", True, "step", "true"),
+    ("step", 10**20, "step", "100000000000000000000"),
+    ("reward", "high", "reward", '"high"'),
+    ("reward", None, "reward", "null"),
+    ("reward", math.nan, "reward", "NaN"),
+    ("reward", 10**400, "reward", "1000000000000000000000000000000000000000…"),
+    ("reward_terms", {"found": "0.1"}, "reward_terms.found", '"0.1"'),
+    ("rubric", [], "rubric", "a list"),
+    ("rubric", {"prompt_tokens": "many"}, "rubric.prompt_tokens", '"many"'),
+    ("scenario", {"id": "q1"}, "scenario.question is missing", ""),
+    ("scenario", "q1", "scenario", '"q1"'),
+    ("scenario.message_ids", "<a@x>", "scenario.message_ids", '"<a@x>"'),
+    ("scenario.how_realistic", [1], "scenario.how_realistic", "a list"),
+    ("scenario.mood", 1, "scenario.mood is not a known field", ""),
+    ("messages", None, "messages", "null"),
+    ("messages.1", "hello", "messages[1]", '"hello"'),
+    ("messages.1.content", None, "messages[1].content", "null"),
+    ("messages.2.tool_calls.0.arguments", "x", "messages[2].tool_calls[0].arguments", '"x"'),
+    ("turns.0.completion_ids", [7, -1], "turns[0].completion_ids[1]", "-1"),
+    ("turns.0.logprobs", ["-0.5", -0.25], "turns[0].logprobs[0]", '"-0.5"'),
+    ("turns.0.logprobs", [True, -0.25], "turns[0].logprobs[0]", "true"),
+    ("turns.0.cost", "free", "turns[0].cost", '"free"'),
+    ("token_ids", [[1], 2, 3, 7, 8, 4], "token_ids[0]", "a list"),
+    ("token_ids", 6, "token_ids", "6"),
+    ("loss_mask", [0, 0, 0, 1, 2, 0], "loss_mask[4]", "2"),
+    ("loss_mask", [1], "token_ids, loss_mask and sampler_logprobs differ in length", ""),
+    ("sampler_logprobs", [None] * 5 + [math.inf], "sampler_logprobs[5]", "Infinity"),
+    ("samples", [{"token_ids": [1], "loss_mask": [0]}], "samples[0].token_ids, loss_mask and sampler", ""),
+    ("samples", None, "samples", "null"),
+    ("final_answer", ["B12"], "final_answer", "a list"),
+    ("final_sources", "<a@x>", "final_sources", '"<a@x>"'),
+    ("stop_reason", "tired", "stop_reason", '"tired"'),
+    ("stop_reason", {}, "stop_reason", "an object"),
+    ("exception", 3, "exception", "3"),
 ]
+"""A field's place, a wrong value, the path by which the error names the field, and how it shows the value."""
 
 
 def with_field(path: str, value: object) -> dict[str, Any]:
@@ -216,28 +230,28 @@ def with_field(path: str, value: object) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize(("path", "value", "complaint"), WRONG)
+@pytest.mark.parametrize(("path", "value", "named", "found"), WRONG)
 def test_a_wrong_field_is_named_with_its_path_and_what_it_holds(
-    tmp_path: Path, path: str, value: object, complaint: str
+    tmp_path: Path, path: str, value: object, named: str, found: str
 ) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text(f"\n{json.dumps(with_field(path, value))}\n")
     with pytest.raises(EmailRLError) as caught:
         list(read_trajectories(file))
-    assert caught.value.message.startswith(f"{file}, line 2: not a trajectory (")
-    assert caught.value.message.endswith(f"{complaint}).")
+    assert caught.value.message.startswith(f"{file}, line 2: not a trajectory ({named}")
+    assert caught.value.message.endswith(f", not {found})." if found else ").")
 
 
-def test_a_missing_field_is_named(tmp_path: Path) -> None:
+def test_a_missing_field_is_named() -> None:
     record = trajectory_to_dict(make_trajectory())
     for name in record.keys() - {"final_answer", "final_sources", "exception"}:
-        with pytest.raises(ValueError, match=f"^{name} is missing$"):
-            trajectory_from_dict({key: value for key, value in record.items() if key != name})
+        with pytest.raises(EmailRLError, match=rf"\({name} is missing\)"):
+            read({key: value for key, value in record.items() if key != name})
 
 
 def test_logprobs_whose_sum_is_infinite_are_read() -> None:
     record = with_field("sampler_logprobs", [1e308, 1e308, None, 0, -1, None])
-    assert trajectory_from_dict(record).samples[0].sampler_logprobs[:2] == [1e308, 1e308]
+    assert read(record).samples[0].sampler_logprobs[:2] == [1e308, 1e308]
 
 
 def test_metrics_beyond_the_resumed_step_are_removed_and_the_rest_left_byte_for_byte(tmp_path: Path) -> None:

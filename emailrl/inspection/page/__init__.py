@@ -8,19 +8,18 @@ from emailrl.inspection.page.build import PageData, gather
 from emailrl.inspection.page.html import dump, page, served_page
 from emailrl.inspection.page.place import Place, place_of, run_record
 from emailrl.inspection.page.redact import redacted
-from emailrl.inspection.page.shapes import detail, entry_row, row
+from emailrl.inspection.page.shapes import detail, rows
 
 __all__ = [
     "PageData",
     "Place",
     "detail",
     "dump",
-    "entry_row",
     "gather",
     "page",
     "place_of",
     "redacted",
-    "row",
+    "rows",
     "run_record",
     "served_page",
 ]

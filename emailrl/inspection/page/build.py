@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from emailrl.errors import UsageError
 from emailrl.inspection.locate import has_numbers
-from emailrl.inspection.makers import fitting_tokenizer, tokenizer_folders
 from emailrl.inspection.page.place import (
     Place,
     file_record,
@@ -16,9 +16,9 @@ from emailrl.inspection.page.place import (
     source_of,
     trajectories_of,
 )
-from emailrl.inspection.page.shapes import detail, row
-from emailrl.inspection.tokens import TokenTexts
-from emailrl.records import Record, TrajectoryIndex, training_notes
+from emailrl.inspection.page.shapes import detail, rows
+from emailrl.inspection.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
+from emailrl.records import Entry, Record, TrainingNote, TrajectoryIndex, training_notes
 from emailrl.records.trajectory import Trajectory
 
 MAX_TRAJECTORIES = 10_000
@@ -38,8 +38,8 @@ class PageData:
 @dataclass(frozen=True, slots=True)
 class _Kept:
     file: Path
-    trajectories: list[tuple[int, Trajectory]]
-    notes: dict[str, Record]
+    trajectories: list[tuple[Trajectory, Entry]]
+    notes: dict[str, TrainingNote]
 
 
 def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECTORIES) -> PageData:
@@ -48,12 +48,7 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
     ``model_name``'s tokenizer is tried last. Raises ``UsageError`` if there is no trajectory.
     """
     kept, files, left_out = _read(place, max_trajectories)
-    rows = [
-        row(each, file=item.file.name, offset=offset, source=source_of(item.file), note=item.notes.get(each.id))
-        for item in kept
-        for offset, each in item.trajectories
-    ]
-    if not rows and not (place.index is None and has_numbers(place.folder)):
+    if not any(item.trajectories for item in kept) and not (place.index is None and has_numbers(place.folder)):
         why = left_out or [f"{place.root} holds no complete trajectory yet"]
         raise UsageError(f"{why[0]}.", "Wait for the run, or name another file.")
     tokens = _tokenizers(kept, model_name)
@@ -64,10 +59,11 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
 
     def details() -> Iterator[Record]:
         for item in kept:
-            for _, each in item.trajectories:
+            for each, _ in item.trajectories:
                 yield detail(each, note=item.notes.get(each.id), tokens=tokens.get(item.file))
 
-    return PageData(run, rows, details)
+    shown = [rows(item.file, [entry for _, entry in item.trajectories], item.notes) for item in kept]
+    return PageData(run, [*chain.from_iterable(shown)], details)
 
 
 def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record], list[str]]:
@@ -89,11 +85,11 @@ def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record
             cut.append(f"{count + len(found) - max_trajectories} of the {len(found)} trajectories in {file.name}")
             found = found[: max_trajectories - count]
         count += len(found)
-        tokens += sum(len(sample.token_ids) for _, each in found for sample in each.samples)
+        tokens += sum(len(sample.token_ids) for each, _ in found for sample in each.samples)
         notes, complaints = training_notes(file)
         cut += complaints
         kept[file] = _Kept(file, found, notes)
-        records[file] = file_record(file, found[0][1] if found else None, len(found))
+        records[file] = file_record(file, found[0][0] if found else None, len(found))
     if skipped := [file.name for file in place.files if file not in kept]:
         cut.append(f"{_several(skipped)} ({len(skipped)} of {len(place.files)} files)")
     return [kept[file] for file in place.files if file in kept], [records[file] for file in place.files], cut
@@ -114,7 +110,7 @@ def _tokenizers(kept: list[_Kept], model_name: str) -> dict[Path, TokenTexts | N
     found: dict[Path, TokenTexts | None] = {}
     known: TokenTexts | None = None
     for item in kept:
-        first = next((each for _, each in item.trajectories if any(turn.completion_ids for turn in each.turns)), None)
+        first = next((each for each, _ in item.trajectories if any(turn.completion_ids for turn in each.turns)), None)
         if first is None:
             continue
         if not (known and known.fits(first)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,10 +11,16 @@ from typing import Any
 import emailrl
 from emailrl.checkpoints import CONFIRMED, list_checkpoints
 from emailrl.disk import not_a_file
-from emailrl.errors import EmailRLError
-from emailrl.inspection.locate import existing, find_file, has_numbers, newest_file, position_in
-from emailrl.inspection.makers import origin
-from emailrl.records import Record, TrajectoryIndex, check_metrics, parse_line, trajectory_in_line
+from emailrl.inspection.locate import (
+    existing,
+    find_file,
+    has_numbers,
+    newest_file,
+    origin,
+    position_in,
+    read_object,
+)
+from emailrl.records import Entry, Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
@@ -101,22 +106,23 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
     }
 
 
-def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[int, Trajectory]]:
-    """Return a file's trajectories, or the one at position ``wanted``, each with the byte offset of its line.
+def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[Trajectory, Entry]]:
+    """Return a file's trajectories, or the one at position ``wanted``, each with its entry.
 
     Skips lines without a trajectory; ``EmailRLError`` if ``wanted`` is one.
     """
     positions = index.readable if wanted is None else [position_in(index, wanted)]
-    return [(index[each].offset, trajectory_in_line(index.path, *index.record(each))) for each in positions]
+    return [(index.trajectory(each), index[each]) for each in positions]
 
 
 def run_record(place: Place, files: list[Record]) -> Record:
     """Return the record of the whole (``/data/run.json``): settings, versions, steps, evaluations, files."""
     folder = place.folder
-    left_out = _not_files(place)
+    steps, bad_steps = read_metrics(folder / "metrics.jsonl")
+    evaluations, bad_evaluations = read_metrics(folder / "evaluations.jsonl")
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
-    results = _object(folder / "results.json")
+    results = read_object(folder / "results.json")
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     return {
@@ -129,15 +135,15 @@ def run_record(place: Place, files: list[Record]) -> Record:
         ],
         "settings": metadata.settings if metadata else _conditions(place),
         "versions": metadata.versions if metadata else {},
-        "steps": _records(folder / "metrics.jsonl", left_out),
-        "evaluations": _records(folder / "evaluations.jsonl", left_out),
+        "steps": steps,
+        "evaluations": evaluations,
         "results": _list(results, "results"),
         "comparisons": _list(results, "comparisons"),
-        "confirmed": _object(folder / CONFIRMED) or None,
+        "confirmed": read_object(folder / CONFIRMED) or None,
         "tested": _tested(folder.resolve()),
         "files": files,
         "total": sum(each["count"] for each in files),
-        "left_out": left_out,
+        "left_out": [*_not_files(place), *bad_steps, *bad_evaluations],
         "notes": [],
         "redacted": False,
     }
@@ -151,28 +157,10 @@ def _not_files(place: Place) -> list[str]:
     return [f"{each.name} is {instead}" for each in sorted(folder.glob("*.jsonl")) if (instead := not_a_file(each))]
 
 
-def _records(path: Path, left_out: list[str]) -> list[Record]:
-    """The complete lines of a file, if it exists; errors in bad lines are added to ``left_out``."""
-    if instead := not_a_file(path):
-        left_out.append(f"{path.name} is {instead}")
-    if not path.is_file():
-        return []
-    found: list[Record] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n") or not line.strip():
-                continue
-            try:
-                found.append(check_metrics(path, number, parse_line(path, number, line)))
-            except EmailRLError as error:
-                left_out.append(error.message.removeprefix(f"{path.parent}/").removesuffix("."))
-    return found
-
-
 def _conditions(place: Place) -> Record:
     """The recorded settings of a benchmark or rollout, under one heading."""
     beside = [place.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
-    return next(({"conditions": found} for found in map(_object, beside) if found), {})
+    return next(({"conditions": found} for found in map(read_object, beside) if found), {})
 
 
 def _list(results: Record, name: str) -> list[Any]:
@@ -184,16 +172,7 @@ def _list(results: Record, name: str) -> list[Any]:
 def _tested(run: Path) -> Record | None:
     """The newest complete benchmark of one of the run's checkpoints, if there is one beside the run."""
     files = sorted(run.parent.glob("benchmarks/*/results.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    results = (each for file in files for each in _list(_object(file), "results"))
+    results = (each for file in files for each in _list(read_object(file), "results"))
     return next(
         (each for each in results if Path(str(each.get("checkpoint"))).parent == run and each.get("complete")), None
     )
-
-
-def _object(path: Path) -> Record:
-    """The JSON object in a file; an empty one if there is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

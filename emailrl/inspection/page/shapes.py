@@ -11,57 +11,40 @@ and, of trained ones, ``old, ratio, advantages``; lists of equal length, null wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from emailrl.evaluation import verdict
-from emailrl.inspection.page.evidence import evidence, failure
+from emailrl.inspection.page.place import source_of
 from emailrl.inspection.tokens import TokenTexts
-from emailrl.records import Entry, Record
-from emailrl.records.trajectory import Message, TokenSample, Trajectory, Turn
+from emailrl.records import Entry, Record, TrainingNote
+from emailrl.records.training import SampleNote
+from emailrl.records.trajectory import Message, StopReason, TokenSample, Trajectory, Turn
 
 _LONGEST = 200
 """Maximum characters of a question or answer in a row."""
+_STOPS: dict[str | None, str] = {
+    StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
+    StopReason.BAD_TOOL_CALL_NAME: "no such tool",
+    StopReason.BAD_TOOL_CALL_ARGS: "wrong tool arguments",
+    StopReason.TRUNCATED: "cut off at a token limit",
+}
+"""Stop reasons that are failures in themselves, however far the search came."""
 
 
-def row(trajectory: Trajectory, *, file: str, offset: int, source: str, note: Record | None = None) -> Record:
-    """Return a trajectory's row; ``note`` is training's record of it, ``source`` the kind of its file."""
-    gold, note = evidence(trajectory)["gold"], note or {}
-    reached = {name: any(each[name] for each in gold) if gold else None for name in ("found", "read", "cited")}
-    return {
-        "id": trajectory.id,
-        "file": file,
-        "offset": offset,
-        "source": source,
-        "step": trajectory.step,
-        "group": trajectory.group_id,
-        "scenario": trajectory.scenario.id,
-        "kind": trajectory.scenario.kind,
-        "question": _cut(trajectory.scenario.question),
-        "gold": _cut(trajectory.scenario.answer),
-        "answer": None if trajectory.final_answer is None else _cut(trajectory.final_answer),
-        "reward": _short(trajectory.reward),
-        "verdict": verdict(trajectory),
-        "failure": failure(trajectory, found=reached["found"], read=reached["read"]),
-        "stop": trajectory.stop_reason.value if trajectory.stop_reason else None,
-        "turns": len(trajectory.turns),
-        "tokens": trajectory.num_tokens,
-        "trained": sum(sum(sample.loss_mask) for sample in trajectory.samples),
-        "seconds": _short(trajectory.seconds),
-        "advantage": _short(_advantage(note)),
-        "dropped": note.get("dropped"),
-    } | reached
+def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]) -> list[Record]:
+    """Return the rows of a file's trajectories; ``notes`` are training's, by id."""
+    source = source_of(file)
+    found = [(entry, notes.get(entry.id)) for entry in entries if entry.id is not None]
+    return [_row(entry, note) | {"file": file.name, "source": source} for entry, note in found]
 
 
-def entry_row(entry: Entry, *, file: str, source: str, note: Record | None = None) -> Record:
-    """Return the same row from a trajectory's index entry."""
-    rubric, note = entry.rubric, note or {}
-    found, read = rubric.get("ever_found_right_email"), rubric.get("ever_read_right_email")
+def _row(entry: Entry, note: TrainingNote | None) -> Record:
     return {
         "id": entry.id,
-        "file": file,
         "offset": entry.offset,
-        "source": source,
         "step": entry.step,
         "group": entry.group_id,
         "scenario": entry.question_id,
@@ -71,27 +54,44 @@ def entry_row(entry: Entry, *, file: str, source: str, note: Record | None = Non
         "answer": None if entry.answer is None else _cut(entry.answer),
         "reward": _short(entry.reward),
         "verdict": verdict(entry),
-        "failure": failure(entry, found=found, read=read),
+        "failure": failure(entry),
         "stop": entry.stop_reason,
         "turns": entry.turns,
         "tokens": entry.tokens,
         "trained": entry.trained,
         "seconds": _short(entry.seconds),
-        "advantage": _short(_advantage(note)),
-        "dropped": note.get("dropped"),
-        "found": found,
-        "read": read,
-        "cited": rubric.get("sources_correct"),
+        "advantage": _advantage(note),
+        "dropped": note and note.dropped,
+        "found": entry.rubric.get("ever_found_right_email"),
+        "read": entry.rubric.get("ever_read_right_email"),
+        "cited": entry.rubric.get("sources_correct"),
     }
 
 
-def detail(trajectory: Trajectory, *, note: Record | None = None, tokens: TokenTexts | None = None) -> Record:
+def failure(entry: Entry) -> str:
+    """Return why a trajectory failed, as one of a few classes; ``""`` if it was correct or has no verdict.
+
+    A wrong answer, no answer and "I don't know" are split by whether a gold email was found and read, if there is one.
+    """
+    came_to = verdict(entry)
+    if came_to in ("correct", "not judged"):
+        return ""
+    if came_to == "crashed" or entry.stop_reason in _STOPS:
+        return "crashed" if came_to == "crashed" else _STOPS[entry.stop_reason]
+    found, read = entry.rubric.get("ever_found_right_email"), entry.rubric.get("ever_read_right_email")
+    if found is None:
+        return came_to
+    progress = "gold email read" if read else "gold email found, not read" if found else "gold email not found"
+    return f"{came_to}, {progress}"
+
+
+def detail(trajectory: Trajectory, *, note: TrainingNote | None = None, tokens: TokenTexts | None = None) -> Record:
     """Return a trajectory in full; without ``tokens``, ids replace token texts."""
-    scenario, note = trajectory.scenario, note or {}
+    scenario = trajectory.scenario
     return {
         "id": trajectory.id,
-        "advantage": _short(_advantage(note)),
-        "dropped": note.get("dropped"),
+        "advantage": _advantage(note),
+        "dropped": note and note.dropped,
         "question": scenario.question,
         "gold": scenario.answer,
         "answer": trajectory.final_answer,
@@ -114,6 +114,48 @@ def detail(trajectory: Trajectory, *, note: Record | None = None, tokens: TokenT
         },
         "samples": _samples(trajectory, note, tokens),
     }
+
+
+def evidence(trajectory: Trajectory) -> Record:
+    """Return ``gold``, a list of each gold email's ``id``, ``found``, ``read`` (turns from 1, or None) and ``cited``,
+    and ``others``, the cited emails that are not gold."""
+    found, read = _first_turns(trajectory.turns)
+    gold = trajectory.scenario.message_ids
+    cited = set(trajectory.final_sources)
+    return {
+        "gold": [
+            {"id": each, "found": found.get(each), "read": read.get(each), "cited": each in cited} for each in gold
+        ],
+        "others": [each for each in dict.fromkeys(trajectory.final_sources) if each not in gold],
+    }
+
+
+def _first_turns(turns: list[Turn]) -> tuple[dict[str, int], dict[str, int]]:
+    """The turns (from 1) in which each message id was first found by a search, and first read."""
+    found: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for number, turn in enumerate(turns, 1):
+        result = _parsed(turn.tool_result)
+        if turn.tool_name == "search_emails":
+            for message_id in _ids(result):
+                found.setdefault(message_id, number)
+        elif turn.tool_name == "read_email" and isinstance(result, dict) and isinstance(result.get("message_id"), str):
+            read.setdefault(result["message_id"], number)
+    return found, read
+
+
+def _ids(hits: Any) -> Iterator[str]:
+    for hit in hits if isinstance(hits, list) else ():
+        if isinstance(hit, dict) and isinstance(hit.get("message_id"), str):
+            yield hit["message_id"]
+
+
+def _parsed(result: str | None) -> Any:
+    """The tool's JSON; None for a result of another environment's tool that is not JSON."""
+    try:
+        return json.loads(result or "null")
+    except (ValueError, RecursionError):
+        return None
 
 
 def _conversation(trajectory: Trajectory) -> Iterator[Record]:
@@ -159,38 +201,38 @@ def _turn_facts(number: int, turn: Turn) -> Record:
     }
 
 
-def _samples(trajectory: Trajectory, note: Record, tokens: TokenTexts | None) -> list[Record]:
-    trained: Sequence[Record] = note.get("samples", [])
+def _samples(trajectory: Trajectory, note: TrainingNote | None, tokens: TokenTexts | None) -> list[Record]:
+    trained = note.samples if note else []
     if len(trained) != len(trajectory.samples):
-        trained = [{}] * len(trajectory.samples)
+        trained = [SampleNote()] * len(trajectory.samples)
     return [
-        _sample(sample, numbers, note.get("advantage"), tokens)
+        _sample(sample, numbers, note.advantage if note else None, tokens)
         for sample, numbers in zip(trajectory.samples, trained, strict=True)
     ]
 
 
-def _sample(sample: TokenSample, trained: Record, advantage: float | None, tokens: TokenTexts | None) -> Record:
+def _sample(sample: TokenSample, trained: SampleNote, advantage: float | None, tokens: TokenTexts | None) -> Record:
     """One sequence; uses the recorded training mask if its length matches."""
-    length = len(sample.token_ids)
+    length, mask = len(sample.token_ids), trained.loss_mask
     record: Record = {
         "ids": sample.token_ids,
         "pieces": tokens.pieces(sample.token_ids) if tokens else None,
         "mask": sample.loss_mask,
         "logprobs": _shorts(sample.sampler_logprobs),
     }
-    if len(trained.get("loss_mask", ())) != length:
+    if len(mask) != length:
         return record
-    mask = trained["loss_mask"]
-    numbers = {"advantages": [advantage if on else None for on in mask]} | trained
-    names = {"old": "old_logprobs", "ratio": "ratio", "advantages": "advantages"}
-    noted = {name: numbers[source] for name, source in names.items() if len(numbers.get(source, ())) == length}
-    return record | {"mask": mask} | {name: _shorts(values) for name, values in noted.items()}
+    advantages = trained.advantages or [advantage if on else None for on in mask]
+    numbers = {"old": trained.old_logprobs, "ratio": trained.ratio, "advantages": advantages}
+    return record | {"mask": mask} | {name: _shorts(each) for name, each in numbers.items() if len(each) == length}
 
 
-def _advantage(note: Record) -> float | None:
+def _advantage(note: TrainingNote | None) -> float | None:
     """The common advantage of the trained tokens, or their mean."""
-    values = [each for sample in note.get("samples", []) for each in sample.get("advantages", ()) if each is not None]
-    return sum(values) / len(values) if values else note.get("advantage")
+    if note is None:
+        return None
+    values = note.token_advantages
+    return _short(sum(values) / len(values) if values else note.advantage)
 
 
 def _shorts(values: Sequence[float | None]) -> list[float | None]:

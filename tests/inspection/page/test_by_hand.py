@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pytest
 from chromium import CHROMIUM, needs_chromium
-from two_turns import trajectory
+from two_turns import UNSEEN, trajectory
 
 from emailrl.inspection.page import gather, page, place_of
 from emailrl.inspection.served import Served
@@ -29,7 +29,7 @@ __all__ = ["trajectory"]
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
-WRONG = {"answer_correct": False, "attempted_answer": True}
+WRONG = {"answer_correct": False, "attempted_answer": True} | UNSEEN
 VIEWS = {
     "overview": "#view=overview",
     "list": "#view=list",

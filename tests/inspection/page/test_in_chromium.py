@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chromium import needs_chromium, shown
-from two_turns import trajectory
+from two_turns import UNSEEN, trajectory
 
 from emailrl.inspection.page import gather, page, place_of
 from emailrl.records import write_records, write_trajectories
@@ -17,7 +17,7 @@ from emailrl.records.trajectory import Trajectory
 
 __all__ = ["trajectory"]
 
-WRONG = {"answer_correct": False, "attempted_answer": True}
+WRONG = {"answer_correct": False, "attempted_answer": True} | UNSEEN
 
 
 @pytest.fixture

@@ -184,15 +184,10 @@ def test_metrics_of_a_wrong_type_are_said_to_be_left_out(run_dir: Path) -> None:
     write_records(run_dir / "evaluations.jsonl", [{"step": 0, "accuracy": 0.5}, {"step": 9, "accuracy": [1]}])
     run = gather(place_of(run_dir), model_name="nano").run
     assert run["steps"] == steps[:1] and run["evaluations"] == [{"step": 0, "accuracy": 0.5}]
-    assert run["left_out"] == [
-        'metrics.jsonl, line 2: not a metrics record (step must be an integer, not "2")',
-        "metrics.jsonl, line 3: not a metrics record (step is missing)",
-        'metrics.jsonl, line 4: not a metrics record (loss must be a finite number or null, not "low")',
-        "metrics.jsonl, line 5: not a metrics record (accuracy must be a finite number or null, not true)",
-        "metrics.jsonl, line 6: not a metrics record (seconds must be an object of finite numbers, not a list)",
-        'metrics.jsonl, line 7: not a metrics record (dropped.groups_low_std must be a finite number, not "4")',
-        "evaluations.jsonl, line 2: not a metrics record (accuracy must be a finite number or null, not a list)",
-    ]
+    fields = ["step", "step", "loss", "accuracy", "seconds", "dropped.groups_low_std"]
+    wanted = [f"metrics.jsonl, line {line}: not a metrics record ({name} " for line, name in enumerate(fields, 2)]
+    wanted.append("evaluations.jsonl, line 2: not a metrics record (accuracy ")
+    assert all(map(str.startswith, run["left_out"], wanted)) and len(run["left_out"]) == len(wanted)
 
 
 def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, trajectory: Trajectory) -> None:

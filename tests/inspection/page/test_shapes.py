@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from two_turns import tokenizer_folder, trajectory
 
-from emailrl.inspection.page import detail, entry_row, row
-from emailrl.inspection.page.evidence import evidence, failure
-from emailrl.records import TrajectoryIndex, write_trajectories
-from emailrl.records.trajectory import Message, StopReason, Trajectory, Turn
+from emailrl.inspection.page import detail, rows
+from emailrl.inspection.page.shapes import evidence, failure
+from emailrl.records import Entry, TrainingNote, TrajectoryIndex, write_trajectories
+from emailrl.records.training import SampleNote
+from emailrl.records.trajectory import Message, Trajectory, Turn
 
 __all__ = ["tokenizer_folder", "trajectory"]
 
@@ -37,55 +39,58 @@ def test_the_evidence_names_the_turns_and_the_other_citations(trajectory: Trajec
     assert evidence(unseen) == {"gold": [{"id": "<m1@x>", "found": None, "read": None, "cited": False}], "others": []}
 
 
+def entry(**changes: Any) -> Entry:
+    return Entry(1, 0, 1, 0, id="t-7", stop_reason="answered")._replace(**changes)
+
+
 @pytest.mark.parametrize(
-    ("turns", "answer", "named"),
+    ("found", "read", "attempted", "named"),
     [
-        ((MISS,), "Bob", "wrong, gold email not found"),
-        ((HIT,), "Bob", "wrong, gold email found, not read"),
-        ((HIT, READ), "Bob", "wrong, gold email read"),
-        ((HIT, READ), None, "no answer, gold email read"),
+        (False, False, True, "wrong, gold email not found"),
+        (True, False, True, "wrong, gold email found, not read"),
+        (True, True, True, "wrong, gold email read"),
+        (True, True, False, "no answer, gold email read"),
     ],
 )
-def test_a_failure_says_how_far_the_search_came(
-    trajectory: Trajectory, turns: tuple[tuple[str, object], ...], answer: str | None, named: str
-) -> None:
-    failed = played(trajectory, *turns, answer=answer, sources=[])
-    assert row(failed, file="f", offset=0, source="step")["failure"] == named
+def test_a_failure_says_how_far_the_search_came(found: bool, read: bool, attempted: bool, named: str) -> None:
+    rubric = {"answer_correct": False, "attempted_answer": attempted}
+    reached = {"ever_found_right_email": found, "ever_read_right_email": read}
+    assert failure(entry(rubric=rubric | reached)) == named
 
 
-def test_other_failures_are_named_by_how_they_ended(trajectory: Trajectory) -> None:
-    failed = played(trajectory, HIT, answer=None, sources=[])
-    failed.stop_reason = StopReason.CANT_PARSE_TOOL_CALL
-    assert failure(failed, found=True, read=False) == "tool call not readable"
-    failed.stop_reason, failed.exception = StopReason.EXCEPTION, "OSError: disk"
-    assert failure(failed, found=True, read=False) == "crashed"
-    assert failure(trajectory, found=True, read=True) == ""
+def test_other_failures_are_named_by_how_they_ended() -> None:
+    failed = entry(rubric={"answer_correct": False}, stop_reason="cant_parse_tool_call")
+    assert failure(failed) == "tool call not readable"
+    assert failure(failed._replace(stop_reason="exception", exception="OSError: disk")) == "crashed"
+    assert failure(entry(rubric={"answer_correct": True})) == ""
 
 
-def test_a_row_of_the_index_agrees_with_the_whole_trajectory(trajectory: Trajectory, tmp_path: Path) -> None:
+def test_a_row_sums_up_the_trajectory_and_what_training_noted(trajectory: Trajectory, tmp_path: Path) -> None:
     failed = played(trajectory, HIT, answer="Bob" + "b" * 300, sources=[])
+    failed.id = "t-8"
     failed.rubric |= {"ever_found_right_email": True, "ever_read_right_email": False, "sources_correct": False}
-    file = tmp_path / "step-000003.jsonl"
     failed.samples = []  # of an engine that returns text only, whose server counted tokens
     failed.rubric |= {"prompt_tokens": 700, "completion_tokens": 80}
+    file = tmp_path / "step-000003.jsonl"
     write_trajectories(file, [trajectory, failed])
-    entry = TrajectoryIndex(file)[1]
-    assert entry.tokens == 780
-    note = {"advantage": -0.123456789, "dropped": None, "samples": []}
-    whole = row(failed, file=file.name, offset=entry.offset, source="step", note=note)
-    assert entry_row(entry, file=file.name, source="step", note=note) == whole
-    assert (whole["answer"], whole["gold"], whole["advantage"]) == ("Bob" + "b" * 196 + "…", "Ann", -0.123457)
+    notes = {"t-8": TrainingNote(id="t-8", advantage=-0.123456789)}
+    whole, other = rows(file, TrajectoryIndex(file), notes)
+    assert (whole["file"], whole["offset"], whole["source"], whole["step"]) == (file.name, 0, "step", 3)
+    assert (whole["tokens"], whole["trained"], whole["turns"], whole["advantage"]) == (8, 4, 2, None)
+    assert (whole["verdict"], whole["failure"], whole["found"]) == ("correct", "", False)
+    assert (other["tokens"], other["trained"], other["offset"]) == (780, 0, TrajectoryIndex(file)[1].offset)
+    assert (other["answer"], other["gold"], other["advantage"]) == ("Bob" + "b" * 196 + "…", "Ann", -0.123457)
+    assert (other["found"], other["read"], other["cited"]) == (True, False, False)
+    assert other["failure"] == "wrong, gold email found, not read"
 
 
-def test_a_row_sums_up_the_trajectory_and_what_training_noted(trajectory: Trajectory) -> None:
-    note = {"advantage": 0.123456789, "dropped": None, "samples": []}
-    found = row(trajectory, file="step-000003.jsonl", offset=17, source="step", note=note)
-    assert (found["file"], found["offset"], found["source"], found["step"]) == ("step-000003.jsonl", 17, "step", 3)
-    assert (found["tokens"], found["trained"], found["turns"]) == (8, 4, 2)
-    assert (found["verdict"], found["failure"], found["advantage"]) == ("correct", "", 0.123457)
-    assert (found["found"], found["read"], found["cited"]) == (False, False, True)  # its search result is no JSON
-    long = row(replace(trajectory, final_answer="x" * 500), file="f", offset=0, source="step")
-    assert len(long["answer"]) == 200 and long["advantage"] is None
+def test_a_question_without_a_gold_email_has_none_to_find(trajectory: Trajectory, tmp_path: Path) -> None:
+    failed = played(trajectory, MISS, answer="Bob", sources=[])
+    failed.rubric |= {"ever_found_right_email": False, "ever_read_right_email": False, "sources_correct": False}
+    failed.scenario = replace(trajectory.scenario, message_ids=[], answerable=False)
+    write_trajectories(tmp_path / "step-000003.jsonl", [failed])
+    [row] = rows(tmp_path / "step-000003.jsonl", TrajectoryIndex(tmp_path / "step-000003.jsonl"), {})
+    assert (row["found"], row["read"], row["cited"], row["failure"]) == (None, None, None, "wrong")
 
 
 def test_the_conversation_keeps_every_call_and_result_once(trajectory: Trajectory) -> None:
@@ -108,9 +113,10 @@ def test_tokens_carry_what_training_computed(trajectory: Trajectory) -> None:
     assert bare["mask"] == [0, 0, 1, 1, 0, 0, 1, 1] and bare["pieces"] is None and "ratio" not in bare
     mask = [0, 0, 0, 1, 0, 0, 1, 1]
     numbers = [None, None, None, 1.0, None, None, 1.23456789, 0.5]
-    note = {"advantage": -0.5, "samples": [{"loss_mask": mask, "old_logprobs": numbers, "ratio": numbers}]}
+    note = TrainingNote(id="t-7", advantage=-0.5)
+    note.samples = [SampleNote(loss_mask=mask, old_logprobs=numbers, ratio=numbers)]
     [sample] = detail(trajectory, note=note)["samples"]
     assert sample["mask"] == mask and sample["ratio"] == [None, None, None, 1.0, None, None, 1.23457, 0.5]
     assert sample["advantages"] == [None, None, None, -0.5, None, None, -0.5, -0.5]
-    short = {"advantage": 1.0, "samples": [{"loss_mask": [1], "old_logprobs": [0.0], "ratio": [1.0]}]}
+    short = TrainingNote(id="t-7", samples=[SampleNote(loss_mask=[1], old_logprobs=[0.0], ratio=[1.0])])
     assert "ratio" not in detail(trajectory, note=short)["samples"][0]  # of other tokens: shown as if not recorded
