@@ -169,13 +169,13 @@ def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings:
 
     from emailrl.engines import build_engine
     from emailrl.engines.opened import OpenPolicy
-    from emailrl.model.load import Policy
+    from emailrl.model.policy import Policy
     from emailrl.model.resolve import with_token_limit
 
     if "unsloth" in sys.modules:  # its forward only takes its own cache: engines sample from a twin of its model
         patched = settings.model.model_copy(update={"backend": "unsloth"})
         settings = settings.model_copy(update={"model": patched})
-    settings = with_token_limit(settings, model)
+    settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, model)})
     parameter = next(model.parameters())
     name = str(getattr(model, "name_or_path", ""))
     policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)

@@ -95,8 +95,7 @@ def suggest_asking(options: Sequence[str], settings: Settings) -> None:
 
 def _missing(settings: Settings) -> str:
     """How to install ``smol``, if it is not on this machine."""
-    from emailrl.model.smol_base import SMOL, is_at_hand
-    from emailrl.model.smol_source import INSTALL
+    from emailrl.model.smol_base import INSTALL, SMOL, is_at_hand
 
     with suppress(UsageError):  # a wrong SMOL_BASE, which the suggested command explains
         return "" if is_at_hand(SMOL, settings.model.smol_base) else f"without the hub, first: {INSTALL}; "

@@ -66,7 +66,7 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
     """Launch the ranks, or run as one other than 0, and return True when done; False if this process trains."""
     ranks = launch_of(settings)
     if ranks.is_needed:
-        from emailrl.model.size import total_memory
+        from emailrl.model.layout import total_memory
 
         if ranks.nproc > (most := total_memory() // SMALLEST_RANK):
             raise UsageError(

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from emailrl.errors import EmailRLError
 from emailrl.mail.connection import how_to_get
-from emailrl.model.smol_base import SMOL, SMOL_BASE, find_converted
-from emailrl.model.smol_source import INSTALL as INSTALL_SMOL
-from emailrl.model.smol_source import PACKAGE as SMOLLM2
-from emailrl.model.smol_source import check_source, find_local, in_hub_cache
+from emailrl.model.smol_base import INSTALL as INSTALL_SMOL
+from emailrl.model.smol_base import PACKAGE as SMOLLM2
+from emailrl.model.smol_base import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
 from emailrl.plain import counted
 from emailrl.questions.beside import has_enron_email, questions_file
 from emailrl.questions.rows import HUB_QUESTIONS

@@ -9,7 +9,7 @@ from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Requ
 from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
-    from emailrl.model.load import Policy
+    from emailrl.model.policy import Policy
     from emailrl.settings import Settings
 
 __all__ = [

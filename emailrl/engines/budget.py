@@ -104,7 +104,7 @@ def kv_heads_of(config: Any) -> int:
 def default_budget(device: torch.device) -> int:
     """``FREE_SHARE`` of the memory free now, including torch's cached memory."""
     if device.type == "cpu":
-        from emailrl.model.size import available_memory
+        from emailrl.model.layout import available_memory
 
         return int(FREE_SHARE["cpu"] * available_memory())
     import torch

@@ -86,8 +86,8 @@ def check_free(out: Path, overwrite: bool) -> None:
 
 
 def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
-    from emailrl.model.plain_lora import read_plain_lora
-    from emailrl.model.size import empty_model, load_config
+    from emailrl.model.lora import read_plain_lora
+    from emailrl.model.shape import empty_model, load_config
 
     name = checkpoint.metadata.base_model
     try:
@@ -114,8 +114,8 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from emailrl.model.plain_lora import read_plain_lora
-    from emailrl.model.size import load_config
+    from emailrl.model.lora import read_plain_lora
+    from emailrl.model.shape import load_config
     from emailrl.model.tensors import writing_tensors
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing

@@ -1,22 +1,25 @@
-"""The device and dtype of a policy, from the settings and the hardware."""
+"""Where a policy computes: its device and dtype, and whether it fits, before any weight is fetched."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model.layout import dtype_name
+from emailrl.model.layout import GPU_SIZED, available_memory, dtype_name, shards_base, total_memory
 from emailrl.model.resolve import resolve_model
-from emailrl.model.size import parameters_of
+from emailrl.model.shape import load_config, parameters_of
 from emailrl.plain import counted
 from emailrl.settings import ModelSettings
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BF16_FROM = 50_000_000
 """Parameter count from which a sampling-only model uses bf16 on a CPU: it is bound by reading weights."""
+_REMEDY = "Use --model nano or smol on this machine, or a machine with a GPU."
 
 
 def choose_device(name: str) -> torch.device:
@@ -58,6 +61,51 @@ def sampling_dtype(model: ModelSettings) -> torch.dtype:
 def computes_bf16() -> bool:
     """Whether this CPU multiplies bf16 matrices natively; without, they are converted and slower than fp32."""
     return torch.cpu._is_avx512_bf16_supported()
+
+
+def check_fits(
+    model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype, *, cards: int = 1
+) -> bool:
+    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach.
+
+    The size comes from the name (``...-14B-...``) if present, else from the config, local or fetched separately.
+    Returns whether to shard the base over the ``cards`` of this host that train together.
+    """
+    num_parameters = parameters_of(model.name, path)
+    sharded = cards > 1 and shards_base(
+        model, weight_bytes=num_parameters * dtype.itemsize, card_bytes=card_bytes(device), cards=cards
+    )
+    if not (sharded and model.shard_offload):
+        _refuse_if_too_large(model, num_parameters, device, dtype, cards if sharded else 1)
+    load_config(model.name, path)
+    return sharded
+
+
+def card_bytes(device: torch.device) -> float:
+    """Memory of the GPU ``device``; infinite for a CPU, whose memory all ranks share."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+
+
+def _refuse_if_too_large(
+    model: ModelSettings, num_parameters: int, device: torch.device, dtype: torch.dtype, parts: int
+) -> None:
+    need = num_parameters * (0.6 if model.load_in_4bit else dtype.itemsize)
+    size = f"{num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB"
+    if device.type == "cuda":
+        have = card_bytes(device)
+        if need / parts > have:
+            hint = "Use more GPUs (docs/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
+            raise EmailRLError(f"The model '{model.name}' ({size}) does not fit this GPU ({have / 1e9:.0f} GB).", hint)
+        return
+    have = available_memory()
+    if need > have:
+        free = f"{have / 1e9:.0f} GB of {total_memory() / 1e9:.0f} GB of memory"
+        raise EmailRLError(f"The model '{model.name}' ({size}) needs a GPU; this machine has {free} free.", _REMEDY)
+    if num_parameters > GPU_SIZED and model.device == "auto":
+        raise EmailRLError(
+            f"The model '{model.name}' ({size}) needs a GPU, but this machine has none.",
+            f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly.",
+        )
 
 
 @contextmanager

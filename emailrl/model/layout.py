@@ -1,9 +1,13 @@
-"""How batches run through the policy, shared by the trainer and ``emailrl plan``. Does not import torch."""
+"""How batches run through the policy and what memory there is, shared by the trainer and ``emailrl plan``.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from emailrl.settings import ModelSettings, TrainingSettings
@@ -16,6 +20,9 @@ SHARE_FOR_BASE: Final = 0.7
 """Share of GPU memory for the base weights beyond which SHARD=auto spreads them over the host's GPUs."""
 SHARE_FOR_KEPT: Final = 0.9
 """Share of free memory for kept states; the rest is for fragmentation and the loss."""
+GPU_SIZED: Final = 4e9
+"""Parameter count above which a CPU is too slow to be useful, regardless of memory."""
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 class Keep(IntEnum):
@@ -99,3 +106,24 @@ def numbers_for(keep: Keep, *, layers: int, hidden: int, queries: int, keys: int
     if keep >= Keep.ALL:
         kept += 2 * ffn
     return kept * layers + 4 * ffn + 4 * (queries + hidden) + 4 * keys
+
+
+def available_memory() -> int:
+    """Bytes this process may still allocate, respecting a container's limit."""
+    import psutil  # type: ignore[import-untyped]
+
+    return _within_limit(int(psutil.virtual_memory().available))
+
+
+def total_memory() -> int:
+    """Bytes of this machine's memory, or of its container's limit."""
+    import psutil
+
+    return _within_limit(int(psutil.virtual_memory().total))
+
+
+def _within_limit(size: int) -> int:
+    if not _CGROUP_LIMIT.is_file():
+        return size
+    limit = _CGROUP_LIMIT.read_text().strip()
+    return min(size, int(limit)) if limit.isdigit() else size

@@ -15,10 +15,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from emailrl.model.attention import Segments, uses_flash, varlen_attention
 from emailrl.model.layout import attends_fully, why_not_packed
-from emailrl.model.segments import Segments
-from emailrl.model.unwrap import causal_lm
-from emailrl.model.varlen import uses_flash, varlen_attention
+from emailrl.model.lora import causal_lm
 
 PACKED = "emailrl_packed"
 

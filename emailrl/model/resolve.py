@@ -10,7 +10,7 @@ from typing import Any
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.smol_base import SMOL, SMOL_BASE, smol_folder
-from emailrl.settings import Settings
+from emailrl.settings import AgentSettings
 
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
@@ -66,16 +66,15 @@ def same_base(left: str, right: str) -> bool:
     return canonical(left) == canonical(right)
 
 
-def with_token_limit(settings: Settings, model: Any) -> Settings:
+def with_token_limit(agent: AgentSettings, model: Any) -> AgentSettings:
     """Return the settings for sampling ``model``: MAX_TOKENS, unless set, is limited to its ``max_new_tokens``.
 
     Otherwise a small model that does not stop would write until its context is full, delaying all others.
     """
     own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
-    agent = settings.agent
     if "max_tokens" in agent.model_fields_set or own is None or own >= agent.max_tokens:
-        return settings
-    return settings.model_copy(update={"agent": agent.model_copy(update={"max_tokens": own})})
+        return agent
+    return agent.model_copy(update={"max_tokens": own})
 
 
 def read_chat_template(path: Path) -> str:

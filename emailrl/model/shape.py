@@ -1,6 +1,6 @@
-"""A model's shape from its config alone, and the resulting parameters, LoRA parameters and cache bytes.
+"""A model's config, and its shape: the resulting parameters, LoRA parameters and cache bytes.
 
-No torch, and no network for the shapes in ``KNOWN``.
+A shape needs no torch, and no network for those in ``KNOWN``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.layout import attends_fully
 from emailrl.model.resolve import resolve_model
 from emailrl.model.smol_base import SMOL, SMOL_BASE
-from emailrl.remote.hub import check_hub
+from emailrl.plain import first_line
+from emailrl.remote.hub import check_hub, go_offline_if_unreachable
 
 FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""
-_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+"""The model types that `plan`, Unsloth's LoRA kernels and ``unpatched`` know."""
 _SUPPORTED: Final = "Supported: Llama, Mistral, Qwen2, Qwen2.5 and Qwen3 models."
 
 
@@ -154,6 +156,7 @@ KNOWN: Final[dict[str, Shape]] = {
 """Published configurations, for models whose config is not available locally."""
 SMOLLM2_135M: Final = Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, True, 8192, biases=False)
 """Shape of `smol` and `smol-base`, so that planning needs no conversion of their weights."""
+_BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
 _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct|base|thinking))?(?:-\d{4})?")
 
 
@@ -168,8 +171,7 @@ def find_shape(name: str) -> Shape:
     path = resolve_model(name)
     if isinstance(path, Path):
         return read_shape(path / "config.json")
-    cached = _cached_config(name)
-    if cached is not None:
+    if cached := _cached_config(name):
         return read_shape(cached)
     return known_shape(name) or read_shape(_fetch_config(name))
 
@@ -186,7 +188,7 @@ def read_shape(config: Path) -> Shape:
         fields = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise EmailRLError(f"{config} cannot be read: {error}.", "Fix it, or use another --model.") from error
-    if not isinstance(fields, dict) or fields.get("model_type") not in _FAMILIES:
+    if not isinstance(fields, dict) or fields.get("model_type") not in FAMILIES:
         kind = fields.get("model_type") if isinstance(fields, dict) else None
         raise EmailRLError(f"{config} describes a {kind} model, which plan does not know.", _SUPPORTED)
     try:
@@ -241,3 +243,65 @@ def _fetch_config(name: str) -> Path:
             f"The config of '{name}' could not be downloaded.",
             f"Name a folder with its config.json, or one of {', '.join(KNOWN)}.",
         ) from error
+
+
+def parameters_of(name: str, path: str | Path) -> int:
+    """Parameter count of a model, from its name if possible, else from its config.
+
+    So a 14B model on a CPU is refused without waiting for a network.
+    """
+    if isinstance(path, str):
+        if shape := known_shape(name):
+            return shape.parameters
+        if billions := _BILLIONS.search(name):
+            return int(float(billions[1]) * 1e9)
+    return count_parameters(load_config(name, path))
+
+
+def count_parameters(config: Any) -> int:
+    """Count a model's parameters from its config, without memory for them."""
+    return sum(parameter.numel() for parameter in empty_model(config).parameters())
+
+
+def empty_model(config: Any) -> Any:
+    """Return the model that a config describes on the meta device: layers and shapes without memory for weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        # Without a choice of ours the config's own counts, and may name kernels on the hub to fetch and run.
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation="eager")
+
+
+def load_config(name: str, path: str | Path) -> Any:
+    """Read a model's config from its folder, the local cache or the hub, without long retries.
+
+    Raises UsageError for a name the hub does not know or knows as an adapter, EmailRLError if the hub cannot be
+    reached.
+    """
+    from transformers import AutoConfig
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    if isinstance(path, str):
+        go_offline_if_unreachable()
+        if not _cached_config(name):
+            check_hub(name)
+    # transformers would put an adapter beside the config on the model by itself, unchecked.
+    if find_adapter_config_file(str(path)):
+        raise UsageError(
+            f"The model '{name}' is an adapter.",
+            "Name its base model with --model, and the adapter with --checkpoint or --adapter.",
+        )
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise EmailRLError(
+            f"The model '{name}' failed to load: {first_line(error)}", remedy_for(name, path, "its config.json")
+        ) from error
+
+
+def remedy_for(name: str, path: str | Path, files: str) -> str:
+    """What to do about damaged ``files`` of the model in ``path``."""
+    if name in (SMOL, SMOL_BASE):
+        return f"Delete {path}: the next run converts the model again."
+    return f"Check {files}, or choose another model."

@@ -22,24 +22,24 @@ from torch.distributed.fsdp import (
 )
 
 from emailrl.errors import UsageError
-from emailrl.model.unwrap import causal_lm
-from emailrl.settings import Settings
+from emailrl.model.lora import causal_lm
+from emailrl.settings import AgentSettings, ModelSettings, VllmSettings
 
 FORWARD: Final = "emailrl_forward"
 """The attribute under which FSDP hooks a module's second forward method."""
 
 
-def check_shardable(settings: Settings) -> None:
+def check_shardable(model: ModelSettings, agent: AgentSettings, vllm: VllmSettings) -> None:
     """Raise UsageError for settings that do not support a sharded base, with an alternative."""
-    if settings.model.backend == "unsloth" or settings.model.load_in_4bit:
-        which = "BACKEND=unsloth" if settings.model.backend == "unsloth" else "LOAD_IN_4BIT"
+    if model.backend == "unsloth" or model.load_in_4bit:
+        which = "BACKEND=unsloth" if model.backend == "unsloth" else "LOAD_IN_4BIT"
         raise UsageError(f"SHARD does not work with {which}.", f"Unset {which}, or use SHARD=off.")
-    if settings.agent.engine != "vllm":
+    if agent.engine != "vllm":
         raise UsageError(
             "The transformers engine cannot sample from a sharded base model: every token would gather every layer.",
             "Start vLLM servers (emailrl serve) and use --engine vllm with VLLM_URLS; see docs/scaling.md.",
         )
-    if not settings.vllm.vllm_urls:
+    if not vllm.vllm_urls:
         raise UsageError(
             "In-process vLLM needs the whole base model on one GPU, but SHARD spreads it over several.",
             "Start vLLM servers (emailrl serve) on other GPUs and set VLLM_URLS; see docs/scaling.md.",

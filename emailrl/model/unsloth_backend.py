@@ -21,28 +21,23 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import AutoTokenizer
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model.device import choose_dtype
-from emailrl.model.resolve import resolve_model
-from emailrl.model.size import check_fits, load_config
-from emailrl.model.unwrap import causal_lm
+from emailrl.model.layout import Checkpointing
+from emailrl.model.lora import causal_lm
+from emailrl.model.shape import FAMILIES
 from emailrl.plain import first_line
-from emailrl.settings import Settings
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""The model types that Unsloth's LoRA kernels and ``unpatched`` both know."""
+from emailrl.settings import ModelSettings
 
 ADDED = ("peft_config", "_saved_temp_tokenizer")
 """Attributes other than methods that PEFT and Unsloth leave on a base model."""
 
 
-def check_unsloth(settings: Settings) -> None:
+def check_unsloth(model: ModelSettings) -> None:
     """Raise EmailRLError without a CUDA GPU or the package, UsageError for a device that Unsloth does not take."""
-    if settings.model.device not in ("auto", "cuda"):
+    if model.device not in ("auto", "cuda"):
         raise UsageError(
-            f"The unsloth backend runs on the first visible GPU, not on '{settings.model.device}'.",
+            f"The unsloth backend runs on the first visible GPU, not on '{model.device}'.",
             "Use EMAILRL_DEVICE=auto, and CUDA_VISIBLE_DEVICES to choose the GPU.",
         )
     if not torch.cuda.is_available():
@@ -56,25 +51,19 @@ def check_unsloth(settings: Settings) -> None:
         )
 
 
-def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
-    """Load the base through ``unsloth.FastLanguageModel``; returns model, tokenizer and the base's place.
+def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: torch.dtype) -> Any:
+    """Load the base in ``path``, of this ``config``, through ``unsloth.FastLanguageModel``.
 
-    Raises EmailRLError if it is unavailable or not of ``FAMILIES``, and the errors of ``check_unsloth``.
+    Raises EmailRLError if it is unavailable or not of ``FAMILIES``.
     """
-    check_unsloth(settings)
-    path = resolve_model(settings.model.name, settings.model.smol_base)
-    dtype = choose_dtype(settings.model.dtype, torch.device("cuda"))
-    check_fits(settings.model, path, torch.device("cuda"), dtype)
-    config = load_config(settings.model.name, path)
     if config.model_type not in FAMILIES:
         raise EmailRLError(
             f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
             "Use --backend transformers.",
         )
     if "/" in str(config._attn_implementation):  # Unsloth reads the config anew, and transformers would fetch that code
-        raise UsageError(f"The config of '{settings.model.name}' names kernels on the hub.", "Choose another model.")
+        raise UsageError(f"The config of '{wanted.name}' names kernels on the hub.", "Choose another model.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
             model, _ = _unsloth().from_pretrained(
                 model_name=str(path),
@@ -82,28 +71,27 @@ def load_unsloth(settings: Settings) -> tuple[Any, Any, str | Path]:
                 # Beyond the model's context it would scale the positions, below it cut off what is longer.
                 max_seq_length=config.max_position_embeddings,
                 dtype=dtype,
-                load_in_4bit=settings.model.load_in_4bit,
+                load_in_4bit=wanted.load_in_4bit,
                 offload_embedding=False,
             )
     except (OSError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
-        raise _does_not_load(settings.model.name, error) from error
+        raise _does_not_load(wanted.name, error) from error
     if model.get_input_embeddings().weight.shape[0] != config.vocab_size:  # to give its own tokenizer a padding token
-        raise EmailRLError(f"Unsloth adds tokens to '{settings.model.name}'.", "Use --backend transformers.")
-    model.requires_grad_(False)
-    return model, tokenizer, path
+        raise EmailRLError(f"Unsloth adds tokens to '{wanted.name}'.", "Use --backend transformers.")
+    return model
 
 
-def prepare_unsloth(model: Any, settings: Settings) -> Any:
+def prepare_unsloth(model: Any, name: str, checkpointing: Checkpointing) -> Any:
     """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing.
 
     Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory.
     """
-    checkpointing = False if settings.training.gradient_checkpointing == "off" else "unsloth"
     try:
         with redirect_stdout(sys.stderr):
-            return _unsloth().patch_peft_model(model, use_gradient_checkpointing=checkpointing)
+            recomputed = False if checkpointing == "off" else "unsloth"
+            return _unsloth().patch_peft_model(model, use_gradient_checkpointing=recomputed)
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-        raise _does_not_load(settings.model.name, error) from error
+        raise _does_not_load(name, error) from error
 
 
 def _unsloth() -> Any:

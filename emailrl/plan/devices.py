@@ -119,7 +119,7 @@ def _nearest(cards: list[Device], gib: float) -> Device:
 
 def this_cpu() -> Device:
     """This machine without its GPUs, with the memory that is free now."""
-    from emailrl.model.size import available_memory
+    from emailrl.model.layout import available_memory
 
     return replace(DEVICES["cpu"], gib=available_memory() / GIB)
 

@@ -99,5 +99,12 @@ class Ranks:
         """On rank 0: call the waiting ranks to work; theirs has the same collectives as the block."""
         yield
 
+    @contextmanager
+    def accompanied(self) -> Iterator[None]:
+        """Run the block's one forward pass of a sharded base on the other ranks too."""
+        with self.at_work():
+            self.scatter([None] * self.world)
+            yield
+
 
 ALONE: Final = Ranks()

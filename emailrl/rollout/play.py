@@ -20,7 +20,7 @@ from emailrl.rollout.runner import Environment, derive_seed, run
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import Mailbox
-    from emailrl.model.load import Policy
+    from emailrl.model.policy import Policy
     from emailrl.settings import Settings
 
 MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]

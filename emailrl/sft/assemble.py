@@ -20,8 +20,8 @@ from emailrl.environment.custom import load_task
 from emailrl.errors import UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.model.device import choose_device, choose_dtype
-from emailrl.model.load import Policy, load_policy
-from emailrl.model.prepare import train_whole
+from emailrl.model.load import load_policy, train_whole
+from emailrl.model.policy import Policy
 from emailrl.plain import counted
 from emailrl.settings import Settings, SftSettings
 from emailrl.sft import demo, small_model
@@ -148,7 +148,7 @@ def _new_policy(settings: Settings) -> Policy:
     dtype = choose_dtype(settings.model.dtype, device)
     model: Any = small_model.new_model(tokenizer, seed)
     model.to(device, dtype).eval()
-    notes = train_whole(model, settings)
+    notes = train_whole(model, settings.training, "the new model")
     return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model.load import Policy
 from emailrl.model.logprobs import token_logprobs
+from emailrl.model.policy import Policy
 from emailrl.settings import Settings
 from emailrl.sft.examples import Example
 from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches

@@ -30,7 +30,7 @@ from emailrl.checkpoints import (
 )
 from emailrl.disk import LOCK
 from emailrl.errors import UsageError
-from emailrl.model.load import Policy
+from emailrl.model.policy import Policy
 from emailrl.model.tensors import writing_tensors
 from emailrl.settings import Settings, SftSettings, run_root
 from emailrl.sft.data import Data

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -69,16 +69,6 @@ class Across:
         parts = flat.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
-
-    @contextmanager
-    def accompanied(self) -> Iterator[None]:
-        """Run the block's one forward pass; with a sharded base the other ranks run it too."""
-        if not self._sharded:
-            yield
-            return
-        with self._ranks.at_work():
-            self._ranks.scatter([None] * self.world)
-            yield
 
     def synchronize(
         self, parameters: Sequence[nn.Parameter], state: Callable[[], Any], load: Callable[[Any], None]

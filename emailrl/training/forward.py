@@ -9,9 +9,9 @@ import torch
 
 from emailrl.errors import EmailRLError
 from emailrl.model.layout import micro_batch_cap
-from emailrl.model.load import Policy
 from emailrl.model.logprobs import TokenLogprobs, hidden_states, token_logprobs
 from emailrl.model.packing import shares_prefixes, takes_packed
+from emailrl.model.policy import Policy
 from emailrl.settings import TrainingSettings
 from emailrl.training.batch import Layout, MicroBatch
 

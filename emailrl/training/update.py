@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from emailrl.errors import EmailRLError
 from emailrl.model.device import enough_memory
-from emailrl.model.load import Policy
-from emailrl.model.value_head import make_value_head
+from emailrl.model.policy import Policy
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.advantages import shape_advantages
@@ -108,11 +107,8 @@ class Updater:
         named = policy.trainable_parameters()
         if not named:
             raise EmailRLError("The policy has no trainable parameters.", "Load it with trainable=True.")
-        if wanted.reference == "start":
-            policy.keep_start()
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        policy.value_head = (policy.value_head or make_value_head(policy.model)) if algorithm.has_critic else None
         critic = list(policy.value_head.named_parameters()) if policy.value_head is not None else []
         self.critic = [parameter for _, parameter in critic]
         self.names += [f"value_head.{name}" for name, _ in critic]
@@ -127,7 +123,6 @@ class Updater:
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
         self.forward = Forward(policy, training, agent.temperature)
         self.objective = Objective(algorithm, wanted, self.kl, agent.max_tokens)
-        policy.accompanied = self.across.accompanied
         self.skipped_in_a_row = 0
         """Consecutive updates that were not finite."""
 
@@ -228,7 +223,8 @@ class Updater:
                 raise EmailRLError(
                     "The run was started with REFERENCE=base.", "Unset REFERENCE, or start a new run with --adapter."
                 )
-            self.policy.start = [value.to(self.policy.device, copy=True) for value in state["start"]]
+            for own, value in zip(self.policy.start, state["start"], strict=True):
+                own.copy_(value)
         # A copy: the optimizer would otherwise go on writing into the caller's tensors.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.kl.coef = float(state["kl_coef"])

@@ -23,7 +23,8 @@ from emailrl.engines import SamplingParams, build_engine
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment import MailEnvironment, tool_schemas
 from emailrl.mail import open_mailbox
-from emailrl.model.load import Policy, load_policy
+from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
 from emailrl.questions import load_scenarios
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rollout.runner import run

@@ -26,7 +26,8 @@ from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import stop_ids
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model.load import Policy, load_policy
+from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
 from emailrl.records import read_records
 from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings, load_settings

@@ -218,7 +218,7 @@ def test_a_model_that_only_one_rank_lacks_is_named(
     def missing(*_: Any, **__: Any) -> None:
         raise EmailRLError("No model here.", "Copy it.")
 
-    monkeypatch.setattr(follower, "open_policy", missing)
+    monkeypatch.setattr(follower, "load_trained", missing)
     zero, opened = in_ranks(2, partial(rank, settings_at("two"), tmp_path / "two"), tmp_path)
     assert str(zero) == "Rank 1: No model here. Copy it." and opened == []
     assert not (tmp_path / "two" / "grpo_masked").exists()

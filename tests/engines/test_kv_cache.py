@@ -39,7 +39,7 @@ def test_bytes_and_blocks_by_hand(model: Qwen3ForCausalLM) -> None:
 
 
 def test_the_default_is_half_of_what_a_cpu_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emailrl.model.size.available_memory", lambda: 1000)
+    monkeypatch.setattr("emailrl.model.layout.available_memory", lambda: 1000)
     assert default_budget(torch.device("cpu")) == 500
 
 

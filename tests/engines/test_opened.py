@@ -29,20 +29,11 @@ def test_it_plays_the_adapter_on_the_bare_base(parts: tuple[Any, Path]) -> None:
     opened.close()
 
 
-def test_what_is_trained_is_in_the_policy_and_the_engine_waits_for_it(parts: tuple[Any, Path]) -> None:
-    settings, adapter = parts
-    opened = open_policy(settings, adapter, trainable=True)
-    assert opened.policy.trainable and opened.settings is settings
-    assert opened.engine.adapter_sha256 is None
-    opened.close()
-
-
-def test_the_models_own_limit_holds_in_play_alone(parts: tuple[Any, Path]) -> None:
+def test_the_models_own_limit_holds(parts: tuple[Any, Path]) -> None:
     config = Path(parts[0].model.name) / "generation_config.json"
     config.write_text('{"max_new_tokens": 7}')
     settings, adapter = parts
     assert open_policy(settings, adapter).settings.agent.max_tokens == 7
-    assert open_policy(settings, adapter, trainable=True).settings.agent.max_tokens == 4096
 
 
 def test_an_adapter_that_cannot_be_had_leaves_no_engine_open(

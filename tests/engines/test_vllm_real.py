@@ -28,7 +28,8 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import TEXT, Probe
 from emailrl.export import export_checkpoint
-from emailrl.model.load import Policy, load_policy
+from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
 from emailrl.model.resolve import NANO_DIR
 from emailrl.settings import Settings, load_settings
 

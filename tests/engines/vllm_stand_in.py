@@ -18,8 +18,8 @@ from emailrl.ending import bounded
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.weights import sampling_weights
-from emailrl.model.load import Policy
 from emailrl.model.logprobs import token_logprobs
+from emailrl.model.policy import Policy
 from emailrl.settings import Settings, load_settings
 
 

@@ -14,8 +14,8 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.weights import sampling_weights
 from emailrl.engines.renderer import stop_ids
-from emailrl.model.load import Policy
 from emailrl.model.logprobs import token_logprobs
+from emailrl.model.policy import Policy
 
 BASE = "the-base"
 

@@ -144,9 +144,9 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     from emailrl.model.device import choose_device, choose_dtype
-    from emailrl.model.fresh import with_fresh_adapter
-    from emailrl.model.load import Policy
-    from emailrl.model.prepare import prepare_training
+    from emailrl.model.load import prepare_training
+    from emailrl.model.lora import with_fresh_adapter
+    from emailrl.model.policy import Policy
     from emailrl.training.run.follower import build_updater
 
     device = choose_device(settings.model.device)
@@ -155,10 +155,10 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config_of(shape), dtype=dtype, attn_implementation="sdpa")
     model.requires_grad_(False)
-    model = with_fresh_adapter(model, settings)
+    model = with_fresh_adapter(model, settings.lora, seed=settings.training.seed)
     set_lora(model)
     model.eval()
-    if notes := prepare_training(model, settings, device):
+    if notes := prepare_training(model, settings.training, "random", device):
         raise SystemExit(f"not trained as the 14B step is: {notes}")
     tokenizer: Any = SimpleNamespace(pad_token_id=257)
     lora = {"rank": settings.lora.lora_rank}

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from emailrl.model.load import Policy
 from emailrl.model.logprobs import token_logprobs
+from emailrl.model.policy import Policy
 from emailrl.questions.beside import write_demo
 from emailrl.quickstart import SETTINGS
 from emailrl.records import Record, read_records, read_trajectories

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from train_step_sides import Side, config_of, lora_settings, make_samples, model_side, timed
 
-from emailrl.model.fresh import with_fresh_adapter
-from emailrl.model.prepare import prepare_training
+from emailrl.model.load import prepare_training
+from emailrl.model.lora import with_fresh_adapter
 from emailrl.model.shard import shard_base
 from emailrl.settings import Settings
 
@@ -124,10 +124,11 @@ def make_side(
 ) -> Side:
     """A policy of random weights, sharded over ``mesh`` or moved to ``device``, as ``load_policy`` does it."""
     dtype = torch.float32 if settings.model.dtype == "fp32" else torch.bfloat16
-    model = with_fresh_adapter(random_base(shape, dtype, device, copied=mesh is None), settings)
+    base = random_base(shape, dtype, device, copied=mesh is None)
+    model = with_fresh_adapter(base, settings.lora, seed=settings.training.seed)
     if mesh is not None:
         shard_base(model, mesh, offload=offload)
-    notes = prepare_training(model, settings, device)
+    notes = prepare_training(model, settings.training, "random", device)
     assert not notes, notes
     return model_side(model, settings, device, TOKENS)
 

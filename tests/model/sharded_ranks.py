@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from model.test_fused import scored, with_lora
-from model.test_packing import random_model
-from model.test_prefix_sharing import TREE, grow
+from model.test_packing import TREE, grow, random_model
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tests.policy.test_packing import batch, random_model
 from torch import Tensor, nn
 
 from emailrl.model.fused import elementwise, model
-from emailrl.model.fused.head import fused_logprobs
 from emailrl.model.fused.model import FusedBackbone, enable_fused, why_not_fused
 from emailrl.model.layout import Keep
-from emailrl.model.logprobs import token_logprobs
+from emailrl.model.logprobs import fused_logprobs, token_logprobs
 from emailrl.model.packing import enable_packing
+from tests.model.test_packing import TREE, Tree, batch, grow, random_model
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -50,21 +49,24 @@ def scored(
 
 @pytest.mark.parametrize("keep", list(Keep))
 @pytest.mark.parametrize(
-    ("kind", "targets", "others"),
+    ("kind", "targets", "others", "tree"),
     [
-        ("Qwen3", ALL, {"head_dim": 8}),
-        ("Qwen2", ["q_proj", "v_proj", "down_proj"], {}),
-        ("Llama", ["k_proj", "up_proj"], {}),
-        ("Mistral", ["o_proj"], {"sliding_window": None}),
+        ("Qwen3", ALL, {"head_dim": 8}, TREE),
+        ("Qwen2", ["q_proj", "v_proj", "down_proj"], {}, TREE),
+        ("Qwen3", ALL, {"head_dim": 8}, None),
+        ("Llama", ["k_proj", "up_proj"], {}, None),
+        ("Mistral", ["o_proj"], {"sliding_window": None}, None),
     ],
 )
-def test_equals_transformers_and_peft(kind: str, targets: list[str], others: dict[str, Any], keep: Keep) -> None:
+def test_equals_transformers_and_peft(
+    kind: str, targets: list[str], others: dict[str, Any], tree: Tree | None, keep: Keep
+) -> None:
     peft = with_lora(random_model(kind, **others), targets)
-    ids, mask = batch([13, 5, 2, 9])
+    ids, mask, shared = grow(tree, seed=2) if tree else (*batch([13, 5, 2, 9]), None)
     expected, expected_entropy, expected_gradients = scored(peft, ids, mask)
     assert enable_packing(peft) is None and enable_fused(peft, "auto") is None
     peft.get_base_model().emailrl_fused.keep_for = lambda *given: keep
-    logprobs, entropy, gradients = scored(peft, ids, mask)
+    logprobs, entropy, gradients = scored(peft, ids, mask, shared)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=0)
     assert gradients.keys() == expected_gradients.keys() and len(gradients) == 2 * 2 * len(targets)
@@ -139,7 +141,7 @@ def test_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
     grad = draw(7, seed=3)
     for elements in (2**27, 33, 1):
-        monkeypatch.setattr("emailrl.model.fused.head.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("emailrl.model.logprobs.CHUNK_ELEMENTS", elements)
         logprobs, entropies = fused_logprobs(hidden, weight, labels, 0.5)
         torch.testing.assert_close((logprobs, entropies), (expected, entropy), atol=1e-12, rtol=0)
         assert not entropies.requires_grad

@@ -1,21 +1,35 @@
-"""Loading and saving policies, and adapters that are refused."""
+"""Loading and saving policies; hostile models, and what is no model, does not fit or needs a GPU."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 import time
+from contextlib import nullcontext
+from dataclasses import FrozenInstanceError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from peft import peft_model
+from peft import AutoPeftModelForCausalLM, peft_model
+from safetensors import safe_open
+from transformers import GenerationConfig
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model import load, resolve
+from emailrl.model import device, load, resolve, shape, unsloth_backend
+from emailrl.model.device import choose_device, choose_dtype
+from emailrl.model.fused.model import fused_backbone
 from emailrl.model.load import load_policy
-from emailrl.model.resolve import same_base
-from emailrl.settings import Settings
+from emailrl.model.policy import Policy
+from emailrl.model.resolve import NANO_DIR, resolve_model, same_base, with_token_limit
+from emailrl.quickstart import SETTINGS
+from emailrl.settings import AgentSettings, Settings
+
+IDS = torch.arange(1, 9)[None]
 
 
 def settings_for(model: Path | str, /, **sections: dict[str, Any]) -> Settings:
@@ -26,8 +40,7 @@ def settings_for(model: Path | str, /, **sections: dict[str, Any]) -> Settings:
 def test_fresh_adapter_trains_alone_and_changes_nothing_yet(tiny_model: Path) -> None:
     base = load_policy(settings_for(tiny_model))
     policy = load_policy(settings_for(tiny_model, lora={"lora_rank": 4, "lora_alpha": 8}), trainable=True)
-    ids = torch.arange(1, 9)[None]
-    assert torch.equal(policy.model(input_ids=ids).logits, base.model(input_ids=ids).logits)
+    assert torch.equal(policy.model(input_ids=IDS).logits, base.model(input_ids=IDS).logits)
     names = [name for name, _ in policy.trainable_parameters()]
     assert len(names) == 2 * 7 * 2 and all("lora_" in name for name in names)
     assert base.trainable_parameters() == [] and base.lora == {} and not base.model.training
@@ -45,6 +58,16 @@ def test_an_offload_without_shards_is_noted(tiny_model: Path) -> None:
         assert sum(note.startswith("SHARD_OFFLOAD has no effect: SHARD=auto") for note in notes) == count
 
 
+def test_nothing_is_set_on_a_loaded_policy(tiny_model: Path) -> None:
+    policy = load_policy(settings_for(tiny_model, algorithm={"reference": "start"}), trainable=True, critic=True)
+    assert policy.value_head is not None and policy.start is not None
+    assert all(map(torch.equal, policy.start, (one for _, one in policy.trainable_parameters())))
+    with pytest.raises(FrozenInstanceError):
+        policy.value_head = None  # type: ignore[misc]
+    bare = load_policy(settings_for(tiny_model, algorithm={"reference": "start"}))
+    assert bare.value_head is bare.start is None and bare.accompanied is nullcontext
+
+
 def test_the_seed_alone_decides_a_fresh_adapter(tiny_model: Path) -> None:
     def adapter(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(int(time.time_ns() % 1000))
@@ -59,7 +82,7 @@ def test_the_seed_alone_decides_a_fresh_adapter(tiny_model: Path) -> None:
     assert not all(map(torch.equal, first, other))
 
 
-def moved(tiny_model: Path, **sections: dict[str, Any]) -> load.Policy:
+def moved(tiny_model: Path, **sections: dict[str, Any]) -> Policy:
     policy = load_policy(settings_for(tiny_model, **sections), trainable=True)
     generator = torch.Generator().manual_seed(5)
     for _, parameter in policy.trainable_parameters():
@@ -76,14 +99,8 @@ def test_save_and_load_are_exact(tiny_model: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     for trainable in (True, False):
         again = load_policy(settings_for(tiny_model), adapter=tmp_path / "adapter", trainable=trainable)
-        ids = torch.arange(1, 9)[None]
-        assert torch.equal(again.model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
-        assert bool(again.trainable_parameters()) == trainable
-    resumed = load_policy(settings_for(tiny_model), adapter=tmp_path / "adapter", trainable=True)
-    for (name, value), (other_name, other) in zip(
-        policy.trainable_parameters(), resumed.trainable_parameters(), strict=True
-    ):
-        assert name == other_name and torch.equal(value, other)
+        assert torch.equal(again.model(input_ids=IDS).logits, policy.model(input_ids=IDS).logits)
+        assert len(again.trainable_parameters()) == trainable * len(policy.trainable_parameters())
 
 
 def test_an_adapter_is_not_read_on_the_first_gpu(
@@ -96,26 +113,22 @@ def test_an_adapter_is_not_read_on_the_first_gpu(
 
 
 def test_peft_loads_what_was_saved(tiny_model: Path, tmp_path: Path) -> None:
-    from peft import AutoPeftModelForCausalLM
-
     policy = moved(tiny_model)
     policy.save_adapter(tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tiny_model.resolve())
     assert config["target_modules"] == sorted(config["target_modules"]) and config["inference_mode"] is True
     model = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
-    ids = torch.arange(1, 9)[None]
-    assert torch.equal(model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+    assert torch.equal(model(input_ids=IDS).logits, policy.model(input_ids=IDS).logits)
 
 
 def test_reference_is_the_base_and_the_adapter_comes_back(tiny_model: Path) -> None:
     policy, base = moved(tiny_model), load_policy(settings_for(tiny_model))
-    ids = torch.arange(1, 9)[None]
-    before = policy.model(input_ids=ids).logits
+    before = policy.model(input_ids=IDS).logits
     with policy.reference() as model:
-        assert torch.equal(model(input_ids=ids).logits, base.model(input_ids=ids).logits)
-    assert torch.equal(policy.model(input_ids=ids).logits, before)
-    assert not torch.equal(before, base.model(input_ids=ids).logits)
+        assert torch.equal(model(input_ids=IDS).logits, base.model(input_ids=IDS).logits)
+    assert torch.equal(policy.model(input_ids=IDS).logits, before)
+    assert not torch.equal(before, base.model(input_ids=IDS).logits)
     assert policy.trainable_parameters()
     with base.reference() as model:
         assert model is base.model
@@ -138,18 +151,20 @@ def test_an_adapter_of_another_base_is_refused_by_both_names(tiny_model: Path, t
     assert str(tiny_model) in str(caught.value) and "'Qwen/Qwen3-0.6B'" in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["no config", "no weights", "broken config", "wrong shape"])
-def test_a_damaged_adapter_is_one_clear_line(tiny_model: Path, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("adapter_config.json", None),
+        ("adapter_model.safetensors", None),
+        ("adapter_config.json", "{"),
+        ("adapter_config.json", '{"peft_type": "LORA", "r": 3}'),
+    ],
+)
+def test_a_damaged_adapter_is_one_clear_line(tiny_model: Path, tmp_path: Path, file: str, content: str | None) -> None:
     moved(tiny_model).save_adapter(tmp_path)
-    config = tmp_path / "adapter_config.json"
-    if damage == "no config":
-        config.unlink()
-    elif damage == "no weights":
-        (tmp_path / "adapter_model.safetensors").unlink()
-    elif damage == "broken config":
-        config.write_text("{")
-    else:
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 3}))
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_text(content)
     with pytest.raises(EmailRLError, match=str(tmp_path)) as caught:
         load_policy(settings_for(tiny_model), adapter=tmp_path)
     assert "\n" not in str(caught.value)
@@ -172,15 +187,13 @@ def test_gradient_checkpointing_gives_the_same_gradient(tiny_model: Path) -> Non
             checkpointing == "on"
         )
         policy.model.train()
-        policy.model(input_ids=torch.arange(1, 9)[None]).logits.logsumexp(-1).sum().backward()
+        policy.model(input_ids=IDS).logits.logsumexp(-1).sum().backward()
         gradients.append([parameter.grad for _, parameter in policy.trainable_parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, recomputed, atol=1e-6, rtol=0)
 
 
 def test_packing_is_a_setting_and_nothing_is_fused_on_a_cpu(tiny_model: Path) -> None:
-    from emailrl.model.fused.model import fused_backbone
-
     packed = load_policy(settings_for(tiny_model, model={"device": "cpu"}), trainable=True)
     assert packed.packs and fused_backbone(packed.model) is None
     assert not packed.model.get_base_model().is_gradient_checkpointing, "auto recomputes nothing on a CPU"
@@ -192,3 +205,223 @@ def test_packing_is_a_setting_and_nothing_is_fused_on_a_cpu(tiny_model: Path) ->
 def test_gradient_checkpointing_as_it_may_be_written(given: object, read: str) -> None:
     settings = Settings.model_validate({"training": {"gradient_checkpointing": given}})
     assert settings.training.gradient_checkpointing == read
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "limit"), [({}, 96, 96), ({}, None, 4096), ({}, 8192, 4096), ({"max_tokens": 4096}, 96, 4096)]
+)
+def test_the_model_s_own_limit_holds_where_none_is_given(given: dict[str, int], own: int | None, limit: int) -> None:
+    model = SimpleNamespace(generation_config=SimpleNamespace(max_new_tokens=own))
+    assert with_token_limit(AgentSettings(**given), model).max_tokens == limit
+
+
+def test_nano_s_own_limit_is_the_quickstart_s() -> None:
+    own = GenerationConfig.from_pretrained(NANO_DIR).max_new_tokens
+    assert own == 96 and f"max_tokens = {own}\n" in SETTINGS
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+def changed(model: Path, place: Path, **fields: Any) -> Path:
+    """The model in a folder of its own below ``place``, or ``place`` itself, its config with other fields."""
+    folder = model if model == place else Path(shutil.copytree(model, place / "model"))
+    config = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_code_in_a_models_folder_never_runs_and_nobody_is_asked(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder's own architecture is refused; for a known one the library's own code is taken."""
+    folder = changed(tiny_model, tmp_path, auto_map={"AutoConfig": "pwn.Config", "AutoModelForCausalLM": "pwn.Model"})
+    (folder / "pwn.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\nclass Model: ...\nclass Config: ...\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    load_policy(settings_for(folder))
+    changed(folder, folder, model_type="theirs")
+    with pytest.raises(EmailRLError, match="failed to load"):
+        load_policy(settings_for(folder))
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_an_attention_that_is_not_installed_is_answered_with_the_one_that_is(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: Any, **__: Any) -> Any:
+        raise ImportError("FlashAttention2 has been toggled on, but it cannot be used.")
+
+    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", absent)
+    with pytest.raises(EmailRLError) as raised:
+        load_policy(settings_for(tiny_model, model={"attn_implementation": "flash_attention_2"}))
+    assert raised.value.hint == "Set ATTN_IMPLEMENTATION=sdpa, or install the package for flash_attention_2."
+
+
+def test_an_adapter_inside_a_hubs_model_is_not_put_on_it_unseen(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download as the hub's cache keeps it, with no network."""
+    cached = tmp_path / "models--someone--mail" / "snapshots" / ("0" * 40)
+    shutil.copytree(tiny_model, cached)
+    (cached / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1}))
+    (tmp_path / "models--someone--mail" / "refs").mkdir()
+    (tmp_path / "models--someone--mail" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UsageError, match="someone/mail' is an adapter"):
+        shape.load_config("someone/mail", "someone/mail")
+
+
+def test_an_error_without_text_is_named_by_its_type(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", Mock(side_effect=OSError))
+    with pytest.raises(EmailRLError, match="failed to load: OSError"):
+        shape.load_config("tiny", tiny_model)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_kernels_that_a_models_config_names_are_not_asked_for(tiny_model: Path, tmp_path: Path, key: str) -> None:
+    folder = changed(tiny_model, tmp_path, **{key: "stranger/kernel"})
+    assert load_policy(settings_for(folder)).model.config._attn_implementation == "sdpa"
+
+
+def test_weights_in_a_pickle_are_not_opened(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_policy(settings_for(folder)).model.state_dict()
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(EmailRLError, match=r"failed to load: .*safetensors"):
+        load_policy(settings_for(folder))
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_truncated_weights(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    if converted:
+        monkeypatch.setattr(shape, "SMOL", str(folder))
+    hint = (
+        f"Delete {folder}: the next run converts the model again."
+        if converted
+        else "Check the model's files, or choose another model."
+    )
+    with pytest.raises(EmailRLError, match=r"failed to load: [^\n]*[^.]\. ") as caught:
+        load_policy(settings_for(folder))
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nanno", r"Unknown model 'nanno'\. Did you mean nano\?"),
+        ("no/such/folder", r"neither a folder nor a hub name"),
+        ("./missing", r"neither a folder nor a hub name"),
+        ("two words", r"neither a folder nor a hub name"),
+        ("", r"neither a folder nor a hub name"),
+    ],
+)
+def test_what_cannot_be_a_model(name: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        resolve_model(name)
+
+
+def test_folders(tiny_model: Path, tmp_path: Path) -> None:
+    assert resolve_model(str(tiny_model)) == tiny_model.resolve()
+    assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="is an adapter, not a model"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "adapter_config.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EmailRLError, match="failed to load") as caught:
+        load_policy(settings_for(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*address: object, **options: object) -> None:
+        raise socket.gaierror("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+
+def test_a_gpu_sized_model_on_a_cpu_is_refused_at_once(no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "available_memory", lambda: int(500e9))
+    monkeypatch.setattr(device, "computes_bf16", lambda: False)
+    with pytest.raises(EmailRLError, match=r"14\.77 billion parameters, 59 GB\) needs a GPU") as caught:
+        load_policy(Settings())
+    assert (
+        caught.value.exit_code == 1
+        and "--model nano" in caught.value.hint
+        and "EMAILRL_DEVICE=cpu" in caught.value.hint
+        and "\n" not in str(caught.value)
+    )
+    # DEVICE=cpu insists; then memory alone decides, and after it the network.
+    with pytest.raises(EmailRLError, match="the hub cannot be reached"):
+        load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
+    monkeypatch.setattr(device, "available_memory", lambda: int(20e9))
+    monkeypatch.setattr(device, "total_memory", lambda: int(64e9))
+    with pytest.raises(EmailRLError, match="this machine has 20 GB of 64 GB of memory free"):
+        load_policy(settings_for("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"}))
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "someone/mail-model", "gpt2"])
+def test_no_network_is_said_without_half_a_minute_of_retries(no_network: None, name: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(EmailRLError, match="not on this machine, and the hub cannot be reached") as caught:
+        load_policy(settings_for(name))
+    assert time.monotonic() - began < 5 and caught.value.exit_code == 1 and "nano" in caught.value.hint
+
+
+def test_the_size_of_a_folder_comes_from_its_config(tiny_model: Path, tmp_path: Path) -> None:
+    config = shape.load_config("tiny", tiny_model)
+    with safe_open(tiny_model / "model.safetensors", "pt") as weights:
+        stored = sum(weights.get_tensor(name).numel() for name in weights.keys())  # noqa: SIM118
+    assert shape.count_parameters(config) == stored
+    large = json.loads((tiny_model / "config.json").read_text()) | {"hidden_size": 65536, "intermediate_size": 65536}
+    (tmp_path / "config.json").write_text(json.dumps(large))  # no weights beside it: they must not be asked for
+    with pytest.raises(EmailRLError, match="needs a GPU"):
+        load_policy(settings_for(tmp_path))
+
+
+def test_devices() -> None:
+    for name in ("gpu", "meta", "mps"):
+        with pytest.raises(UsageError, match=f"EMAILRL_DEVICE={name} is not supported"):
+            choose_device(name)
+    with pytest.raises(EmailRLError, match=r"this machine has \d+ usable CUDA GPU"):
+        choose_device("cuda:99")
+    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("fp16", torch.device("cpu")) == torch.float16
+
+
+def test_larger_models_sample_in_bf16_on_a_cpu_that_computes_in_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dtypes() -> tuple[torch.dtype, torch.dtype]:
+        loaded = [load_policy(settings_for(tiny_model, model={"device": "cpu"}), trainable=on) for on in (False, True)]
+        assert [each.model.dtype for each in loaded] == [each.dtype for each in loaded]
+        return loaded[0].dtype, loaded[1].dtype
+
+    monkeypatch.setattr(device, "computes_bf16", lambda: True)
+    assert dtypes() == (torch.float32, torch.float32)  # too small to gain
+    monkeypatch.setattr(device, "BF16_FROM", 1000)
+    assert dtypes() == (torch.bfloat16, torch.float32)
+    monkeypatch.setattr(device, "computes_bf16", lambda: False)
+    assert dtypes() == (torch.float32, torch.float32)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EmailRLError, match=r"this machine has 0 usable CUDA GPUs.*Use EMAILRL_DEVICE=auto\."):
+        load_policy(settings_for(tiny_model, model={"device": "cuda"}))
+    with pytest.raises(EmailRLError, match="LOAD_IN_4BIT needs a CUDA GPU"):
+        load_policy(settings_for(tiny_model, model={"load_in_4bit": True}))
+    with pytest.raises(EmailRLError, match="unsloth backend needs a CUDA GPU"):
+        load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(unsloth_backend, "find_spec", lambda name: None)
+    with pytest.raises(EmailRLError, match=r"pip install -e '\.\[unsloth\]'"):
+        load_policy(settings_for(tiny_model, model={"backend": "unsloth"}))

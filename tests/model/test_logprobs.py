@@ -80,15 +80,11 @@ def test_untied_embeddings_and_a_uniform_head() -> None:
     torch.testing.assert_close(scored.entropy[MASK], torch.full((8,), math.log(257)))
 
 
-def test_entropy_carries_a_gradient_only_when_asked(lora_model: Any) -> None:
-    scored = token_logprobs(lora_model, IDS, MASK, entropy=True)
+def test_entropy_is_for_the_asking_and_temperature_zero_is_untempered(lora_model: Any) -> None:
+    scored = token_logprobs(lora_model, IDS, MASK, temperature=0.0, entropy=True)
     assert scored.entropy is not None and not scored.entropy.requires_grad and scored.logprobs.requires_grad
-    assert token_logprobs(lora_model, IDS, MASK).entropy is None
-
-
-def test_temperature_zero_scores_the_untempered_distribution(lora_model: Any) -> None:
-    greedy = token_logprobs(lora_model, IDS, MASK, temperature=0.0).logprobs
-    assert torch.equal(greedy, token_logprobs(lora_model, IDS, MASK, temperature=1.0).logprobs)
+    plain = token_logprobs(lora_model, IDS, MASK, temperature=1.0)
+    assert plain.entropy is None and torch.equal(scored.logprobs, plain.logprobs)
 
 
 def test_padding_and_batch_mates_change_nothing(lora_model: Any) -> None:

@@ -9,10 +9,32 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.model.logprobs import token_logprobs
-from emailrl.model.packing import enable_packing, pack, takes_packed
+from emailrl.model.packing import enable_packing, pack, shares_prefixes, takes_packed
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
+
+
+Tree = list[tuple[int, int]]
+"""Rows of a batch: tokens shared with the row before, and tokens in all."""
+
+TREE: Tree = [(0, 9), (4, 7), (6, 12), (2, 2), (0, 5), (5, 5), (3, 8)]
+"""A branch off a branch; a row that is the beginning of another; a second root; the same row twice."""
+
+
+def grow(tree: Tree, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, mask (a third of the tokens, shared ones too, and the last) and shared lengths of a tree."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.zeros(len(tree), max(length for _, length in tree), dtype=torch.long)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, (shared, length) in enumerate(tree):
+        ids[row, :length] = torch.randint(1, 97, (length,), generator=generator)
+        mask[row, :length] = torch.rand(length, generator=generator) < 0.3
+        if shared:
+            ids[row, :shared] = ids[row - 1, :shared]
+        mask[row, length - 1] = True
+    mask[:, 0] = False
+    return ids, mask, torch.tensor([shared for shared, _ in tree])
 
 
 def random_model(kind: str, heads: str = "gqa", **others: Any) -> Any:
@@ -32,15 +54,8 @@ def random_model(kind: str, heads: str = "gqa", **others: Any) -> Any:
 
 
 def batch(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Random right-padded rows that train their last token and about a third of the others."""
-    generator = torch.Generator().manual_seed(sum(lengths))
-    ids = torch.randint(1, 97, (len(lengths), max(lengths)), generator=generator)
-    mask = torch.rand(ids.shape, generator=generator) < 0.3
-    for row, length in enumerate(lengths):
-        mask[row, length:] = False
-        mask[row, length - 1] = True
-    mask[:, 0] = False
-    return ids, mask
+    """Random right-padded rows that share nothing, and their mask."""
+    return grow([(0, length) for length in lengths], seed=sum(lengths))[:2]
 
 
 def separate(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
@@ -52,24 +67,34 @@ def separate(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return logprobs
 
 
-@pytest.mark.parametrize("lengths", [[2, 9], [13, 5, 5, 1, 8], [40, 3], [7]], ids=str)
+@pytest.mark.parametrize(
+    ("tree", "tokens"),
+    [
+        ([(0, 2), (0, 9)], 1 + 8),
+        ([(0, 13), (0, 5), (0, 5), (0, 1), (0, 8)], 12 + 4 + 4 + 7),
+        ([(0, 7)], 7),  # a single row is not packed
+        # 8, 6, 11, 1, 4, 4 and 7 tokens are needed, of which 0, 4, 6, 1, 0, 4 and 3 are shared.
+        (TREE, 8 + 2 + 5 + 0 + 4 + 0 + 4),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("kind", "heads"), [("Qwen3", "gqa"), ("Qwen2", "mha"), ("Llama", "mqa"), ("Qwen3", "mha"), ("Gemma", "mqa")]
 )
-def test_packed_equals_separate_forwards(kind: str, heads: str, lengths: list[int]) -> None:
+def test_packed_equals_separate_forwards(kind: str, heads: str, tree: Tree, tokens: int) -> None:
     # In float64: how sums are split over threads must not decide whether 1e-5 holds.
     model = (random_model(kind, heads, head_dim=8) if kind != "Qwen2" else random_model(kind, heads)).double()
-    ids, mask = batch(lengths)
+    ids, mask, shared = grow(tree)
     weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(1))
-    watched = [model.model.layers[0].self_attn.k_proj.weight, model.model.layers[1].mlp.down_proj.weight]
+    first, second = model.model.layers
+    watched = [first.self_attn.k_proj.weight, first.self_attn.v_proj.weight, second.mlp.down_proj.weight]
+    watched.append(model.model.embed_tokens.weight)
     expected = separate(model, ids, mask)
     expected_gradient = torch.autograd.grad((weight * expected).sum(), watched)
+    assert enable_packing(model) is None and shares_prefixes(model)
     seen: list[tuple[int, ...]] = []
-    model.model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
-    assert enable_packing(model) is None
-    seen.clear()
-    packed = token_logprobs(model, ids, mask).logprobs
-    tokens = sum(length - 1 for length in lengths) if len(lengths) > 1 else lengths[0]
+    first.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    packed = token_logprobs(model, ids, mask, shared=shared).logprobs
     assert seen == [(1, tokens, 32)], "not packed, or with padding"
     torch.testing.assert_close(packed, expected, atol=1e-5, rtol=0)
     gradient = torch.autograd.grad((weight * packed).sum(), watched)

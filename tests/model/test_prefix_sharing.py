@@ -5,42 +5,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from tests.policy.test_fused import scored, with_lora
-from tests.policy.test_packing import random_model, separate
-from torch import Tensor, nn
+from torch import nn
 
-from emailrl.model import packing
+from emailrl.model.attention import SharedKeys
 from emailrl.model.fused.model import enable_fused
-from emailrl.model.layout import Keep
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import enable_packing, pack, shares_prefixes
-from emailrl.model.segments import Segments, SharedKeys
-
-Tree = list[tuple[int, int]]
-"""Rows of a batch: tokens shared with the row before, and tokens in all."""
-
-TREE: Tree = [(0, 9), (4, 7), (6, 12), (2, 2), (0, 5), (5, 5), (3, 8)]
-"""A branch off a branch; a row that is the beginning of another; a second root; the same row twice."""
-
-
-def grow(tree: Tree, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, mask (a third of the tokens, shared ones too, and the last) and shared lengths of a tree."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.zeros(len(tree), max(length for _, length in tree), dtype=torch.long)
-    mask = torch.zeros(ids.shape, dtype=torch.bool)
-    for row, (shared, length) in enumerate(tree):
-        ids[row, :length] = torch.randint(1, 97, (length,), generator=generator)
-        mask[row, :length] = torch.rand(length, generator=generator) < 0.3
-        if shared:
-            ids[row, :shared] = ids[row - 1, :shared]
-        mask[row, length - 1] = True
-    mask[:, 0] = False
-    return ids, mask, torch.tensor([shared for shared, _ in tree])
+from tests.model.test_fused import scored, with_lora
+from tests.model.test_packing import Tree, grow, random_model, separate
 
 
 def test_pack_by_hand() -> None:
@@ -70,46 +46,6 @@ def test_a_row_shares_no_more_than_the_row_before_it_computes() -> None:
     assert packed.segments.keys is not None and packed.segments.keys.index.tolist() == [0, 1, 0, 1, 2]
     mask[1] = False  # a row that trains nothing is not computed
     assert pack(ids, mask, torch.tensor([0, 3, 3])).token_ids.tolist() == [[1, 2, 1, 2, 3]]
-
-
-@pytest.mark.parametrize(("kind", "heads"), [("Qwen3", "gqa"), ("Llama", "mqa"), ("Qwen2", "mha")])
-def test_equals_separate_forwards(kind: str, heads: str) -> None:
-    model = random_model(kind, heads, **({} if kind == "Qwen2" else {"head_dim": 8}))
-    ids, mask, shared = grow(TREE)
-    weight = torch.randn(ids.shape, generator=torch.Generator().manual_seed(1))
-    watched = [model.model.layers[0].self_attn.k_proj.weight, model.model.layers[0].self_attn.v_proj.weight]
-    watched += [model.model.embed_tokens.weight, model.model.layers[1].mlp.down_proj.weight]
-    expected = separate(model, ids, mask)
-    expected_gradient = torch.autograd.grad((weight * expected).sum(), watched)
-    assert enable_packing(model) is None and shares_prefixes(model)
-    seen: list[int] = []
-    model.model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
-    actual = token_logprobs(model, ids, mask, shared=shared).logprobs
-    # 8, 6, 11, 1, 4, 4 and 7 tokens are needed, of which 0, 4, 6, 1, 0, 4 and 3 are shared.
-    assert seen == [8 + 2 + 5 + 0 + 4 + 0 + 4]
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
-    for gradient, reference in zip(
-        torch.autograd.grad((weight * actual).sum(), watched), expected_gradient, strict=True
-    ):
-        assert reference.abs().max() > 1e-2
-        torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("keep", list(Keep))
-@pytest.mark.parametrize("kind", ["Qwen3", "Qwen2"])
-def test_fused_layers_equal_transformers_and_peft(kind: str, keep: Keep) -> None:
-    peft = with_lora(random_model(kind, **({"head_dim": 8} if kind == "Qwen3" else {})))
-    ids, mask, shared = grow(TREE, seed=2)
-    expected, expected_entropy, expected_gradients = scored(peft, ids, mask)
-    assert enable_packing(peft) is None and enable_fused(peft, "auto") is None
-    peft.get_base_model().emailrl_fused.keep_for = lambda *given: keep
-    logprobs, entropy, gradients = scored(peft, ids, mask, shared=shared)
-    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=0)
-    assert gradients.keys() == expected_gradients.keys()
-    for name, reference in expected_gradients.items():
-        assert reference.abs().max() > 1e-2
-        torch.testing.assert_close(gradients[name], reference, atol=2e-5, rtol=1e-4, msg=name)
 
 
 @cache
@@ -143,33 +79,6 @@ def test_any_tree_equals_separate_forwards(drawn: Tree, seed: int) -> None:
     torch.testing.assert_close(together[:2], apart[:2], atol=1e-9, rtol=0)
     for name, reference in apart[2].items():
         torch.testing.assert_close(together[2][name], reference, atol=1e-9, rtol=1e-9, msg=name)
-
-
-@pytest.mark.parametrize("wrong", ["positions", "one key too many", "one key too few", "top left"])
-def test_the_comparison_sees_a_shift_by_one(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = packed_model()
-    ids, mask, shared = grow([(0, 9), (4, 12)])
-    expected = separate(model, ids, mask)
-    honest, bound = Segments.parts, packing.packed_inputs
-
-    def shifted(segments: Segments) -> Any:
-        by = {"one key too many": 1, "one key too few": -1, "top left": -4}[wrong]
-        for queries, keys, visible in honest(segments):
-            rows, columns = queries.stop - queries.start, keys.stop - keys.start
-            ones = torch.ones(rows, columns, dtype=torch.bool)
-            yield queries, keys, None if visible is None else ones.tril(columns - rows + by)
-
-    def moved(row: Any) -> Any:
-        inputs = bound(row)
-        return inputs | {"position_ids": inputs["position_ids"] + (torch.arange(len(row.token_ids[0])) >= 8)}
-
-    if wrong == "positions":
-        monkeypatch.setattr("emailrl.model.logprobs.packed_inputs", moved)
-    else:
-        monkeypatch.setattr(Segments, "parts", shifted)
-    with torch.no_grad():
-        actual = token_logprobs(model, ids, mask, shared=shared).logprobs
-    assert (actual - expected)[1].abs().max() > 1e-2
 
 
 def test_gradients_of_shared_keys_are_summed_in_float32() -> None:

@@ -41,8 +41,9 @@ def test_a_rank_holds_its_part_of_the_base(ranks: list[dict[str, dict[str, float
         assert cases["held"]["share"] <= 1 / len(ranks) + 0.05
 
 
-def settings_for(**sections: dict[str, Any]) -> Settings:
-    return Settings.model_validate(SERVED | sections)
+def check(**sections: dict[str, Any]) -> None:
+    settings = Settings.model_validate(SERVED | sections)
+    check_shardable(settings.model, settings.agent, settings.vllm)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +57,9 @@ def settings_for(**sections: dict[str, Any]) -> Settings:
 )
 def test_what_cannot_be_sharded_is_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        check_shardable(settings_for(**sections))
+        check(**sections)
     assert error.value.hint
-
-
-def test_servers_can_be_sharded_for() -> None:
-    check_shardable(settings_for())
+    check()  # servers can be sharded for
 
 
 @pytest.mark.parametrize(

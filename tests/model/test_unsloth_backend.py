@@ -15,9 +15,10 @@ from transformers.models.qwen3 import modeling_qwen3
 from emailrl.engines import build_engine
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model import unsloth_backend
-from emailrl.model.load import Policy, load_policy
-from emailrl.model.unsloth_backend import FAMILIES, load_unsloth, unpatched
+from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
+from emailrl.model.shape import FAMILIES, load_config
+from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, unpatched
 from emailrl.settings import Settings
 
 
@@ -98,15 +99,14 @@ def test_every_family_has_one_rotary_embedding() -> None:
         ]
 
 
-def test_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_refuses(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="first visible GPU, not on 'cpu'"):
-        load_unsloth(settings_for(tmp_path, device="cpu"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(unsloth_backend, "find_spec", lambda name: name)
-    monkeypatch.setattr(unsloth_backend, "check_fits", lambda *given: None)
-    (tmp_path / "config.json").write_text('{"model_type": "gemma"}')
-    with pytest.raises(EmailRLError, match="Llama, Mistral, Qwen2 and Qwen3 models, not gemma"):
-        load_unsloth(settings_for(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "_attn_implementation": "stranger/kernel"}')
-    with pytest.raises(UsageError, match="names kernels on the hub"):
-        load_unsloth(settings_for(tmp_path))
+        check_unsloth(settings_for(tmp_path, device="cpu").model)
+    for fields, said in (
+        ('"gemma"', "Llama, Mistral, Qwen2 and Qwen3 models, not gemma"),
+        ('"qwen3", "_attn_implementation": "stranger/kernel"', "names kernels on the hub"),
+    ):
+        (tmp_path / "config.json").write_text(f'{{"model_type": {fields}}}')
+        config = load_config("theirs", tmp_path)
+        with pytest.raises(EmailRLError, match=said):
+            load_unsloth(settings_for(tmp_path).model, tmp_path, config, torch.bfloat16)

@@ -95,7 +95,7 @@ def test_a_cached_model_loads_without_a_network_and_without_retries(tmp_path: Pa
         "HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{closed_port()}", "HF_HUB_OFFLINE": "",
     }  # fmt: skip
     script = (
-        "import time, transformers\nfrom emailrl.model.size import load_config\nstarted = time.monotonic()\n"
+        "import time, transformers\nfrom emailrl.model.shape import load_config\nstarted = time.monotonic()\n"
         "print(load_config('some/model', 'some/model').hidden_size, time.monotonic() - started)"
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)

@@ -15,7 +15,7 @@ from emailrl.mail.demo import ask, make_world
 from emailrl.model.load import load_policy
 from emailrl.rollout.audit import audit
 
-NANO = Path(__file__).resolve().parents[2] / "emailrl" / "policy" / "nano"
+NANO = Path(__file__).resolve().parents[2] / "emailrl" / "model" / "nano"
 
 
 @pytest.mark.skipif(not NANO.is_dir(), reason="the packaged policy is not there")

@@ -17,9 +17,10 @@ from training.updaters import PAID, loaded, make_updater, plain_logprobs, plain_
 
 from emailrl.errors import EmailRLError
 from emailrl.model.load import load_policy
-from emailrl.model.value_head import VALUE_HEAD_FILE, make_value_head
+from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead
+from emailrl.ranks import ALONE
 from emailrl.training.batch import TrainingSample
-from emailrl.training.run.follower import build_updater
+from emailrl.training.run.follower import build_updater, load_trained
 from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]
@@ -151,13 +152,13 @@ def test_saved_beside_the_adapter_and_loaded_with_it(make: Make, tiny_model: Pat
         "weight": updater.critic[0].tolist(), "bias": updater.critic[1].item(),
     }  # fmt: skip
     settings = loaded(tiny_model, algorithm="ppo")
-    again = load_policy(settings, adapter=tmp_path, trainable=True)
+    again = load_trained(settings, tmp_path, ALONE, None)
     assert again.value_head is not None
     assert all(map(torch.equal, again.value_head.parameters(), updater.critic))
     assert load_policy(settings, adapter=tmp_path).value_head is None  # nothing learns: no critic
     save_file({"weight": torch.zeros(3), "bias": torch.zeros(())}, tmp_path / VALUE_HEAD_FILE)
     with pytest.raises(EmailRLError, match="does not fit this policy's critic") as caught:
-        load_policy(settings, adapter=tmp_path, trainable=True)
+        load_trained(settings, tmp_path, ALONE, None)
     assert "--algorithm ppo" in caught.value.hint
 
 
@@ -182,7 +183,7 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(
     first.policy.save_adapter(tmp_path)
     uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
     settings = loaded(tiny_model, algorithm="ppo", **options)
-    second = build_updater(load_policy(settings, adapter=tmp_path, trainable=True), settings)
+    second = build_updater(load_trained(settings, tmp_path, ALONE, None), settings)
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
     assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
@@ -211,7 +212,7 @@ def test_a_broken_trajectorys_second_sample_teaches_its_first(make: Make) -> Non
 def test_a_half_precision_policy_has_a_float32_critic(tiny_model: Path) -> None:
     updater = make_updater(tiny_model, algorithm="ppo", dtype="bf16")
     hidden = torch.ones(2, 32, dtype=torch.bfloat16)
-    head = make_value_head(updater.policy.model)
+    head = ValueHead.of(updater.policy.model)
     head.weight.data += 1 / 1024
     assert head(hidden).dtype == torch.float32 and head(hidden).tolist() == [32 / 1024] * 2
     assert math.isfinite(updater.train(samples(), PAID, step=1).metrics["value_loss"])

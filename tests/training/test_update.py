@@ -17,7 +17,8 @@ from torch import Tensor
 from training.updaters import LENGTHS, PAID, make_updater, plain_logprobs, samples
 
 from emailrl.errors import EmailRLError
-from emailrl.model.load import Policy, load_policy
+from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
 from emailrl.settings import Settings
 from emailrl.training.batch import TrainingSample, save_batches
 from emailrl.training.run.follower import build_updater

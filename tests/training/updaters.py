@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emailrl.model.load import Policy, load_policy
+from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import Settings, load_settings
 from emailrl.training.batch import TrainingSample
-from emailrl.training.run.follower import build_updater
+from emailrl.training.run.follower import build_updater, load_trained
 from emailrl.training.update import Updater
 
 LENGTHS = [9, 14, 6, 11]
@@ -54,8 +54,7 @@ def loaded(model: Path, **changes: Any) -> Settings:
 def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
     """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
     settings = loaded(model, **changes)
-    policy = load_policy(settings, trainable=True, mesh=ranks.host_mesh())
-    updater = build_updater(policy, settings, ranks=ranks)
+    updater = build_updater(load_trained(settings, None, ranks, ranks.host_mesh()), settings, ranks=ranks)
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters + updater.critic:
         parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)

@@ -24,9 +24,8 @@ from emailrl.engines.budget import merges
 from emailrl.errors import EmailRLError
 from emailrl.model.adapter import WEIGHTS
 from emailrl.model.fused.model import disable_fused
-from emailrl.model.plain_lora import PlainLora, read_plain_lora
+from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
 from emailrl.model.shard import is_sharded
-from emailrl.model.unwrap import causal_lm
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

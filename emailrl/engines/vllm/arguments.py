@@ -26,7 +26,7 @@ from emailrl.ranks.place import Place
 from emailrl.settings import Settings, TrainingSettings, check_key, without_credentials
 
 if TYPE_CHECKING:
-    from emailrl.model.load import Policy
+    from emailrl.model.policy import Policy
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values vLLM takes for ``max_lora_rank``."""

@@ -26,11 +26,11 @@ from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingPa
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import SAMPLED, Probe
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model.size import card_bytes
+from emailrl.model.device import card_bytes
 from emailrl.settings import Settings
 
 if TYPE_CHECKING:
-    from emailrl.model.load import Policy
+    from emailrl.model.policy import Policy
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that no other process holds the GPU

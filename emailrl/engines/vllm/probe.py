@@ -23,7 +23,7 @@ from emailrl.errors import EmailRLError
 from emailrl.model.logprobs import hidden_states, projection
 
 if TYPE_CHECKING:
-    from emailrl.model.load import Policy
+    from emailrl.model.policy import Policy
 
 TEXT = (
     "You search a mailbox with tools. When does the lease on the office end, and who signed it? "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emailrl.model.attention import Segments, varlen_backward, varlen_forward
 from emailrl.model.fused.elementwise import (
     add_rms_norm,
     add_rms_norm_backward,
@@ -25,8 +26,6 @@ from emailrl.model.fused.elementwise import (
 )
 from emailrl.model.fused.projections import Parameters, Projections, adapter_of
 from emailrl.model.layout import Keep
-from emailrl.model.segments import Segments
-from emailrl.model.varlen import varlen_backward, varlen_forward
 
 QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)
 """Indices of the projections in ``LayerWeights.modules``."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from emailrl.model.fused.layer import LayerWeights
 from emailrl.model.fused.projections import adapter_of, linear_of
 from emailrl.model.layout import Checkpointing, Keep, choose_keep, numbers_for
+from emailrl.model.lora import causal_lm
 from emailrl.model.packing import PackedRow
 from emailrl.model.shard import class_name, gathering
-from emailrl.model.unwrap import causal_lm
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 """transformers' decoder layers with the structure that ``FusedLayer`` implements."""

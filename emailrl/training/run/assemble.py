@@ -7,9 +7,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import check_engine, engine_gpus, has_servers
+from emailrl.engines import build_engine, check_engine, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, VersionedEngine
-from emailrl.engines.opened import OpenPolicy, open_policy
+from emailrl.engines.opened import OpenPolicy
 from emailrl.engines.vllm.fleet import check_servers
 from emailrl.environment.custom import MAIL, load_task
 from emailrl.errors import UsageError
@@ -30,7 +30,7 @@ from emailrl.training.run.directory import check_replaceable, clear_run, give_ba
 from emailrl.training.run.display import SILENT, Display
 from emailrl.training.run.ending import check_unfinished
 from emailrl.training.run.filtering import make_filter
-from emailrl.training.run.follower import Task, build_updater, check_shard, mesh_of
+from emailrl.training.run.follower import Task, build_updater, check_shard, load_trained, mesh_of
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES, Mode
 from emailrl.training.run.printing import header
@@ -181,9 +181,9 @@ def _loaded(
     """
 
     def load() -> tuple[OpenPolicy, Updater, Settings, RunState]:
-        opened = open_policy(settings, adapter, trainable=True, mesh=mesh)
+        policy = load_trained(settings, adapter, ranks, mesh)
+        opened = OpenPolicy(settings, policy, build_engine(settings, policy))
         stack.callback(leave_and_close, ranks, opened.engine)
-        policy = opened.policy
         own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
         updater = build_updater(policy, own, total_steps=total, ranks=ranks)
         return opened, updater, own, _restore(checkpoint, updater) if checkpoint else RunState()

@@ -27,7 +27,7 @@ from emailrl.checkpoints import (
 )
 from emailrl.disk import naming, replace_bytes
 from emailrl.errors import EmailRLError
-from emailrl.model.load import Policy
+from emailrl.model.policy import Policy
 from emailrl.settings import Settings
 from emailrl.training.run.data import RunData, save_digests
 from emailrl.training.run.directory import discard_replaced

@@ -13,10 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from emailrl.ctrl_c import handled_by
-from emailrl.engines import has_servers
-from emailrl.engines.opened import open_policy
+from emailrl.engines import build_engine, has_servers
+from emailrl.engines.opened import OpenPolicy
 from emailrl.errors import UsageError
-from emailrl.model.load import Policy, load_policy
+from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
 from emailrl.model.shard import check_shardable
 from emailrl.ranks import ALONE, RankGroup, Ranks, joined
 from emailrl.settings import Settings
@@ -108,13 +109,23 @@ class Follower:
         settings = task.settings
         with TemporaryDirectory() as folder:
             adapter = write_adapter(task.adapter, Path(folder))
-            if plays_on_all(settings, self.ranks):
-                opened = open_policy(settings, adapter, trainable=True, mesh=mesh)
-                policy = opened.policy
-                self.member = Member(self.ranks, settings, opened)
-            else:
-                policy = load_policy(settings, adapter=adapter, trainable=True, mesh=mesh)
+            policy = load_trained(settings, adapter, self.ranks, mesh)
+        if plays_on_all(settings, self.ranks):
+            opened = OpenPolicy(settings, policy, build_engine(settings, policy))
+            self.member = Member(self.ranks, settings, opened)
         return build_updater(policy, settings, total_steps=task.total_steps, ranks=self.ranks)
+
+
+def load_trained(settings: Settings, adapter: Path | None, ranks: Ranks, mesh: DeviceMesh | None) -> Policy:
+    """The policy that a run trains, the same on every rank; ``mesh`` is that of ``mesh_of``."""
+    return load_policy(
+        settings,
+        adapter=adapter,
+        trainable=True,
+        critic=resolve(settings).has_critic,
+        mesh=mesh,
+        accompanied=ranks.accompanied,
+    )
 
 
 def build_updater(
@@ -146,7 +157,7 @@ def mesh_of(settings: Settings, ranks: Ranks) -> DeviceMesh | None:
 def check_shard(settings: Settings, ranks: Ranks) -> None:
     """Raise the UsageErrors of SHARD=host that need neither the model nor the other ranks."""
     if settings.model.shard == "host":
-        check_shardable(settings)
+        check_shardable(settings.model, settings.agent, settings.vllm)
         if ranks.is_alone:
             raise _too_few_ranks()
 

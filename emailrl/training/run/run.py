@@ -10,7 +10,7 @@ from typing import Any
 from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
 from emailrl.errors import EmailRLError
 from emailrl.evaluation import Evaluation, evaluate
-from emailrl.model.load import Policy
+from emailrl.model.policy import Policy
 from emailrl.plain import counted
 from emailrl.ranks import ALONE, Ranks
 from emailrl.records import write_records

@@ -22,7 +22,8 @@ from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import ProbeError
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model.load import Policy, load_policy
+from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
 from emailrl.settings import load_settings
 
 

@@ -27,7 +27,7 @@ from emailrl.engines.vllm.arguments import read_path_map, read_urls
 from emailrl.engines.vllm.fleet import _certificates
 from emailrl.engines.vllm.probe import ProbeError
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.model.load import Policy
+from emailrl.model.policy import Policy
 from emailrl.rollout.audit import audit
 from emailrl.settings import load_settings
 

@@ -14,6 +14,7 @@ from tiny import make_checkpoint, make_model
 from emailrl.checkpoints import METADATA, find_checkpoint, sha256_of
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.load import load_policy
+from emailrl.model.policy import Policy
 from emailrl.settings import Settings, load_settings
 from emailrl.training.run.start import check_resumed, find_start, with_lora
 
@@ -113,19 +114,20 @@ def test_the_reference_is_the_adapter_one_starts_from(adapter: Path) -> None:
 
 
 def test_the_reference_is_the_base_or_the_start_and_the_adapter_comes_back(adapter: Path) -> None:
-    policy = load_policy(find_start(settings(adapter)).settings, adapter=adapter, trainable=True)
+    base, policy = (
+        load_policy(find_start(settings(adapter, reference=which)).settings, adapter=adapter, trainable=True)
+        for which in ("base", "start")
+    )
     ids = torch.tensor([[5, 6, 7, 8]])
 
-    def logits() -> torch.Tensor:
+    def logits(one: Policy = policy) -> torch.Tensor:
         with torch.no_grad():
-            result: torch.Tensor = policy.model(input_ids=ids).logits
+            result: torch.Tensor = one.model(input_ids=ids).logits
         return result
 
     begun = logits()
-    with policy.reference():
-        base = logits()
-    assert not torch.allclose(begun, base, atol=1e-3)
-    policy.keep_start()
+    with base.reference():
+        assert base.start is None and not torch.allclose(begun, logits(base), atol=1e-3)
     parameters = [parameter for _, parameter in policy.trainable_parameters()]
     with torch.no_grad():
         for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Reads and checks an adapter's files before use.
+"""LoRA adapters on a model: fresh ones, and those read from a folder, which are checked first.
 
 An adapter's folder is untrusted: PEFT and torch broadcast a one-element matrix to any shape, leave missing weights at
 their initial values, allocate whatever rank is written, and ignore unknown keys. So every adapter is checked here
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from emailrl.errors import EmailRLError
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.adapter import WEIGHTS, read_adapter_config
+from emailrl.plain import first_line
+from emailrl.settings import LoraSettings
 
 MOST_ALPHA = 1e6
 """Far above any trained value, and far below what makes a merged weight infinite."""
@@ -41,6 +43,96 @@ class PlainLora:
     """Module name → (A [rank, in], B [out, rank])."""
     rank: int
     scale: float
+
+
+def causal_lm(model: Any) -> Any:
+    """Return the transformers model in ``model`` (PEFT or bare); LoRA layers stay in it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def with_fresh_adapter(model: Any, lora: LoraSettings, *, seed: int) -> Any:
+    """A PEFT model around ``model`` with an adapter determined by the seed that changes nothing yet (B = 0)."""
+    config = LoraConfig(
+        r=lora.lora_rank,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=lora_targets(model, lora.target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def with_adapter(model: Any, lora: LoraSettings, folder: Path, *, trainable: bool) -> Any:
+    """A PEFT model around ``model`` with the adapter in ``folder``.
+
+    Raises EmailRLError for an adapter that does not fit, UsageError if a LoRA setting differs from one to train.
+    """
+    read_plain_lora(folder, model)
+    if trainable:
+        _check_settings(lora, folder, model)
+    try:
+        # By default PEFT reads it on "cuda", which is GPU 0 to safetensors, whichever GPU the model is on.
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, torch_device="cpu")
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise EmailRLError(
+            f"The adapter in {folder} does not fit the base model: {first_line(error)}",
+            "Use the adapter's own base model.",
+        ) from error
+
+
+def lora_facts(model: Any) -> dict[str, Any]:
+    """Rank, alpha, dropout and target modules of the adapter on ``model``; empty for a bare one."""
+    if not hasattr(model, "peft_config"):
+        return {}
+    config = model.peft_config["default"]
+    return {
+        "rank": config.r,
+        "alpha": config.lora_alpha,
+        "dropout": config.lora_dropout,
+        "target_modules": sorted(config.target_modules),
+    }
+
+
+def lora_targets(model: Any, wanted: str) -> list[str]:
+    """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
+
+    ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
+    layer's full path into the adapter's config.
+    """
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    known = {name.rsplit(".", 1)[-1] for name, _ in linear}
+    if wanted == "all-linear":
+        head = causal_lm(model).get_output_embeddings()
+        return sorted({name.rsplit(".", 1)[-1] for name, module in linear if module is not head})
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
+    if unknown or not names:
+        raise UsageError(
+            f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
+            f"It has {', '.join(sorted(known))}; or use all-linear.",
+        )
+    return names
+
+
+def _check_settings(lora: LoraSettings, folder: Path, model: Any) -> None:
+    """Raise UsageError if an explicit LoRA setting differs from the adapter's."""
+    config = read_adapter_config(folder)
+    own: dict[str, Any] = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
+    own |= {"lora_dropout": config.get("lora_dropout", 0.0), "target_modules": sorted(config["target_modules"])}
+    for name in sorted(own.keys() & lora.model_fields_set):
+        given, recorded = getattr(lora, name), own[name]
+        if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != recorded:
+            shown = ",".join(recorded) if isinstance(recorded, list) else recorded
+            raise UsageError(
+                f"{name.upper()} is {given}, but the adapter in {folder} has {shown}.",
+                f"Unset {name.upper()}: an adapter keeps its own value.",
+            )
+
+
+# -- reading an adapter's files ---------------------------------------------------------------------------------------
 
 
 def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from emailrl.errors import EmailRLError
-from emailrl.model.plain_lora import read_plain_lora
+from emailrl.model.lora import read_plain_lora
 
 UP = "base_model.model.layers.0.up_proj.lora_"
 DOWN = "base_model.model.layers.0.down_proj.lora_"
