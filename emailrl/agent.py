@@ -131,7 +131,7 @@ class EmailAgent:
 
 def _today(db: Path) -> str:
     """The date, ``YYYY-MM-DD`` in UTC; that of the newest email if the database ends before."""
-    from emailrl.mail.stored import last_day
+    from emailrl.mail.connection import last_day
 
     today = datetime.now(UTC).date().isoformat()
     return min(today, last_day(db) or today)

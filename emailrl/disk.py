@@ -14,7 +14,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from emailrl.errors import UsageError
 
@@ -99,15 +100,44 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, created if missing, after waiting for any other process that holds it."""
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+class Lock:
+    """A file locked against other processes (flock) until ``close`` or the end of the process.
+
+    The lock is on the file that the path names: one that its holder removed meanwhile is not taken for it.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False, create: bool = True) -> None:
+        """Open and lock the file, which is created if missing and ``create``; a link is not followed.
+
+        ``wait`` for another process that holds it, otherwise raise BlockingIOError. Raises OSError if the file cannot
+        be opened, or its file system has no locks.
+        """
+        self.path = path
+        flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        is_held = False
+        while not is_held:
+            self.descriptor = os.open(path, flags, 0o666)
+            try:
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                with suppress(FileNotFoundError):
+                    is_held = os.path.samestat(os.fstat(self.descriptor), path.stat())
+            finally:
+                if not is_held:
+                    os.close(self.descriptor)
+
+    def close(self, *, remove: bool = False) -> None:
+        """Release the lock; ``remove`` the file first, while no other process can take it for its own."""
+        if remove:
+            self.path.unlink(missing_ok=True)
+        os.close(self.descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from full_disk import on_a_full_disk
 
 from emailrl import disk
-from emailrl.disk import check_place, is_locked, locked, not_a_file, replace_bytes
+from emailrl.disk import Lock, check_place, is_locked, not_a_file, replace_bytes
 from emailrl.errors import UsageError
 from emailrl.questions.llm.cache import ReplyCache
 from emailrl.records import JsonlWriter, read_records
@@ -79,9 +80,26 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
 
 def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic link"), locked(tmp_path / ".lock"):
-        pass
+    with pytest.raises(OSError, match="symbolic link"):
+        Lock(tmp_path / ".lock")
     assert not is_locked(tmp_path / ".lock") and not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lock_is_on_the_file_that_the_path_names(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    first = Lock(path)
+    with pytest.raises(BlockingIOError):
+        Lock(path)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(Lock, path, wait=True)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        first.close(remove=True)
+        with waiting.result(timeout=10):
+            assert is_locked(path)
+    assert path.exists() and not is_locked(path)
+    with pytest.raises(FileNotFoundError):
+        Lock(tmp_path / "missing", create=False)
 
 
 def test_what_is_in_place_of_a_file_has_a_name(tmp_path: Path) -> None:

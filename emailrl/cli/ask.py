@@ -108,7 +108,7 @@ def ask(
 
 def _warn_if_empty(db: Path, inbox: str, date: str | None) -> None:
     """Print a note that the agent will see no email if its date is not after the first one."""
-    from emailrl.mail.stored import first_day
+    from emailrl.mail.connection import first_day
 
     if date is not None and (first := first_day(db, inbox)) is not None and date <= first:
         say(f"Note: the mailbox begins on {first}; with --date {date} the agent sees no email.")

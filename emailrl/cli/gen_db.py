@@ -109,9 +109,16 @@ def gen_db(
             settings = everything.store
         with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, above):
             report = build_database(
-                opened, settings.db, settings=settings, overwrite=overwrite, append=append, limit=limit,
-                workers=workers, progress=progress, listing=_listing(above) if verbose else None,
-            )  # fmt: skip
+                opened,
+                settings.db,
+                settings=settings,
+                overwrite=overwrite,
+                append=append,
+                limit=limit,
+                workers=workers,
+                progress=progress,
+                listing=_listing(above) if verbose else None,
+            )
         _print_summary(report, console)
         _say_what_is_outdated(report, overwrite=overwrite, append=append)
     _print_next(everything, report.db, console, is_limited=limit is not None)
@@ -173,9 +180,13 @@ def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | Non
     from emailrl.questions.beside import write_demo
 
     return write_demo(
-        settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=overwrite, append=append,
+        settings.store.db,
+        settings=settings.store,
+        seed=settings.training.seed,
+        overwrite=overwrite,
+        append=append,
         limit=limit,
-    )  # fmt: skip
+    )
 
 
 def existing_database(db: Path) -> BuildReport:
@@ -247,9 +258,11 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
         TextColumn("{task.fields[messages]}, {task.fields[rate]:,.0f}/s {task.fields[left]}"),
-    )  # fmt: skip
+    )
     # No refresh thread: parser processes are forked while the bar is shown.
     bar = Progress(*columns, console=progress_console(), auto_refresh=False)
     tasks: dict[str, TaskID] = {}
@@ -264,10 +277,14 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
         seconds = time.monotonic() - begun
         fraction = source.fraction() if total is None else messages / max(total, 1)
         bar.update(
-            tasks[phase], total=None if fraction is None else 1.0, completed=fraction or 0.0,
-            messages=counted(messages, "message"), rate=messages / seconds if seconds else 0.0,
-            left=time_left(seconds, fraction or 0.0), refresh=True,
-        )  # fmt: skip
+            tasks[phase],
+            total=None if fraction is None else 1.0,
+            completed=fraction or 0.0,
+            messages=counted(messages, "message"),
+            rate=messages / seconds if seconds else 0.0,
+            left=time_left(seconds, fraction or 0.0),
+            refresh=True,
+        )
 
     try:
         yield show, bar.console
@@ -304,7 +321,7 @@ def _print_summary(report: BuildReport, console: Console) -> None:
         f"{counted(report.emails, 'email')} stored in {report.db}, {skipped:,} skipped{not_mail}; "
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
-    )  # fmt: skip
+    )
     for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, bindparam, create_engine, event, select
+from sqlalchemy import URL, Connection, Engine, NullPool, Select, bindparam, create_engine, event, func, or_, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.mail.schema import meta, sqlite_master
+from emailrl.mail.schema import emails, meta, recipients, sqlite_master
 
 SCHEMA_VERSION = 3
 """Incremented whenever older databases can no longer be read."""
@@ -74,9 +74,9 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
 
 
 @contextmanager
-def opened(db: Path, *, mapped: bool = True) -> Iterator[Connection]:
+def opened(db: Path) -> Iterator[Connection]:
     """Open a connection with ``connect`` for the block; SQLite's errors in it are raised as by ``reading``."""
-    with reading(db), connect(db, mapped=mapped) as connection:
+    with reading(db), connect(db) as connection:
         yield connection
 
 
@@ -186,10 +186,14 @@ def reading(db: Path) -> Iterator[None]:
     try:
         yield
     except SQLITE_ERRORS as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+        if error_code(error) == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from None
         raise EmailRLError(f"The database {db} cannot be read: {reason(error)}.", _REBUILD) from error
+
+
+def error_code(error: sqlite3.Error | DBAPIError) -> int:
+    """Return SQLite's primary error code; 0 if it has none."""
+    return getattr(error.orig if isinstance(error, DBAPIError) else error, "sqlite_errorcode", 0) & 0xFF
 
 
 def reason(error: sqlite3.Error | DBAPIError) -> str:
@@ -221,3 +225,25 @@ def database_fingerprint(db: Path) -> str:
     if fingerprint is None:
         raise UsageError(f"The database {db} has no fingerprint.", _REBUILD)
     return fingerprint
+
+
+def first_day(db: Path, inbox: str) -> str | None:
+    """Return the date of the oldest email sent or received by an address, as in ``last_day``."""
+    received = select(recipients.c.email_id).where(recipients.c.recipient_address == inbox)
+    return _day(
+        db, select(func.min(emails.c.date)).where(or_(emails.c.from_address == inbox, emails.c.id.in_(received)))
+    )
+
+
+def last_day(db: Path) -> str | None:
+    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date.
+
+    Raises the errors of ``database_fingerprint``.
+    """
+    return _day(db, select(func.max(emails.c.date)))
+
+
+def _day(db: Path, date: Select[Any]) -> str | None:
+    with opened(db) as connection:
+        found = connection.scalar(date)
+    return found[:10] if found else None

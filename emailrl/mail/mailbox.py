@@ -10,21 +10,27 @@ instead. Without keywords, the MATCH contains only people.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from emailrl.errors import EmailRLError, ToolError
-from emailrl.mail.arguments import MAX_RESULTS, check_address, check_count, check_day, check_text, text_match
 from emailrl.mail.connection import connect, driver, no_database, noted, reading
 from emailrl.mail.parties import SNIPPET_WORDS, party_word
-from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, short_text
+from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, quoted, short_text
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
 
+MAX_RESULTS = 10
+MAX_KEYWORDS = 32
+MAX_KEYWORD_CHARS = 1000
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 
 
@@ -125,11 +131,11 @@ class Mailbox:
         if order not in ("newest", "relevance"):
             raise ToolError("order must be newest or relevance.")
         self.order = order
-        address = check_address("inbox", inbox)
+        address = _check_address("inbox", inbox)
         if address is None:
             raise ToolError("inbox must be an address.")
         self.inbox = address
-        self.until = check_day("until", until)
+        self.until = _check_day("until", until)
         self._reader: _Reader | None = _readers.of(db)
         number = self._number(address)
         self._member = None if number is None else f'parties : "{party_word(number)}"'
@@ -155,9 +161,9 @@ class Mailbox:
         (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
         the body. Raises ``ToolError`` for a bad argument.
         """
-        text, limit = text_match(keywords), check_count(max_results)
-        sender, recipient = check_address("from_addr", from_addr), check_address("to_addr", to_addr)
-        after, before = check_day("sent_after", sent_after), check_day("sent_before", sent_before)
+        text, limit = _text_match(keywords), _check_count(max_results)
+        sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
+        after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
             raise ToolError("No keywords provided for search.")
         if self.until is not None:
@@ -186,7 +192,7 @@ class Mailbox:
         """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
         if not isinstance(message_id, str):
             raise ToolError("message_id must be a string.")
-        check_text("message_id", message_id)
+        _check_text("message_id", message_id)
         rows = self._rows(_READ, (message_id,))
         if not rows:
             return None
@@ -243,6 +249,61 @@ class Mailbox:
             return _LAST_ID
         rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id DESC LIMIT 1", (day,))
         return rows[0][0] if rows else _FIRST_ID
+
+
+def _check_text(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ToolError(f"{name} contains invalid Unicode.") from None
+
+
+def _text_match(keywords: object) -> str | None:
+    """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords."""
+    if not isinstance(keywords, list | tuple):
+        raise ToolError("keywords must be a list of strings.")
+    if not keywords:
+        return None
+    if len(keywords) > MAX_KEYWORDS:
+        raise ToolError(f"There are more than {MAX_KEYWORDS} keywords.")
+    for keyword in keywords:
+        if not isinstance(keyword, str):
+            raise ToolError("keywords must be a list of strings.")
+        if len(keyword) > MAX_KEYWORD_CHARS:
+            raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
+        _check_text("keywords", keyword)
+    return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
+
+
+def _check_address(name: str, value: object) -> str | None:
+    """Return an address in its stored form; None if missing or empty."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ToolError(f"{name} must be an address.")
+    _check_text(name, value)
+    return value.strip().lower() or None
+
+
+def _check_day(name: str, value: object) -> str | None:
+    """Return a validated day unchanged; None if missing or empty."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str) and _DAY.fullmatch(value):
+        try:
+            date.fromisoformat(value)
+        except ValueError:
+            raise ToolError(f"{name} is not a valid date: {value}.") from None
+        return value
+    raise ToolError(f"{name} must be a date as YYYY-MM-DD.")
+
+
+def _check_count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ToolError("max_results must be a whole number of at least 1.")
+    if value > MAX_RESULTS:
+        raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
+    return value
 
 
 _UNDATED_END, _DATES_END = "0", "~"

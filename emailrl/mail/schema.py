@@ -68,7 +68,7 @@ staged = Table(
     Column("people", Text),
     Column("parties", Text),
 )
-"""The emails of a build in their staging file (``emailrl.mail.staging``)."""
+"""The emails of a build in their staging file (``emailrl.mail.writing``)."""
 
 FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
 

@@ -135,9 +135,18 @@ def as_mail(email: RawEmail) -> SiftedMail:
     content = f"{email.subject}\0{email.from_address}\0{email.body}"
     digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
     return SiftedMail(
-        email.message_id, email.subject, email.from_address, date, email.body, email.file_name, people, keys,
-        digest, email.defects, email.is_research,
-    )  # fmt: skip
+        message_id=email.message_id,
+        subject=email.subject,
+        from_address=email.from_address,
+        date=date,
+        body=email.body,
+        file_name=email.file_name,
+        people=people,
+        keys=keys,
+        digest=digest,
+        defects=email.defects,
+        is_research=email.is_research,
+    )
 
 
 class Sieve:

@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from emailrl.mail.arguments import quoted
 from emailrl.mail.connection import is_cancelled
 from emailrl.mail.parties import SNIPPET_WORDS
 
@@ -43,6 +42,12 @@ _COUNT = """
 _BEST_PART = f"""
     SELECT snippet(parts, 0, '<b>', '</b>', ' ... ', {SNIPPET_WORDS}) FROM parts WHERE parts MATCH ?
     ORDER BY rank, rowid LIMIT 1"""
+
+
+def quoted(keyword: str) -> str:
+    """Return a keyword as an FTS5 phrase."""
+    # NUL would end the expression inside SQLite; to the tokenizer it is no letter, like the space put in its place.
+    return '"' + keyword.replace('"', '""').replace("\0", " ") + '"'
 
 
 def short_text(keywords: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ concurrent builds would start from the same database, and the emails of one woul
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.disk import sync
+from emailrl.disk import Lock, sync
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail.connection import OTHER_FILE, check_header, check_replaceable, database_fingerprint
 
@@ -131,34 +130,16 @@ def _errors_of(db: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(db: Path) -> Iterator[None]:
-    path = db.with_name(f"{db.name}.gen-db-lock")
     with _errors_of(db):
-        descriptor = _lock(path)
-    if descriptor is None:
-        raise EmailRLError(f"Another gen-db is writing {db}.", "Wait for it to finish, or choose another --db.")
+        try:
+            lock = Lock(db.with_name(f"{db.name}.gen-db-lock"))
+        except BlockingIOError:
+            busy = EmailRLError(f"Another gen-db is writing {db}.", "Wait for it to finish, or choose another --db.")
+            raise busy from None
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is still locked: who opened it before sees that it is gone
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int | None:
-    """Lock the file at ``path``; None if another process holds the lock."""
-    while True:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except OSError:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+        lock.close(remove=True)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.checkpoints import sha256_of
-from emailrl.disk import LOCK, is_locked, locked, share_files
+from emailrl.disk import LOCK, Lock, is_locked, share_files
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.plain import first_line, tell
@@ -212,7 +212,7 @@ def _convert(name: str, source: Source) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if is_locked(lock):
             tell("Waiting for another process that prepares a model")
-        with locked(lock):
+        with Lock(lock, wait=True):
             if not folder.is_dir():
                 tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
                 shutil.rmtree(beside, ignore_errors=True)  # what a killed conversion left

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError, UsageError
-from emailrl.mail.sources.hub import describe
+from emailrl.mail.sources.rows import describe
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario, scenario_fields
 from emailrl.remote.hub import go_offline_if_unreachable

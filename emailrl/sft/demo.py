@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from emailrl.environment.mail_env import MailEnvironment
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.demo import ProjectFact, World, ask, make_world
-from emailrl.mail.demo.world import FACTS_PER_PROJECT, NUM_PROJECTS
+from emailrl.mail.demo import FACTS_PER_PROJECT, NUM_PROJECTS, ProjectFact, World, ask, make_world
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.settings import StoreSettings
 from emailrl.sft.examples import Conversation, Example, converse, examples_of

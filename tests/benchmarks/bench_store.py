@@ -29,17 +29,18 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import art_e_store
 import store_queries
 from big_mail import Copies
+from mail.mails import stored_emails
 from peak_memory import PeakMemory
 from store_queries import Query
 
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail, open_source
-from emailrl.mail.stored import stored_emails
 
 ENRON = Path(__file__).resolve().parents[3] / "shared" / "data" / "enron"
 APPENDED = 2000

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hang import must_end
 
-from emailrl.mail.sources import RawEmail, parse_message
-from emailrl.mail.sources.addresses import addresses_of
+from emailrl.mail.sources.headers import addresses_of
 
 
 @pytest.mark.parametrize(
@@ -38,6 +37,8 @@ from emailrl.mail.sources.addresses import addresses_of
         ("Team: Ann <ann@x.org>, bob@x.org; , cy@x.org", ["ann@x.org", "bob@x.org", "cy@x.org"]),
         ("'al@x.org' <'al@x.org'>", ["al@x.org"]),
         ("'al@x.org', bob@x.org.", ["al@x.org", "bob@x.org"]),
+        ("al@x.org.", ["al@x.org"]),
+        ("Al <al@x.org.>", ["al@x.org"]),
         ("Bob [mailto:bob@x.org]", ["bob@x.org"]),
         ("Lee, Ann al@x.org", ["al@x.org"]),
         ("o'neil@x.org, 'al.x@x.org", ["o'neil@x.org", "'al.x@x.org"]),
@@ -62,10 +63,3 @@ def test_the_address_of_an_item(value: str, expected: list[str]) -> None:
 def test_time_grows_with_the_length_alone(piece: str) -> None:
     with must_end():  # measured: below 3 s
         addresses_of(piece * (1_000_000 // len(piece)))
-
-
-@pytest.mark.parametrize("value", ["al@x.org.", "'al@x.org'", "'al@x.org' <'al@x.org'>", "Al <al@x.org.>"])
-def test_simple_headers_lose_quotes_and_dots_too(value: str) -> None:
-    email = parse_message(f"From: ann@x.org\nTo: {value}\n\nHello\n".encode())
-    assert isinstance(email, RawEmail)
-    assert email.to == ["al@x.org"]

@@ -9,9 +9,7 @@ import pytest
 
 from emailrl.mail import Mailbox, open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.demo import NUM_WORLDS, World, demo_questions, demo_worlds
-from emailrl.mail.demo.names import SPLITS, Pool, split_of
-from emailrl.mail.demo.topics import TOPICS, expand
+from emailrl.mail.demo import NUM_WORLDS, SPLITS, TOPICS, Pool, World, demo_questions, demo_worlds, expand, split_of
 
 
 @pytest.fixture(scope="module")

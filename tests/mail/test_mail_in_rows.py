@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from mail.written_mail import EXPECTED, emails, lines, read, row, write_parquet
+from mail.mails import EXPECTED, emails, lines, names, row, write_parquet
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail.sources import open_source
@@ -30,8 +30,8 @@ def test_jsonl(path: Path, compress: Callable[[bytes], bytes]) -> None:
 
 def test_a_first_line_longer_than_any_block(path: Path) -> None:
     path.write_bytes(lines(row(1, body="b" * 2_000_000), row(2)))
-    assert read(path) == ["<1@x>", "<2@x>"]
-    assert read(path, max_message_bytes=2_100_000) == ["<1@x>", "<2@x>"]
+    assert names(path) == ["<1@x>", "<2@x>"]
+    assert names(path, max_message_bytes=2_100_000) == ["<1@x>", "<2@x>"]
 
 
 def test_hostile_lines_are_counted(path: Path) -> None:
@@ -41,7 +41,7 @@ def test_hostile_lines_are_counted(path: Path) -> None:
         lines(row(1, file_name=3)).strip(),
     ]  # fmt: skip
     path.write_bytes(lines(row(1)) + b"\n".join(odd) + b"\n" + lines(row(2)))
-    found = read(path)
+    found = names(path)
     assert (found[0], found[-1]) == ("<1@x>", "<2@x>")
     assert [skipped.partition(":")[0] for skipped in found[1:-1]] == ["bad_row"] * len(odd)
     assert found[1] == "bad_row:mail.bin#2"
@@ -63,19 +63,19 @@ def test_what_jsonl_mends(path: Path) -> None:
 
 def test_large_and_torn_lines(path: Path) -> None:
     path.write_bytes(lines(row(1), row(2, body="b" * 3_000_000), row(3)))
-    assert read(path, max_message_bytes=1000) == ["<1@x>", "too_large:mail.bin#2", "<3@x>"]
+    assert names(path, max_message_bytes=1000) == ["<1@x>", "too_large:mail.bin#2", "<3@x>"]
     whole = lines(row(1), row(2))
     path.write_bytes(whole[:-1])
-    assert read(path) == ["<1@x>", "<2@x>"], "the last line end is no part of a row"
+    assert names(path) == ["<1@x>", "<2@x>"], "the last line end is no part of a row"
     path.write_bytes(whole[:-10])
     with pytest.raises(EmailRLError, match="after 1 complete rows"):
-        read(path)
-    assert read(path, allow_truncated=True) == ["<1@x>", "truncated:mail.bin#2"]
+        names(path)
+    assert names(path, allow_truncated=True) == ["<1@x>", "truncated:mail.bin#2"]
     noise = "".join(random.Random(0).choices("abcdefghijklmnop", k=20_000))
     path.write_bytes(gzip.compress(lines(row(1), row(2), row(3, body=noise)))[:-2000])
     with pytest.raises(EmailRLError, match="after 2 complete rows"):
-        read(path)
-    assert read(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
+        names(path)
+    assert names(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
 
 
 def test_parquet(path: Path) -> None:
@@ -91,12 +91,12 @@ def test_parquet(path: Path) -> None:
 
 def test_parquet_torn_large_and_foreign(path: Path) -> None:
     write_parquet(path, row(1), row(2, body="b" * 5000, file_name=None))
-    assert read(path, max_message_bytes=1000) == ["<1@x>", "too_large:mail.bin#2"]
+    assert names(path, max_message_bytes=1000) == ["<1@x>", "too_large:mail.bin#2"]
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
     with pytest.raises(EmailRLError, match="is truncated or damaged after 0 complete rows"):
-        read(path)
-    assert read(path, allow_truncated=True) == ["truncated:mail.bin#1"]
+        names(path)
+    assert names(path, allow_truncated=True) == ["truncated:mail.bin#1"]
     write_parquet(path, {"message_id": "1", "body": "b"})
     with pytest.raises(UsageError, match="not a mail archive"):
         open_source(path)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mail.written_mail import ENVELOPE, emails, mail, mbox, read
+from mail.mails import ENVELOPE, emails, mail, mbox, names
 
 from emailrl.errors import EmailRLError
 from emailrl.mail.sources.mbox import messages_of
@@ -44,7 +44,7 @@ def test_an_mbox_whatever_its_name(path: Path, compress: Callable[[bytes], bytes
 def test_envelope_lines_as_programs_write_them(path: Path, envelope: str) -> None:
     for content in (mails := mbox(mail(1), mail(2), envelope=envelope.encode() + b"\n"), mails.replace(b"\n", b"\r\n")):
         path.write_bytes(content)
-        assert read(path) == ["<1@x>", "<2@x>"]
+        assert names(path) == ["<1@x>", "<2@x>"]
         assert len(mailbox.mbox(path)) == 2
 
 
@@ -73,10 +73,10 @@ def test_thunderbird_s_folders(tmp_path: Path, separator: bytes) -> None:
     path = tmp_path / "profile" / "Mail" / "Inbox"
     path.write_bytes(b"".join(separator + one + b"\r\n" for one in mails))
     expected = [f"<{number}@x>" for number in range(5)]
-    assert read(path) == read(tmp_path / "profile") == expected
+    assert names(path) == names(tmp_path / "profile") == expected
     assert [one.body for one in emails(path)] == [f"{number or 0}\n" for number in range(5)]
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert read(path) == read(tmp_path / "profile") == expected
+    assert names(path) == names(tmp_path / "profile") == expected
 
 
 def test_a_mail_whose_from_header_has_a_space_is_no_mbox(path: Path) -> None:
@@ -102,12 +102,12 @@ def test_crlf_nul_bytes_and_wrong_charsets_in_an_mbox(path: Path) -> None:
 
 def test_a_missing_empty_line_loses_no_message(path: Path) -> None:
     path.write_bytes(ENVELOPE + mail(1) + ENVELOPE + mail(2) + ENVELOPE + b"X-Empty: yes\n")
-    assert read(path) == ["<1@x>", "<2@x>", "not_mail:mail.bin#3"]
+    assert names(path) == ["<1@x>", "<2@x>", "not_mail:mail.bin#3"]
 
 
 def test_a_large_message_of_an_mbox_is_counted_once(path: Path) -> None:
     path.write_bytes(mbox(mail(1), mail(2, "b" * 3_000_000), mail(3), mail(4, "c" * 50_000)))
-    assert read(path, max_message_bytes=40_000) == [
+    assert names(path, max_message_bytes=40_000) == [
         "<1@x>", "too_large:mail.bin#2", "<3@x>", "too_large:mail.bin#4",
     ]  # fmt: skip
 
@@ -138,8 +138,8 @@ def test_an_mbox_that_breaks_off(path: Path) -> None:
     whole = gzip.compress(mbox(mail(1), mail(2), mail(3, noise)))
     path.write_bytes(whole[:-2000])
     with pytest.raises(EmailRLError, match="is truncated or damaged after 2 complete messages"):
-        read(path)
-    assert read(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
+        names(path)
+    assert names(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
@@ -157,4 +157,4 @@ def test_mail_that_thunderbird_has_deleted_is_skipped(path: Path, line_end: byte
         quoted,
     ]
     path.write_bytes(mbox(*mails).replace(b"\n", line_end))
-    assert read(path) == ["<1@x>", "deleted:mail.bin#2", "deleted:mail.bin#3", "<4@x>", "<5@x>", "<6@x>"]
+    assert names(path) == ["<1@x>", "deleted:mail.bin#2", "deleted:mail.bin#3", "<4@x>", "<5@x>", "<6@x>"]

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from mail.made_mail import make_tar, names, text
+from mail.mails import make_tar, names, text
 
 from emailrl.errors import UsageError
 from emailrl.mail.build import build_database
@@ -16,7 +16,7 @@ from emailrl.mail.sources.rows import row_to_email
 
 
 def test_a_large_mbox_in_an_archive_is_read_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_HELD_BYTES", 5000)
+    monkeypatch.setattr(archive, "_START_BYTES", 4096)
     envelope = b"From ann@x.org Mon May 14 10:00:00 2001\n"
     mbox = b"".join(envelope + text(number, 600) + b"\n\n" for number in range(20))
     members = {

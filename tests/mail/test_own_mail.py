@@ -12,13 +12,12 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
-from mail.made_mail import make_tar
+from mail.mails import make_tar, stored_emails
 
 from emailrl.errors import UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.sources import open_source
-from emailrl.mail.stored import stored_emails
 from emailrl.settings import StoreSettings
 
 LONG = "x" * 72 + "\n"

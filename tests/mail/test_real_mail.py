@@ -17,7 +17,7 @@ from emailrl.cli.app import main
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.sources import RawEmail, open_source, parse_message
-from emailrl.mail.sources.mime import parse_mime
+from emailrl.mail.sources.message import parse_mime
 
 # ART-E's query, on the tables and columns that it shares with ours.
 ART_E_QUERY = """

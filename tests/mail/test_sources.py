@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from mail.made_mail import make_tar, names, text
+from mail.mails import make_tar, names, text
 
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail.sources import RawEmail, Skipped, open_source

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from mail.mails import stored_emails
 
 from emailrl.mail import database_fingerprint
-from emailrl.mail.stored import stored_emails
 
 GEN_DB = (sys.executable, "-m", "emailrl", "gen-db", "--source", "demo", "--db", "mail.db")
 PEAK = """

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from emailrl.mail.demo import ProjectFact, make_world
-from emailrl.mail.demo.topics import TOPICS
+from emailrl.mail.demo import TOPICS, ProjectFact, make_world
 from emailrl.records.trajectory import Message
 from emailrl.sft.demo import GIVE_UP, USUAL, Expert, Habits, transcripts
 

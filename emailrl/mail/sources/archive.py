@@ -6,7 +6,6 @@ accepts an archive truncated between two members as complete.
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import IO
 
 from emailrl.mail.sources.mbox import is_mbox, messages_of
 from emailrl.mail.sources.raw_email import Reading, Skipped
-from emailrl.mail.sources.streams import BROKEN, broken_off, decompressed
+from emailrl.mail.sources.streams import decompressed, until_broken
 
 BLOCK = 512
 _END = bytes(BLOCK)
@@ -22,15 +21,10 @@ _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they describe the next member
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _MAX_EXTENSION = 1024 * 1024
-_HELD_BYTES = 16 * 1024 * 1024
+_START_BYTES = 128 * BLOCK
 """A larger member is read in pieces if it is an mbox."""
-_START_BYTES = 8 * BLOCK
 _Header = tuple[str, int, bytes]
 """Name, size in bytes, kind of member."""
-
-
-class _Damage(Exception):
-    """The archive is truncated or corrupt at this point."""
 
 
 def is_tar_header(block: bytes) -> bool:
@@ -59,13 +53,13 @@ def _number(field: bytes) -> int:
     try:
         return int(field.strip(b" \0") or b"0", 8)
     except ValueError:
-        raise _Damage from None
+        raise EOFError("a member's header is damaged") from None
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
     data = stream.read(size)
     if len(data) < size:
-        raise _Damage
+        raise EOFError("the archive ends inside a member")
     return data
 
 
@@ -87,7 +81,7 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
     while data and data[0]:
         length, _, _ = data.partition(b" ")
         if not length.isdigit() or not 0 < int(length) <= len(data):
-            raise _Damage
+            raise EOFError("a member's header is damaged")
         key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
         records[key] = value
         data = data[int(length) :]
@@ -104,11 +98,11 @@ def _headers(stream: IO[bytes]) -> Iterator[_Header]:
                 continue
             return
         if len(block) < BLOCK or not _checksum_holds(block):
-            raise _Damage
+            raise EOFError("a member's header is damaged")
         kind, own_size = block[156:157], _number(block[124:136])
         if kind in _EXTENSIONS:
             if own_size > _MAX_EXTENSION:
-                raise _Damage
+                raise EOFError("a member's header is damaged")
             data = _read(stream, _padded(own_size))[:own_size]
             if kind == b"L":
                 name = _text(data)
@@ -133,60 +127,46 @@ class _Member:
 
     def read1(self, size: int) -> bytes:
         """Return the first bytes, then up to ``size`` of the following ones."""
-        if self._start:
-            start, self._start = self._start, b""
-            return start
-        data = self._stream.read(min(size, self.left))
+        data, self._start = self._start, b""
         if not data and self.left:
-            raise EOFError("the archive ends inside a member")
-        self.left -= len(data)
+            data = self._stream.read(min(size, self.left))
+            if not data:
+                raise EOFError("the archive ends inside a member")
+            self.left -= len(data)
         return data
-
-
-def _large_member(stream: IO[bytes], name: str, size: int, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    start = _read(stream, _START_BYTES)
-    member = _Member(stream, start, size)
-    if is_mbox(start):
-        yield from messages_of(member, name, largest)
-    elif size > largest:
-        yield Skipped("too_large", name)
-    else:
-        yield name, start + _read(stream, member.left)
-        member.left = 0
-    _skip(stream, member.left + _padded(size) - size)
 
 
 def _members(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
     for name, size, kind in _headers(stream):
-        if kind in _REGULAR and not name.endswith("/"):
-            if size > _HELD_BYTES:
-                yield from _large_member(stream, name, size, largest)
-                continue
-            data = _read(stream, _padded(size))[:size]
-            if is_mbox(data):
-                yield from messages_of(io.BytesIO(data), name, largest)
-            else:
-                yield Skipped("too_large", name) if size > largest else (name, data)
-        else:
+        if kind not in _REGULAR or name.endswith("/"):
             if kind not in _WITHOUT_DATA:
                 _skip(stream, _padded(size))
             if kind != b"5" and not name.endswith("/"):  # links, devices, pipes, sparse files
                 yield Skipped("not_a_file", name)
+            continue
+        start = _read(stream, min(_padded(size), _START_BYTES))
+        if size <= len(start):
+            start = start[:size]
+        member = _Member(stream, start, size)
+        if is_mbox(start):
+            yield from messages_of(member, name, largest)
+        elif size > largest:
+            yield Skipped("too_large", name)
+        else:
+            yield name, start + _read(stream, member.left) if member.left else start
+            member.left = 0
+        if size > _START_BYTES:
+            _skip(stream, member.left + _padded(size) - size)
 
 
 def read_archive(path: Path, file: IO[bytes], reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
     """Yield the messages of an archive in order as (name, bytes); an mbox member yields all of its messages.
 
-    Raises ``EmailRLError`` if the archive is truncated or damaged. With ``allow_truncated`` the messages end there
-    instead, with ``Skipped("truncated")`` for the broken one.
+    A truncated or damaged archive ends as in ``until_broken``.
     """
-    seen = 0
-    try:
-        for member in _members(decompressed(file), reading.max_message_bytes):
-            yield member
-            seen += 1
-    except (_Damage, *BROKEN) as error:
-        if not reading.allow_truncated:
-            read, size = file.tell(), path.stat().st_size
-            raise broken_off(path, f"{seen:,} complete messages ({read:,} of its {size:,} bytes read)") from error
-        yield Skipped("truncated")
+
+    def where() -> str:
+        return f"{file.tell():,} of its {path.stat().st_size:,} bytes read"
+
+    members = _members(decompressed(file), reading.max_message_bytes)
+    return until_broken(members, path, reading, unit="messages", where=where)

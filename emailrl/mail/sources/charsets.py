@@ -22,23 +22,41 @@ def _key(label: str) -> str:
 
 
 _CODECS = {
-    _key(name): codec
-    for alias, codec in aliases.items()
-    if _CODEC.fullmatch(codec)
-    for name in (alias, codec)
+    _key(name): codec for alias, codec in aliases.items() if _CODEC.fullmatch(codec) for name in (alias, codec)
 } | {
-    "gb2312": "gb2312", "koi8u": "koi8_u", "koi8t": "koi8_t", "unicode11utf8": "utf_8", "utf8mb4": "utf_8",
-    "windows874": "cp874", "dos874": "cp874", "iso88598i": "iso8859_8", "iso88598e": "iso8859_8",
-    "iso88596i": "iso8859_6", "iso88596e": "iso8859_6", "macintosh": "mac_roman", "mac": "mac_roman",
-    "macukrainian": "mac_cyrillic", "ksc5601": "euc_kr", "unicode": "utf_16", "ucs2": "utf_16", "big5eten": "big5",
-}  # fmt: skip
+    label: codec
+    for codec, labels in {
+        "big5": "big5eten",
+        "cp874": "windows874 dos874",
+        "euc_kr": "ksc5601",
+        "gb2312": "gb2312",
+        "iso8859_6": "iso88596i iso88596e",
+        "iso8859_8": "iso88598i iso88598e",
+        "koi8_t": "koi8t",
+        "koi8_u": "koi8u",
+        "mac_cyrillic": "macukrainian",
+        "mac_roman": "macintosh mac",
+        "utf_8": "unicode11utf8 utf8mb4",
+        "utf_16": "unicode ucs2",
+    }.items()
+    for label in labels.split()
+}
 """Codecs by label, reduced to letters and digits."""
 
 _SUPERSETS = {
-    "latin_1": "cp1252", "iso8859_9": "cp1254", "iso8859_11": "cp874", "tis_620": "cp874",
-    "gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs", "cp950": "big5hkscs",
-    "shift_jis": "cp932", "euc_jp": "euc_jis_2004", "iso2022_jp": "iso2022_jp_2004",
-}  # fmt: skip
+    "big5": "big5hkscs",
+    "cp950": "big5hkscs",
+    "euc_jp": "euc_jis_2004",
+    "euc_kr": "cp949",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "iso2022_jp": "iso2022_jp_2004",
+    "iso8859_9": "cp1254",
+    "iso8859_11": "cp874",
+    "latin_1": "cp1252",
+    "shift_jis": "cp932",
+    "tis_620": "cp874",
+}
 _WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
 """Charsets that read the bytes 0x80 to 0x9f as control characters; in mail these are letters of the superset."""
 _CONTROLS = re.compile("[\x80-\x9f]")

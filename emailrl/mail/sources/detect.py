@@ -1,22 +1,35 @@
-"""Detects a source's reader by content, never by name."""
+"""Opens a source with the reader that its content calls for, never its name: a folder tree, or a file."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from emailrl.errors import UsageError
-from emailrl.mail.sources.files import START_BYTES, open_file
-from emailrl.mail.sources.folder import FolderShare, read_folder
-from emailrl.mail.sources.hub import is_dataset_folder, read_dataset_folder, read_hub
+from emailrl.mail.sources.archive import BLOCK, is_tar_header, read_archive
+from emailrl.mail.sources.mbox import MBOX_STARTS, is_mbox, read_mbox
 from emailrl.mail.sources.message import begins_mail
 from emailrl.mail.sources.parallel import CMU_NAME, Item, default_workers, parse_all
 from emailrl.mail.sources.raw_email import RawEmail, Reading, Skipped
-from emailrl.mail.sources.streams import start_of
+from emailrl.mail.sources.rows import (
+    PARQUET_START,
+    is_dataset_folder,
+    is_mail_line,
+    is_mail_parquet,
+    is_mail_table,
+    read_dataset_folder,
+    read_hub,
+    read_lines,
+    read_parquet,
+    read_table,
+)
+from emailrl.mail.sources.streams import BROKEN, COMPRESSED, decompressed, start_of
 
 _KINDS = (
     "Supported: an email (.eml), a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv "
@@ -37,6 +50,8 @@ _OUTLOOK = {
 """What a file with this start is, and how to convert it."""
 
 T = TypeVar("T")
+START_BYTES = 4096
+_HEADER = re.compile(rb"[A-Za-z][A-Za-z0-9-]*:")
 
 
 @dataclass
@@ -143,3 +158,140 @@ def _no_source(path: Path) -> UsageError:
         if start.startswith(signature):
             return UsageError(f"{path} is {kind}.", remedy)
     return UsageError(f"{path} is not a mail archive.", _KINDS)
+
+
+class FolderShare:
+    """The fraction of a folder tree that has been read, in files; they are counted on the first call."""
+
+    def __init__(self, root: Path) -> None:
+        self.read = 0
+        self._root = root
+        self._all: int | None = None
+
+    def __call__(self) -> float:
+        """Return the fraction, 0 to 1."""
+        if self._all is None:
+            self._all = sum(len(files) for _, _, files in os.walk(self._root))
+        return min(self.read / max(self._all, 1), 1.0)
+
+
+def read_folder(root: Path, reading: Reading, share: FolderShare) -> Iterator[Item]:
+    """Yield the messages under ``root`` in a fixed order of files, named by their path below it.
+
+    A file of many messages yields all of them; any other file counts as one message. Links and devices are not
+    followed.
+    """
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            yield Skipped("unreadable", os.path.relpath(folder, root))
+            continue
+        for entry in listed:
+            share.read += not entry.is_dir(follow_symlinks=False)
+            if entry.is_file(follow_symlinks=False):
+                yield from _read_file(entry.path, os.path.relpath(entry.path, root), reading)
+            elif not entry.is_dir(follow_symlinks=False):
+                yield Skipped("not_a_file", os.path.relpath(entry.path, root))
+        folders += [Path(entry.path) for entry in reversed(listed) if entry.is_dir(follow_symlinks=False)]
+
+
+def _read_file(path: str, name: str, reading: Reading) -> Iterator[Item]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            start = os.read(descriptor, BLOCK)
+        finally:
+            os.close(descriptor)
+        opened = open_file(Path(path), name, reading) if may_hold_many(start) else None
+    except OSError:
+        yield Skipped("unreadable", name)
+        return
+    if opened is None:
+        yield name, Path(path)
+    elif opened.kind in ("archive", "table"):
+        yield from under(name, opened.items)
+    else:
+        yield from opened.items
+
+
+class MailFile(NamedTuple):
+    """An opened file of many messages."""
+
+    kind: str
+    items: Iterator[Item]
+    file: IO[bytes]
+    """The open file; its position is how far reading has got."""
+
+
+def may_hold_many(start: bytes) -> bool:
+    """Whether a file may hold many messages, judged quickly by its start (at least 512 bytes)."""
+    if is_tar_header(start[:BLOCK]):
+        return True
+    if _HEADER.match(start):
+        return False
+    starts = (*COMPRESSED, PARQUET_START, *MBOX_STARTS, b"{", b"\xef\xbb\xbf{")
+    return start.startswith(starts) or is_mail_table(start)
+
+
+def open_file(path: Path, name: str, reading: Reading) -> MailFile | None:
+    """Open a file of many messages; returns None if it is of no known kind.
+
+    Messages without a name of their own are named after ``name``. Raises ``OSError`` if the file cannot be opened.
+    """
+    start = start_of(path, START_BYTES)
+    kind = _kind(path, start, reading)
+    if kind is None:
+        return None
+    file = path.open("rb")
+    items: Iterator[Item]
+    if kind == "archive":
+        items = read_archive(path, file, reading)
+    elif kind == "mbox":
+        items = read_mbox(path, file, name, reading)
+    elif kind == "table":
+        items = read_table(path, decompressed(file), reading)
+    elif kind == "JSONL file":
+        items = read_lines(path, decompressed(file), name, reading)
+    else:
+        items = read_parquet(path, name, reading)
+    return MailFile(kind, _closing(file, items), file)
+
+
+def _kind(path: Path, start: bytes, reading: Reading) -> str | None:
+    if is_tar_header(start[:BLOCK]):
+        return "archive"
+    if start.startswith(PARQUET_START):
+        return "Parquet file" if is_mail_parquet(path) else None
+    if is_mbox(start):
+        return "mbox"
+    if is_mail_table(start):
+        return "table"
+    if start.startswith((b"{", b"\xef\xbb\xbf{")) and is_mail_line(_first_line(path, reading.max_message_bytes)):
+        return "JSONL file"
+    return None
+
+
+def _first_line(path: Path, largest: int) -> bytes:
+    with path.open("rb") as file:
+        try:
+            return decompressed(file).readline(largest)
+        except BROKEN:
+            return b""
+
+
+def _closing(file: IO[bytes], items: Iterator[Item]) -> Iterator[Item]:
+    with closing(file):
+        yield from items
+
+
+def under(name: str, items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the items of an archive or a table in a folder, with names below that of the file."""
+    for item in items:
+        if isinstance(item, Skipped):
+            yield Skipped(item.reason, f"{name}/{item.file_name}" if item.file_name else name)
+        else:
+            yield (f"{name}/{item[0]}", item[1]) if isinstance(item, tuple) else item

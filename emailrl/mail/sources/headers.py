@@ -1,65 +1,90 @@
-"""Splits a message or a part into its header fields and its body."""
+"""Reads the values of header fields as mail programs write them: text, addresses and dates."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from email.errors import HeaderParseError
 from email.header import decode_header
+from email.utils import parsedate_tz
+from zoneinfo import ZoneInfo
 
 from emailrl.mail.sources.charsets import decode
 
-Fields = list[tuple[str, bytes]]
-"""Header fields in order: name in lower case, value on one line."""
-
-_FIELD = re.compile(rb"([!-9;-~]++)[ \t]*:(.*)", re.DOTALL)
-_ODD_FIELD = re.compile(rb"[^\s:]++[ \t]*:")
-_KNOWN_FIELD = re.compile(
-    rb"^(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|in-reply-to|references|sender"
-    rb"|delivered-to|mime-version|content-[a-z-]+|x-[a-z0-9-]+|dkim-signature|list-[a-z]+)[ \t]*:",
-    re.IGNORECASE | re.MULTILINE,
-)
-_ENVELOPES = (b"From ", b">From ")
-_LIST_GOES_ON = (b",", b";")
 _MAX_ENCODED = 65_536
 """Maximum characters read from a header with encoded words, which take the library quadratic time."""
+MAX_ADDRESS_CHARS = 1_000_000
+"""Maximum characters read from an address header."""
 
-
-def read_headers(raw: bytes, defects: list[str]) -> tuple[Fields, bytes]:
-    """Return the header fields of a message or part, and its body.
-
-    A line that is not a field adds ``bad_header`` to ``defects``; it continues the address list above it, is left out
-    if a known field follows, or else begins the body.
-    """
-    if raw[:1] == b"\n":
-        return [], raw[1:]
-    head, _, body = raw.partition(b"\n\n")
-    last_field = max((match.start() for match in _KNOWN_FIELD.finditer(head)), default=-1)
-    fields: list[tuple[str, list[bytes]]] = []
-    at = 0
-    dropping = False
-    for line in head.split(b"\n"):
-        field = None
-        if line[:1] in (b" ", b"\t"):
-            if fields and not dropping:
-                fields[-1][1].append(line)
-        elif field := _FIELD.fullmatch(line):
-            fields.append((field[1].decode("ascii").lower(), [field[2]]))
-            dropping = False
-        elif line and not line.startswith(_ENVELOPES):
-            defects.append("bad_header")
-            if at > last_field and not _ODD_FIELD.match(line):
-                return _unfolded(fields), raw[at:]
-            dropping = not (fields and fields[-1][1][-1].rstrip().endswith(_LIST_GOES_ON))
-            if not dropping:
-                fields[-1][1].append(b" " + line)
-        at += len(line) + 1
-    return _unfolded(fields), body
-
-
-def _unfolded(fields: list[tuple[str, list[bytes]]]) -> Fields:
-    return [
-        (name, b" ".join([lines[0], *(line.lstrip(b" \t") for line in lines[1:])]).strip()) for name, lines in fields
-    ]
+_QUOTED = r'"(?:[^"\\]|\\.)*+"'
+_AROUND_COMMENTS = re.compile(rf"{_QUOTED}|\\.|[()]", re.DOTALL)
+_TOKEN = re.compile(
+    rf'(?P<quoted>{_QUOTED})|<(?P<angle>[^<>]*)>|<(?P<open>[^<>,;]*)|(?P<end>[,;:])|\[[^\[\]<>,"]*\]|[^"<,;:\[\\]+|\\.|.',
+    re.DOTALL,
+)
+_PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')
+"""A route, a group name, or ``mailto``."""
+_MAILTO = re.compile(r"\[mailto:([^\[\]<>]*)\]", re.IGNORECASE)
+_AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
+_ADDRESS = r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+"
+_BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
+# A name does not begin with a space: otherwise spaces after a comma match in two ways and backtracking explodes.
+_ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
+_NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
+_ENDINGS = re.compile(r"[.'] *(?:[,>]|\Z)")
+"""Characters at the end of an address that may not belong to it."""
+_NAME = re.compile(r"[^,<]*<|>")
+_DATE = re.compile(
+    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
+)
+_DAY_MINUTES = 24 * 60
+_LAST_SECOND = 59
+"""A leap second is read as the second before it."""
+_SHORT_YEARS = range(100, 1000)
+"""Years of three digits count from 1900 (RFC 5322, 4.3)."""
+_POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
+_RULED_ZONE = re.compile(r":\d\d\s*(EST5EDT|CST6CDT|MST7MDT|PST8PDT)(?!\s*[+-]\d)")
+"""A zone whose daylight saving time is in the zone database."""
+_MONTHS = {
+    name: i + 1
+    for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
+}
+_MAX_CHARS = 200
+_COMMENT = re.compile(r"\(([^()]*)\)")
+_AROUND_COLON = re.compile(r"\s*:\s*")
+_TWELVE_HOURS = re.compile(r"\b(\d{1,2})((?::\d\d){1,2}) ?([ap])\.?m\b\.?", re.IGNORECASE)
+_ZONES = {
+    name: offset
+    for offset, names in {
+        "+0000": "UT UTC GMT WET",
+        "+0100": "WEST BST CET MET",
+        "+0200": "CEST MEST EET",
+        "+0300": "EEST MSK",
+        "+0800": "HKT AWST SGT",
+        "+0900": "JST KST",
+        "+1000": "AEST",
+        "+1100": "AEDT",
+        "+1200": "NZST",
+        "+1300": "NZDT",
+        "-0230": "NDT",
+        "-0300": "ADT",
+        "-0330": "NST",
+        "-0400": "AST EDT",
+        "-0500": "EST CDT",
+        "-0600": "CST MDT",
+        "-0700": "MST PDT",
+        "-0800": "PST AKDT",
+        "-0900": "AKST",
+        "-1000": "HST",
+    }.items()
+    for name in names.split()
+}
+"""Zone names that are unambiguous, at least in mail; the library knows only a few."""
+_ZONE = re.compile(
+    r"(?P<time>:\d\d)(?:\.\d+)?(?:\s*(?P<name>[A-Z]{1,5}))?"
+    r"(?:\s*(?P<sign>[+-])(?P<hours>\d{1,2}):?(?P<minutes>\d\d)?)?(?!\S)"
+)
 
 
 def header_text(text: str, defects: list[str]) -> str:
@@ -75,3 +100,175 @@ def header_text(text: str, defects: list[str]) -> str:
         return text
     words = [part if isinstance(part, str) else decode(part, charset or "utf-8", defects) for part, charset in parts]
     return re.sub(r"[\r\n]+", " ", "".join(words)).strip()
+
+
+def addresses_of(value: str) -> list[str]:
+    """Return the addresses of a header's value in order, bare and in lower case; the value is one line.
+
+    A single word without ``@`` counts as an address, as for local mailboxes, unless the next item shows that it begins
+    a name (``Smith, John <john@x.org>``).
+    """
+    if (plain := _plain_addresses(value)) is not None:
+        return plain
+    found: list[str] = []
+    words: list[str] = []  # items of one word since the last address
+    for bare, angles in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
+        inside = [address for angle in angles for address in _specs(angle)]
+        complete = [address for address in inside if "@" in address] or inside[-1:]
+        if complete:
+            words.clear()
+        elif angles:
+            continue
+        else:
+            tokens = _AROUND_SIGNS.sub(r"\1", bare.lower()).split()
+            complete = [token for token in tokens if "@" in token.strip("@")]
+            if not complete:
+                words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
+                continue
+            if len(tokens) > len(complete):  # the preceding words also begin a name
+                words.clear()
+        found += words + [_bare(address) for address in complete]
+        words.clear()
+    return found + words
+
+
+def _plain_addresses(value: str) -> list[str] | None:
+    """The addresses of a header of bare addresses, or of ``plain name <address>``, as most are; None for others."""
+    if not value:
+        return []
+    value = value.lower()
+    if _ENDINGS.search(value):
+        return None
+    if "<" in value:
+        if _NAMED.fullmatch(value) is None:
+            return None
+        value = _NAME.sub("", value)
+    elif _BARE.fullmatch(value) is None:
+        return None
+    return value.replace(" ", "").split(",")
+
+
+def _bare(address: str) -> str:
+    """An address without enclosing single quotes and without a final dot."""
+    bare = address.rstrip(".")
+    if bare[0:1] == "'" == bare[-1:]:
+        bare = bare[1:-1]
+    return bare if "@" in bare.strip("@") else address
+
+
+def _items(value: str) -> Iterator[tuple[str, list[str]]]:
+    """The items between commas and semicolons: the text outside angle brackets, and the content of each pair."""
+    text: list[str] = []
+    angles: list[str] = []
+    quoted = ""
+    for token in _TOKEN.finditer(value):
+        kind = token.lastgroup
+        if kind == "end":
+            if token[0] != ":":  # else a group's name ends, or ``mailto``
+                yield "".join(text).strip() or quoted, angles
+            text, angles, quoted = [], [], ""
+        elif kind in ("angle", "open"):
+            angles.append(token[kind])
+        elif kind != "quoted":
+            text.append(token[0])
+        elif value[token.end() : token.end() + 1] == "@":
+            text.append("".join(token[0].split()))
+        elif "@" in token[0]:
+            quoted = token[0][1:-1]
+    yield "".join(text).strip() or quoted, angles
+
+
+def _specs(angle: str) -> Iterator[str]:
+    """The addresses between angle brackets: normally one, but some programs put several there."""
+    for spec in re.split("[,;]", angle.lower()):
+        address = "".join(_PREFIX.sub("", spec, count=1).split())
+        if address and address[0] != "@":
+            yield address
+
+
+def _without_comments(value: str) -> str:
+    """The value without parenthesized comments; unmatched parentheses stay."""
+    if "(" not in value:
+        return value
+    opened: list[int] = []
+    comments: list[tuple[int, int]] = []
+    for token in _AROUND_COMMENTS.finditer(value):
+        if token[0] == "(":
+            opened.append(token.start())
+        elif token[0] == ")" and opened:
+            start = opened.pop()
+            while comments and comments[-1][0] > start:
+                comments.pop()
+            comments.append((start, token.end()))
+    kept, at = [], 0
+    for start, end in comments:
+        kept.append(value[at:start])
+        at = end
+    return "".join(kept) + value[at:]
+
+
+def parse_date(value: str) -> datetime | None:
+    """Return the time of a Date header, aware and in UTC; a time without a zone counts as UTC.
+
+    None if the header cannot be read or its zone offset is a day or more.
+    """
+    try:
+        if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
+            day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
+            offset = int(zone_hours) * 60 + int(zone_minutes)
+            if offset >= _DAY_MINUTES:
+                return None
+            local = datetime(
+                int(year), _MONTHS[month], int(day), int(hour), int(minute), _second(int(second)), tzinfo=UTC
+            )
+            return local - timedelta(minutes=offset if sign == "+" else -offset)
+        fields = parsedate_tz(_plain(value[:_MAX_CHARS]))
+        if fields is None:
+            moment = datetime.fromisoformat(value)
+            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        if abs(fields[9] or 0) >= _DAY_MINUTES * 60:
+            return None
+        year = fields[0] + 1900 if fields[0] in _SHORT_YEARS else fields[0]
+        local = datetime(year, *fields[1:5], _second(fields[5]), tzinfo=UTC)
+        if ruled := _RULED_ZONE.search(_COMMENT.sub(" ", value[:_MAX_CHARS])):
+            return local.replace(tzinfo=ZoneInfo(ruled[1])).astimezone(UTC)
+        return local - timedelta(seconds=fields[9] or 0)
+    except (
+        ValueError,
+        OverflowError,
+        TypeError,
+        IndexError,
+        KeyError,  # a machine without a zone database
+    ):  # the library accepts odd fields or fails on them
+        return None
+
+
+def _second(second: int) -> int:
+    return _LAST_SECOND if second == _LAST_SECOND + 1 else second
+
+
+def _plain(value: str) -> str:
+    """The date in the form ``parsedate_tz`` reads: no comments, 24 hours, and a zone that it knows."""
+    comments = _COMMENT.findall(value)
+    value = _COMMENT.sub(" ", value)
+    value = _AROUND_COLON.sub(":", value)
+    value = _POSIX_ZONE.sub(r"\1", value)
+    value = _TWELVE_HOURS.sub(_of_24_hours, value)
+    zone = _ZONE.search(value)
+    if zone is None:
+        return value
+    name = zone["name"] or ""
+    if zone["sign"]:
+        number = f"{zone['sign']}{zone['hours']:0>2}{zone['minutes'] or '00'}"
+    elif not name or name == "UT":
+        number = next((_ZONES[word] for word in comments if word in _ZONES), name)
+    else:
+        number = _ZONES.get(name, name)
+    return f"{value[: zone.end('time')]} {number} {value[zone.end() :]}"
+
+
+def _of_24_hours(match: re.Match[str]) -> str:
+    hour = int(match[1])
+    if hour <= 12:
+        hour = hour % 12 + (12 if match[3] in "pP" else 0)
+    return f"{hour}{match[2]} "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from emailrl.mail.sources.raw_email import Reading, Skipped
-from emailrl.mail.sources.streams import BROKEN, broken_off, decompressed
+from emailrl.mail.sources.streams import BROKEN, decompressed, until_broken
 
 _READ_BYTES = 1 << 20
 _TIME = rb" +\d{1,2}:\d\d(?::\d\d)?"
@@ -23,9 +23,9 @@ _ZONE = rb"(?: +(?:[A-Z]{1,5}|[+-]\d{4}))"
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 # asctime, with a zone before or after the year as some write it, or a date as in mail headers.
 _DATE = (
-    rb"(?:" + _MONTH + rb" +\d{1,2}" + _TIME + _ZONE + rb"{0,2} +\d{4}" + _ZONE + rb"?"
-    rb"|\d{1,2} +" + _MONTH + rb" +\d{4}" + _TIME + _ZONE + rb"{0,2})"
-)  # fmt: skip
+    rb"(?:%(month)b +\d{1,2}%(time)b%(zone)b{0,2} +\d{4}%(zone)b?|\d{1,2} +%(month)b +\d{4}%(time)b%(zone)b{0,2})"
+    % {b"month": _MONTH, b"time": _TIME, b"zone": _ZONE}
+)
 _HEADER = rb">?From |[!-9;-~]{1,200}[ \t]{0,9}:"
 _KNOWN_HEADER = (
     rb"(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|sender|delivered-to|mime-version"
@@ -35,14 +35,14 @@ _KNOWN_HEADER = (
 _FROM = rb"From (?![ \t]{0,9}:)"
 """Not the header ``From :``, which may have spaces before its colon."""
 _DATED = (
-    _FROM + rb"[^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +" + _DATE
-    + rb"(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n(?:" + _HEADER + rb")"
-)  # fmt: skip
+    rb"%b[^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +%b(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n(?:%b)"
+    % (_FROM, _DATE, _HEADER)
+)
 _BARE = _FROM + rb"-?[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
 _UNDATED = (
-    rb"(?:(?<=\n\n)|(?<=\r\n\r\n))" + _FROM + rb"\S{1,300}(?<!:)(?:[ \t][^\r\n]{0,200}\d:\d\d[\d:. +A-Z-]{0,40})?"
-    rb"[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
-)  # fmt: skip
+    rb"(?:(?<=\n\n)|(?<=\r\n\r\n))%b\S{1,300}(?<!:)(?:[ \t][^\r\n]{0,200}\d:\d\d[\d:. +A-Z-]{0,40})?"
+    rb"[ \t]{0,9}\r?\n(?i:%b)" % (_FROM, _KNOWN_HEADER)
+)
 _ENVELOPE = re.compile(_DATED + rb"|" + _BARE + rb"|" + _UNDATED)
 _START = re.compile(rb"(?:\xef\xbb\xbf)?" + _FROM + rb"[^\r\n]{0,900}\r?\n(?:" + _HEADER + rb")")
 MBOX_STARTS = (b"From ", b"\xef\xbb\xbfFrom ")
@@ -62,20 +62,12 @@ def is_mbox(start: bytes) -> bool:
 def read_mbox(path: Path, file: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
     """Yield the messages of an mbox, plain or compressed, as (``name#number``, bytes).
 
-    Raises ``EmailRLError`` if a compressed file is truncated. With ``allow_truncated`` the messages end there instead,
-    with ``Skipped("truncated")`` for the broken one. A truncated plain file cannot be detected: its last message is
-    shorter.
+    A truncated compressed file ends as in ``until_broken``. A truncated plain file cannot be detected: its last message
+    is shorter.
     """
-    seen = 0
-    try:
-        stream: Stream = decompressed(file)  # type: ignore[assignment]  # a BufferedReader either way
-        for message in messages_of(stream, name, reading.max_message_bytes):
-            yield message
-            seen += 1
-    except BROKEN as error:
-        if not reading.allow_truncated:
-            raise broken_off(path, f"{seen:,} complete messages ({error})") from error
-        yield Skipped("truncated", f"{name}#{seen + 1}")
+    stream: Stream = decompressed(file)  # type: ignore[assignment]  # a BufferedReader either way
+    messages = messages_of(stream, name, reading.max_message_bytes)
+    return until_broken(messages, path, reading, unit="messages", name=name)
 
 
 class Stream(Protocol):

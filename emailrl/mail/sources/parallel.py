@@ -13,8 +13,7 @@ from typing import TypeVar
 from emailrl.mail.parties import clean_text
 from emailrl.mail.sources.message import parse_message
 from emailrl.mail.sources.raw_email import RawEmail, Skipped
-from emailrl.mail.sources.rows import JsonLine, parse_line
-from emailrl.mail.sources.table import TableMail
+from emailrl.mail.sources.rows import JsonLine, TableMail, parse_line
 from emailrl.workers import in_order, worker_processes
 
 Unread = tuple[str, bytes | Path]

@@ -15,9 +15,19 @@ from email.utils import unquote
 from typing import NamedTuple
 
 from emailrl.mail.sources.charsets import decode
-from emailrl.mail.sources.headers import Fields, read_headers
-from emailrl.mail.sources.signed import signed_content
 
+Fields = list[tuple[str, bytes]]
+"""Header fields in order: name in lower case, value on one line."""
+
+_FIELD = re.compile(rb"([!-9;-~]++)[ \t]*:(.*)", re.DOTALL)
+_ODD_FIELD = re.compile(rb"[^\s:]++[ \t]*:")
+_KNOWN_FIELD = re.compile(
+    rb"^(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|in-reply-to|references|sender"
+    rb"|delivered-to|mime-version|content-[a-z-]+|x-[a-z0-9-]+|dkim-signature|list-[a-z]+)[ \t]*:",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ENVELOPES = (b"From ", b">From ")
+_LIST_GOES_ON = (b",", b";")
 _MAX_PARAMETERS = 2_048
 """Maximum characters read from a header with parameters, which take the library quadratic time."""
 _MAX_PARTS = 10_000
@@ -34,6 +44,48 @@ _STRAY_SHARE = 20
 _BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
 _BASE64_LINE = 16
 """A first line of this length without a space is Base64, not a word."""
+_DATA = bytes.fromhex("06092a864886f70d010701")
+"""Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
+_CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
+_END = b"\0\0"
+
+
+def read_headers(raw: bytes, defects: list[str]) -> tuple[Fields, bytes]:
+    """Return the header fields of a message or part, and its body.
+
+    A line that is not a field adds ``bad_header`` to ``defects``; it continues the address list above it, is left out
+    if a known field follows, or else begins the body.
+    """
+    if raw[:1] == b"\n":
+        return [], raw[1:]
+    head, _, body = raw.partition(b"\n\n")
+    last_field = max((match.start() for match in _KNOWN_FIELD.finditer(head)), default=-1)
+    fields: list[tuple[str, list[bytes]]] = []
+    at = 0
+    dropping = False
+    for line in head.split(b"\n"):
+        field = None
+        if line[:1] in (b" ", b"\t"):
+            if fields and not dropping:
+                fields[-1][1].append(line)
+        elif field := _FIELD.fullmatch(line):
+            fields.append((field[1].decode("ascii").lower(), [field[2]]))
+            dropping = False
+        elif line and not line.startswith(_ENVELOPES):
+            defects.append("bad_header")
+            if at > last_field and not _ODD_FIELD.match(line):
+                return _unfolded(fields), raw[at:]
+            dropping = not (fields and fields[-1][1][-1].rstrip().endswith(_LIST_GOES_ON))
+            if not dropping:
+                fields[-1][1].append(b" " + line)
+        at += len(line) + 1
+    return _unfolded(fields), body
+
+
+def _unfolded(fields: list[tuple[str, list[bytes]]]) -> Fields:
+    return [
+        (name, b" ".join([lines[0], *(line.lstrip(b" \t") for line in lines[1:])]).strip()) for name, lines in fields
+    ]
 
 
 class Part(NamedTuple):
@@ -230,3 +282,39 @@ def _from_uuencode(body: bytes) -> bytes:
     payload = part.get_payload(decode=True)
     assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
     return payload
+
+
+def signed_content(cms: bytes) -> bytes | None:
+    """Return the content of signed data in DER or BER, or None if it is encrypted, detached or truncated."""
+    at = cms.find(_DATA)
+    try:
+        tag, begin, _ = _header(cms, at + len(_DATA))
+        if at < 0 or tag != _CONTENT:
+            return None
+        tag, begin, end = _header(cms, begin)
+        if tag == _OCTETS:
+            return cms[begin:end]
+        pieces = []
+        while tag == _PIECES and begin != end and cms[begin : begin + 2] != _END:
+            kind, inside, begin = _header(cms, begin)
+            if kind != _OCTETS:
+                return None
+            pieces.append(cms[inside:begin])
+        return b"".join(pieces) or None
+    except (IndexError, ValueError):
+        return None
+
+
+def _header(data: bytes, at: int) -> tuple[int, int, int]:
+    """The tag at ``at``, and the start and end of its content (-1: ends at a marker)."""
+    tag, length, begin = data[at], data[at + 1], at + 2
+    if length == 0x80:
+        if tag == _OCTETS:
+            raise ValueError("pieces alone end at a mark")
+        return tag, begin, -1
+    if length > 0x80:
+        begin += length & 0x7F
+        length = int.from_bytes(data[at + 2 : begin], "big")
+    if begin + length > len(data):
+        raise ValueError("cut off")
+    return tag, begin, begin + length

@@ -1,16 +1,10 @@
-"""Defines ``RawEmail``, which every source yields, and assembles it from a message's parts."""
+"""Defines what every source yields: a ``RawEmail``, or ``Skipped`` with a reason."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-
-from emailrl.mail.parties import clean_text
-from emailrl.mail.sources.dates import parse_date
-
-PEOPLE = ("from", "to", "cc", "bcc")
 
 
 @dataclass(frozen=True)
@@ -55,31 +49,6 @@ class Skipped:
 
     reason: str
     file_name: str = ""
-
-
-def assemble(
-    raw: bytes, file_name: str, headers: Mapping[str, str], people: list[list[str]], body: str, defects: list[str]
-) -> RawEmail:
-    """Assemble a ``RawEmail`` from decoded headers, the address lists of ``PEOPLE`` and the text.
-
-    Missing headers and NUL bytes are added to ``defects``.
-    """
-    date = parse_date(headers.get("date", ""))
-    if date is None:
-        defects.append("bad_date" if "date" in headers else "no_date")
-    message_id = headers.get("message-id", "")
-    if not message_id:
-        message_id = made_up_id(raw)
-        defects.append("no_message_id")
-    if "\0" in body or any("\0" in value for value in headers.values()):
-        defects.append("nul_bytes")
-    sender, to, cc, bcc = people
-    if not sender:
-        defects.append("no_sender")
-    return RawEmail(
-        clean_text(message_id), clean_text(headers.get("subject", "")), sender[0] if sender else "", to, cc, bcc,
-        date, clean_text(body), file_name, tuple(defects),
-    )  # fmt: skip
 
 
 MADE_UP = "@made-up.emailrl>"

@@ -1,21 +1,36 @@
-"""Reads mail as rows with ART-E's columns: of a dataset, a Parquet file, or JSONL (one object per line)."""
+"""Reads mail as rows: of a dataset, a Parquet file or JSONL with ART-E's columns, or of Kaggle's ``emails.csv``."""
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
+from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail.parties import clean_text
-from emailrl.mail.sources.dates import parse_date
+from emailrl.mail.sources.headers import parse_date
 from emailrl.mail.sources.raw_email import RawEmail, Reading, Skipped, made_up_id
-from emailrl.mail.sources.streams import BROKEN, broken_off
+from emailrl.mail.sources.streams import until_broken
+from emailrl.remote.hub import go_offline_if_unreachable
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
 _REQUIRED = frozenset(("message_id", "subject", "from", "to", "date", "body"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DATASET = "corbt/enron-emails"
+_ALTERNATIVES = (
+    "Use --source demo --db data/demo.db, or --source PATH with a local copy "
+    "(maildir tree, tar archive, mbox, emails.csv, JSONL, Parquet or dataset folder)."
+)
+PARQUET_START = b"PAR1"
+_BATCH_ROWS = 500
+_BUFFER_BYTES = 1 << 20
+_TABLE_COLUMNS = ("file", "message")
+_LARGEST_FIELD = 2**31 - 1  # message size is checked by the parser
 
 
 class JsonLine(bytes):
@@ -38,28 +53,25 @@ def is_mail_line(line: bytes) -> bool:
 def read_lines(path: Path, stream: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, JsonLine] | Skipped]:
     """Yield the rows of JSONL as (``name#line``, bytes) without empty lines.
 
-    Raises ``EmailRLError`` if the file ends inside a row. With ``allow_truncated`` the rows end there instead, with
-    ``Skipped("truncated")`` for the broken one.
+    A file that ends inside a row ends as in ``until_broken``.
     """
-    number, seen = 1, 0
-    largest = reading.max_message_bytes
-    try:
-        while line := stream.readline(largest + 1):
-            here = f"{name}#{number}"
-            if len(line) > largest:
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(1 << 20)
-                yield Skipped("too_large", here)
-            elif not line.endswith(b"\n") and not _is_json(line):
-                raise EOFError(f"line {number:,} is not a complete JSON value")
-            elif not line.isspace():
-                yield here, JsonLine(line)
-            seen += not line.isspace()
-            number += 1
-    except BROKEN as error:
-        if not reading.allow_truncated:
-            raise broken_off(path, f"{seen:,} complete rows ({error})") from error
-        yield Skipped("truncated", f"{name}#{number}")
+    return until_broken(_lines(stream, name, reading.max_message_bytes), path, reading, unit="rows", name=name)
+
+
+def _lines(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, JsonLine] | Skipped]:
+    for number in itertools.count(1):
+        line = stream.readline(largest + 1)
+        if not line:
+            return
+        here = f"{name}#{number}"
+        if len(line) > largest:
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(1 << 20)
+            yield Skipped("too_large", here)
+        elif not line.endswith(b"\n") and not _is_json(line):
+            raise EOFError(f"line {number:,} is not a complete JSON value")
+        elif not line.isspace():
+            yield here, JsonLine(line)
 
 
 def _is_json(line: bytes) -> bool:
@@ -159,3 +171,132 @@ def _from_text(value: str) -> datetime | None:
         return datetime.fromisoformat(value)
     except ValueError:
         return parse_date(value)
+
+
+def is_mail_parquet(path: Path) -> bool:
+    """Whether a Parquet file has the columns of mail; True for a truncated one, whose columns are unknown."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as table:
+            return has_mail_columns(table.schema_arrow.names)
+    except (ArrowException, OSError):
+        return True
+
+
+def read_parquet(path: Path, name: str, reading: Reading) -> Iterator[RawEmail | Skipped]:
+    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``.
+
+    A file that is damaged or truncated (its index is at the end, so no row can be read) ends as in ``until_broken``.
+    """
+    return until_broken(_parquet_rows(path, name, reading.max_message_bytes), path, reading, unit="rows", name=name)
+
+
+def _parquet_rows(path: Path, name: str, largest: int) -> Iterator[RawEmail | Skipped]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    numbers = itertools.count(1)
+    try:
+        # Read pages as needed rather than row groups, which may be most of the file.
+        with ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+            columns = [column for column in COLUMNS if column in table.schema_arrow.names]
+            for batch in table.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+                for row in batch.to_pylist():
+                    email = row_to_email(row, f"{name}#{next(numbers)}")
+                    is_large = isinstance(email, RawEmail) and len(email.body) > largest
+                    yield Skipped("too_large", email.file_name) if is_large else email
+    except (ArrowException, OSError) as error:
+        raise EOFError(" ".join(str(error).split())[:200]) from error
+
+
+def is_dataset_folder(path: Path) -> bool:
+    """Whether ``save_to_disk`` wrote a folder; other folders of Parquet and JSONL files are read file by file."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def read_hub() -> Iterator[RawEmail | Skipped]:
+    """Yield the emails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``.
+
+    Raises ``EmailRLError`` if the hub cannot be reached and the dataset is not cached, ``UsageError`` if a folder of
+    that name would be read in its place.
+    """
+    if Path(DATASET).exists():
+        raise UsageError(
+            f"A local folder {DATASET} would be read instead of the hub's dataset.", "Run in another folder."
+        )
+    go_offline_if_unreachable()
+    from datasets import load_dataset
+
+    try:
+        dataset = load_dataset(DATASET, split="train")
+    except Exception as error:  # datasets and its HTTP stack raise many kinds; all mean that there is no data
+        raise EmailRLError(f"The dataset {DATASET} could not be loaded: {describe(error)}.", _ALTERNATIVES) from error
+    yield from _rows([dataset])
+
+
+def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
+    """Yield the emails of all splits of a dataset with ART-E's columns, as written by ``save_to_disk``.
+
+    Raises ``UsageError`` if it cannot be loaded or lacks a column.
+    """
+    from datasets import Dataset, load_from_disk
+
+    try:
+        loaded = load_from_disk(str(path))
+    except Exception as error:  # as in read_hub
+        raise UsageError(f"{path} cannot be loaded as a dataset: {describe(error)}.") from error
+    splits = [loaded] if isinstance(loaded, Dataset) else list(loaded.values())
+    for split in splits:
+        if missing := [name for name in COLUMNS if name not in split.column_names]:
+            raise UsageError(f"The dataset in {path} has no column {missing[0]!r}.", f"It needs {', '.join(COLUMNS)}.")
+    yield from _rows(splits)
+
+
+def describe(error: Exception) -> str:
+    """Return why ``datasets`` loaded nothing, in at most 200 characters and without a final period."""
+    if isinstance(error, ConnectionError):  # its text ends with a class name
+        return "the hub cannot be reached"
+    return (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
+
+
+def _rows(splits: list[Any]) -> Iterator[RawEmail | Skipped]:
+    for split in splits:
+        for batch in split.select_columns(list(COLUMNS)).iter(batch_size=1000):
+            for values in zip(*(batch[name] for name in COLUMNS), strict=True):
+                yield row_to_email(dict(zip(COLUMNS, values, strict=True)))
+
+
+class TableMail(bytes):
+    """A message from a table, not yet parsed."""
+
+
+def is_mail_table(start: bytes) -> bool:
+    """Whether a file is a CSV with the columns ``file`` and ``message``, by its start."""
+    line = start.partition(b"\n")[0].decode("utf-8-sig", "replace").strip()
+    try:
+        return set(_TABLE_COLUMNS) <= set(next(csv.reader([line]), []))
+    except csv.Error:
+        return False
+
+
+def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tuple[str, TableMail] | Skipped]:
+    """Yield the messages of the table as (file, bytes); one that ends inside a row ends as in ``until_broken``."""
+    return until_broken(_table_rows(stream), path, reading, unit="rows")
+
+
+def _table_rows(stream: IO[bytes]) -> Iterator[tuple[str, TableMail] | Skipped]:
+    csv.field_size_limit(_LARGEST_FIELD)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    rows = csv.reader(text, strict=True)
+    try:
+        header = next(rows)
+        file_column, message_column = (header.index(name) for name in _TABLE_COLUMNS)
+        for number, row in enumerate(filter(None, rows), 1):
+            if len(row) == len(header):
+                yield row[file_column], TableMail(row[message_column], "utf-8", "surrogateescape")
+            else:
+                yield Skipped("bad_row", f"row {number}")
+    except csv.Error as error:
+        raise EOFError(str(error)) from error

@@ -7,19 +7,22 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from emailrl.errors import EmailRLError
+from emailrl.mail.sources.raw_email import Reading, Skipped
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer as Buffer
 
 BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)
-"""Errors raised by reading a truncated or damaged compressed file."""
+"""Errors raised by reading a truncated or damaged file."""
 
 COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+
+T = TypeVar("T")
 
 
 class _AsItComes(io.RawIOBase):
@@ -61,9 +64,29 @@ def start_of(path: Path, size: int) -> bytes:
     return start
 
 
-def broken_off(path: Path, where: str) -> EmailRLError:
-    """Return the error for a truncated or damaged file; ``where`` states how far it was read."""
-    return EmailRLError(
-        f"{path} is truncated or damaged after {where}.",
-        "Nothing was written. Download the file again, or keep the readable part with --allow-truncated.",
-    )
+def until_broken(
+    items: Iterator[T],
+    path: Path,
+    reading: Reading,
+    *,
+    unit: str,
+    name: str = "",
+    where: Callable[[], str] | None = None,
+) -> Iterator[T | Skipped]:
+    """Yield the items of a file until it breaks off with one of ``BROKEN``.
+
+    Raises ``EmailRLError`` there, which counts the complete items by their ``unit`` and says ``where``, or why, reading
+    ended. With ``allow_truncated`` the last item is ``Skipped("truncated")`` instead, named after the file's ``name``.
+    """
+    seen = 0
+    try:
+        for item in items:
+            yield item
+            seen += 1
+    except BROKEN as error:
+        if not reading.allow_truncated:
+            raise EmailRLError(
+                f"{path} is truncated or damaged after {seen:,} complete {unit} ({where() if where else error}).",
+                "Nothing was written. Download the file again, or keep the readable part with --allow-truncated.",
+            ) from error
+        yield Skipped("truncated", name and f"{name}#{seen + 1}")

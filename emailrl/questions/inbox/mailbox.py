@@ -11,11 +11,10 @@ from datetime import date, timedelta
 from functools import cached_property
 from random import Random
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from emailrl.facts.names import name_of
 from emailrl.mail.schema import emails, recipients
-from emailrl.mail.stored import recipients_of
 from emailrl.questions.inbox.mail import Mail, Topic
 
 MAX_DAYS_LATER = 30
@@ -207,7 +206,12 @@ class MailReader:
 
     def _read(self, ids: list[int]) -> None:
         columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
-        people = recipients_of(self.connection, recipients.c.email_id.in_(ids))
+        people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+        rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
+        for email_id, address, field in self.connection.execute(
+            rows.where(recipients.c.email_id.in_(ids)).order_by(recipients.c.email_id, text("rowid"))
+        ):
+            people[email_id].append((address, field))
         for email_id, message_id, subject, sender, sent, body in self.connection.execute(
             select(*columns).where(emails.c.id.in_(ids))
         ):

@@ -1,0 +1,324 @@
+"""The fictional mailboxes of ``gen-db --source demo`` and questions with known answers, generated from a seed.
+
+A world is a small company, its projects, and emails that state and correct facts about them, in the words of
+``demo.toml``. The checksum of an invented name or value assigns it to exactly one split, so training and test worlds
+have no person, project or value in common, whatever their seeds.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
+from pathlib import Path
+from zlib import crc32
+
+from emailrl.mail.sources import RawEmail
+from emailrl.records.trajectory import Scenario
+
+SPLITS = ("train", "val", "test")
+NUM_WORLDS = {"train": 20, "val": 6, "test": 12}
+"""Number of worlds per split in the demo database; each world has its own inbox."""
+NUM_PROJECTS = 5
+FACTS_PER_PROJECT = 5
+CORRECTED = 0.35
+"""Share of facts that a later email corrects."""
+QUOTED = 0.5
+"""Share of corrections that quote the corrected sentence."""
+PROMISED = 0.15
+"""Share of facts that another email mentions without stating them."""
+CHATTER_PER_PROJECT = 1
+_SCATTER = 387_420_489
+"""Coprime to a million, so that multiplying by it modulo a million keeps numbers distinct."""
+_ONSETS = (*"bcdfghjklmnprstvwz", "br", "dr", "gr", "kr", "pr", "qu", "st", "tr")
+_VOWELS = ("a", "a", "e", "e", "i", "i", "o", "o", "u", "ai", "ea", "io", "ou")
+_CODAS = ["", "", "", "l", "n", "r", "s", "x", "nd", "rk", "lt"]
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
+_TEXTS = tomllib.loads(Path(__file__).with_name("demo.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectTopic:
+    """One kind of fact about a project."""
+
+    name: str
+    value: str
+    """The ``Pool`` method that draws a value, or ``person``."""
+    keyword: str
+    statements: tuple[str, ...]
+    corrections: tuple[str, ...]
+    questions: tuple[str, ...]
+
+
+TOPICS = tuple(
+    ProjectTopic(
+        topic["name"],
+        topic["value"],
+        topic["keyword"],
+        tuple(topic["statements"]),
+        tuple(topic["corrections"]),
+        tuple(topic["questions"]),
+    )
+    for topic in _TEXTS["topics"]
+)
+
+
+def split_of(text: str) -> str:
+    """Return the only split in which a name or value may be drawn."""
+    return SPLITS[crc32(text.encode()) % len(SPLITS)]
+
+
+class Pool:
+    """Draws names and values of one split, each at most once."""
+
+    def __init__(self, rng: random.Random, split: str) -> None:
+        self.rng = rng
+        self.split = split
+        self._used: set[str] = set()
+
+    def draw(self, make: Callable[[], str]) -> str:
+        """Return the first text from ``make`` that belongs to this split and was not drawn before."""
+        while True:
+            text = make()
+            if text not in self._used and split_of(text) == self.split:
+                self._used.add(text)
+                return text
+
+    def word(self, syllables: int) -> str:
+        """Return an invented capitalized word."""
+        rng = self.rng
+        parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
+        return ("".join(parts) + rng.choice(_CODAS)).capitalize()
+
+    def name(self, syllables: int = 2) -> str:
+        return self.draw(lambda: self.word(syllables))
+
+    def amount(self) -> str:
+        return self.draw(lambda: f"${self.rng.randrange(1_000, 99_999):,}")
+
+    def volume(self) -> str:
+        unit = self.rng.choice(("barrels", "tonnes", "pallets", "crates"))
+        return self.draw(lambda: f"{self.rng.randrange(1_000, 99_999):,} {unit}")
+
+    def date(self) -> str:
+        return self.draw(lambda: f"{self.rng.choice(_TEXTS['months'])} {self.rng.randrange(1, 29)}")
+
+    def time(self) -> str:
+        return self.draw(lambda: f"{self.rng.randrange(7, 20)}:{self.rng.randrange(0, 60):02d}")
+
+    def room(self) -> str:
+        return self.draw(lambda: f"{self.rng.choice('ABCDEFGHJK')}{self.rng.randrange(100, 999)}")
+
+    def flight(self) -> str:
+        letters = "ABDEFKLMQRSTVXZ"
+        return self.draw(
+            lambda: f"{self.rng.choice(letters)}{self.rng.choice(letters)} {self.rng.randrange(100, 9999)}"
+        )
+
+    def phone(self) -> str:
+        return self.draw(lambda: f"555-{self.rng.randrange(1000, 9999)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    first: str
+    last: str
+    address: str
+
+    @property
+    def full(self) -> str:
+        return f"{self.first} {self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectFact:
+    """The final value of one topic of one project, and the email that states it."""
+
+    project: str
+    topic: ProjectTopic
+    value: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A complete world; the first of ``people`` owns the inbox."""
+
+    split: str
+    people: list[Person]
+    emails: list[RawEmail]
+    facts: list[ProjectFact]
+    query_date: str
+
+    @property
+    def inbox(self) -> str:
+        return self.people[0].address
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An email without a date yet; ``after`` is a draft that must come before it."""
+
+    subject: str
+    sentence: str
+    fact: ProjectFact | None = None
+    after: _Draft | None = None
+    order: float = 0.0
+
+
+def expand(pattern: str, rng: random.Random) -> str:
+    """Replace every ``[a|b|c]`` by one of its alternatives, the innermost first."""
+    while match := _CHOICE.search(pattern):
+        pattern = pattern[: match.start()] + rng.choice(match[1].split("|")) + pattern[match.end() :]
+    return pattern
+
+
+def demo_worlds(seed: int) -> list[World]:
+    """Return all worlds of the demo database for a seed."""
+    worlds, number = [], 0
+    for split, count in NUM_WORLDS.items():
+        for _ in range(count):
+            worlds.append(make_world(seed, split, number))
+            number += 1
+    return worlds
+
+
+def demo_emails(seed: int) -> Iterator[RawEmail]:
+    """Yield every email of the demo database, world by world; the splits take turns, so that a limit keeps them all."""
+    worlds = demo_worlds(seed)
+    by_split = ([world for world in worlds if world.split == split] for split in NUM_WORLDS)
+    for turn in zip_longest(*by_split):
+        for world in filter(None, turn):
+            yield from world.emails
+
+
+def demo_questions(seed: int) -> list[Scenario]:
+    """Return one question per fact with ``split`` set; splits share no inbox."""
+    rng = random.Random(f"{seed}/questions")
+    return [ask(world, fact, rng) for world in demo_worlds(seed) for fact in world.facts]
+
+
+def make_world(seed: int, split: str, number: int) -> World:
+    """Build world ``number`` of ``split``; its email ids derive from ``number`` and are unique over all worlds."""
+    rng = random.Random(f"{seed}/{split}/{number}")
+    pool = Pool(rng, split)
+    domain = pool.name(2).lower() + ".example"
+    people = []
+    for _ in range(8):
+        first, last = pool.name(2), pool.name(2)
+        people.append(Person(first, last, f"{first}.{last}@{domain}".lower()))
+    drafts = [draft for _ in range(NUM_PROJECTS) for draft in _project_drafts(pool.name(3), pool, rng, people)]
+    _order(drafts, rng)
+    return _write(drafts, people, rng, split, number)
+
+
+def _project_drafts(project: str, pool: Pool, rng: random.Random, people: list[Person]) -> list[_Draft]:
+    drafts = []
+    for topic in rng.sample(TOPICS, FACTS_PER_PROJECT):
+        first = _value(topic, pool, rng, people)
+        corrected = rng.random() < CORRECTED
+        statement = expand(rng.choice(topic.statements), rng).format(project=project, value=first)
+        draft = _Draft(_subject(project, topic.keyword, rng), statement)
+        drafts.append(draft)
+        value = first
+        if corrected:
+            value = _value(topic, pool, rng, [p for p in people if p.full != first])
+            text = expand(rng.choice(topic.corrections), rng).format(project=project, value=value, old=first)
+            draft = _Draft("Re: " + draft.subject.removeprefix("Re: "), text, after=draft)
+            drafts.append(draft)
+        draft.fact = ProjectFact(project, topic, value, "")
+        if rng.random() < PROMISED:
+            text = expand(rng.choice(_TEXTS["promises"]), rng).format(project=project, keyword=topic.keyword)
+            drafts.append(_Draft(_subject(project, None, rng), text))
+    for _ in range(CHATTER_PER_PROJECT):
+        text = expand(rng.choice(_TEXTS["chatter"]), rng).format(project=project)
+        drafts.append(_Draft(_subject(project, None, rng), text))
+    return drafts
+
+
+def _value(topic: ProjectTopic, pool: Pool, rng: random.Random, people: list[Person]) -> str:
+    return rng.choice(people[1:]).full if topic.value == "person" else getattr(pool, topic.value)()
+
+
+def _subject(project: str, keyword: str | None, rng: random.Random) -> str:
+    """A generic subject, or project and topic; never the project alone, which would hide the topic in snippets."""
+    general = _TEXTS["subjects"]
+    if keyword is None or keyword == "approved":
+        return expand(general, rng)
+    return expand(rng.choice((general, f"[Re: ||FW: ]{project} {keyword}")), rng)
+
+
+def _order(drafts: list[_Draft], rng: random.Random) -> None:
+    """Shuffle the drafts; corrections stay after what they correct (they come later in ``drafts``)."""
+    for draft in drafts:
+        draft.order = rng.uniform(draft.after.order if draft.after else 0.0, 1.0)
+    drafts.sort(key=lambda draft: draft.order)
+
+
+def _write(drafts: list[_Draft], people: list[Person], rng: random.Random, split: str, number: int) -> World:
+    owner = people[0]
+    day = datetime(rng.randrange(1999, 2003), rng.randrange(1, 13), rng.randrange(1, 28), tzinfo=UTC)
+    emails, facts = [], []
+    for position, draft in enumerate(drafts):
+        day += timedelta(hours=rng.randrange(3, 60), minutes=rng.randrange(60))
+        message_id = _message_id(number, position)
+        emails.append(_email(draft, message_id, day, owner, rng.choice(people[1:]), rng, people))
+        if draft.fact:
+            facts.append(ProjectFact(draft.fact.project, draft.fact.topic, draft.fact.value, message_id))
+    query_date = (day + timedelta(days=rng.randrange(1, 31))).strftime("%Y-%m-%d")
+    return World(split, people, emails, facts, query_date)
+
+
+def _message_id(number: int, position: int) -> str:
+    """Six digits, unique for up to 10,000 worlds of at most 100 emails; neighboring ids share no digits."""
+    return f"<{(number * 100 + position) * _SCATTER % 1_000_000:06d}>"
+
+
+def _email(
+    draft: _Draft,
+    message_id: str,
+    date: datetime,
+    owner: Person,
+    other: Person,
+    rng: random.Random,
+    people: list[Person],
+) -> RawEmail:
+    sender, receiver = (owner, other) if rng.random() < 0.25 else (other, owner)
+    lines = [rng.choice(_TEXTS["greetings"]).format(first=receiver.first)]
+    sentences = [draft.sentence]
+    if rng.random() < 0.5:
+        sentences.insert(rng.randrange(2), expand(rng.choice(_TEXTS["fillers"]), rng))
+    lines += [" ".join(sentences), rng.choice(_TEXTS["closings"]).format(sender=sender.first)]
+    if draft.after and rng.random() < QUOTED:
+        lines.append(f"> {draft.after.sentence}")
+    cc = [rng.choice(people[1:]).address] if rng.random() < 0.15 else []
+    return RawEmail(
+        message_id=message_id,
+        subject=draft.subject,
+        from_address=sender.address,
+        to=[receiver.address],
+        cc=cc,
+        bcc=[],
+        date=date,
+        body="\n".join(line for line in lines if line),
+        file_name=f"demo/{message_id[1:-1]}",
+    )
+
+
+def ask(world: World, fact: ProjectFact, rng: random.Random) -> Scenario:
+    """Return a question about one fact in a random wording."""
+    question = expand(rng.choice(fact.topic.questions), rng).format(project=fact.project)
+    return Scenario(
+        id=f"demo-{fact.message_id[1:-1]}",
+        question=question,
+        answer=fact.value,
+        message_ids=[fact.message_id],
+        inbox_address=world.inbox,
+        query_date=world.query_date,
+        split=world.split,
+        kind=fact.topic.name,
+    )
