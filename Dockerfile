@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# For CPUs; `--build-arg VARIANT=cuda` builds for NVIDIA GPUs, with vLLM. Usage: docs/docker.md
+# For CPUs; `--build-arg VARIANT=cuda` builds for NVIDIA GPUs, with vLLM. Usage: docs/guides/docker.md
 ARG VARIANT=cpu
 ARG PYTHON=3.12.11
 

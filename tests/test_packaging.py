@@ -76,7 +76,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 def test_what_travels_with_the_package() -> None:
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").lstrip().startswith("Apache License")
-    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## 0.1.0" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert (ROOT / "emailrl/py.typed").is_file()
 
 

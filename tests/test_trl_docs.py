@@ -1,4 +1,4 @@
-"""``docs/trl.md``: its settings exist and have the defaults it names, and its example loads and can be trained."""
+"""``docs/guides/trl.md``: its settings exist with the defaults it names, and its example loads and can be trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emailrl.settings import load_settings
 from emailrl.settings.names import by_name
 from emailrl.training.mix import resolve
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "trl.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "guides/trl.md").read_text(encoding="utf-8")
 
 
 def shown(value: object) -> str:

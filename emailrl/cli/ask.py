@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 PROMPT = "ask> "
-_SMOL_SHOWN = "smol (for simple questions; its limits: docs/smol.md)"
+_SMOL_SHOWN = "smol (for simple questions; its limits: docs/evidence/smol.md)"
 
 
 def _day(value: str) -> str:

@@ -8,7 +8,7 @@ cost of its answers.
 
 All metrics but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token
 of a conversation once; prompt_tokens counts the engine's input, which repeats the conversation so far at every turn;
-completion_tokens counts the policy's output. docs/benchmark.md explains every row.
+completion_tokens counts the policy's output. docs/guides/benchmark.md explains every row.
 
 --attack measures each policy twice: on the original emails, and on emails with injected instructions (answer this,
 cite that, read that), and reports how many were obeyed.

@@ -97,5 +97,5 @@ Checkpoint = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Trust this folder's settings files from now on (docs/security.md).")
+    bool, typer.Option("--trust", help="Trust this folder's settings files from now on (docs/reference/security.md).")
 ]

@@ -1,8 +1,8 @@
 """Reference pages generated from the code: ``python -m emailrl.cli.reference docs`` writes them, a test checks them.
 
-``docs/cli.md`` has every command's ``--help``; ``docs/settings.md`` every setting with its names, default and meaning;
-``docs/openrlhf.md`` every flag of OpenRLHF with its equivalent settings; ``docs/llms.txt`` every page with its first
-sentence.
+In ``docs/reference``, ``cli.md`` has every command's ``--help``, ``settings.md`` every setting with its names, default
+and meaning, ``openrlhf.md`` every flag of OpenRLHF with its equivalent settings. ``docs/llms.txt`` has every page with
+its first sentence.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Values are looked up in this order: command-line flag, environment variable, `.e
   (`max_steps = 20`); aliases work in lower case. Relative paths are relative to the file's directory. Unknown keys are
   errors.
 - **Trust**: if `.env` or `emailrl.toml` sets servers, keys, code, or paths outside the folder, the folder must be
-  trusted once (`emailrl trust`, docs/security.md).
+  trusted once (`emailrl trust`, docs/reference/security.md).
 - **Needs**: a setting without what it needs is an error or, if nothing else depends on it, a note in the run's header.
 - **Secrets** (marked below) never appear in logs, metadata or error messages.
 """
 
 
 def cli_reference() -> str:
-    """``docs/cli.md``: the help of every command, in the order ``emailrl --help`` lists them."""
+    """``docs/reference/cli.md``: the help of every command, in the order ``emailrl --help`` lists them."""
     pages = (
         f"## {name}\n\n```\n{text.strip()}\n```\n" for name, text in _helps(typer.main.get_command(app), "emailrl")
     )
@@ -56,7 +56,7 @@ def cli_reference() -> str:
 
 
 def settings_reference() -> str:
-    """``docs/settings.md``: a table for each section of the tree, then the presets."""
+    """``docs/reference/settings.md``: a table for each section of the tree, then the presets."""
     parts = [_SETTINGS, _GENERATED]
     for section, members in groupby(leaves(), key=lambda leaf: leaf.section):
         parts.append(f"## [{section}]\n\n| setting | environment | default | needs | meaning |\n|---|---|---|---|---|")
@@ -65,7 +65,7 @@ def settings_reference() -> str:
 
 
 def openrlhf_reference() -> str:
-    """The tables of ``docs/openrlhf.md``, below its prose: every flag of OpenRLHF and its equivalent here."""
+    """The tables of ``docs/reference/openrlhf.md``, below its prose: every flag of OpenRLHF and its equivalent here."""
     parts = []
     for group, flags in groupby((flag for flag in FLAGS if flag.settings), key=lambda flag: flag.group):
         head = "| flag | since 2026-04 | setting here | OpenRLHF default | default here | what differs |\n"
@@ -120,10 +120,11 @@ def _shown(value: object) -> str:
 def main() -> None:
     """Write the pages into the folder named on the command line."""
     folder = Path(sys.argv[1])
-    folder.mkdir(exist_ok=True)
-    (folder / "cli.md").write_text(cli_reference(), encoding="utf-8")
-    (folder / "settings.md").write_text(settings_reference(), encoding="utf-8")
-    openrlhf = folder / "openrlhf.md"
+    reference = folder / "reference"
+    reference.mkdir(parents=True, exist_ok=True)
+    (reference / "cli.md").write_text(cli_reference(), encoding="utf-8")
+    (reference / "settings.md").write_text(settings_reference(), encoding="utf-8")
+    openrlhf = reference / "openrlhf.md"
     prose = openrlhf.read_text(encoding="utf-8").partition(_GENERATED)[0]
     openrlhf.write_text(f"{prose}{_GENERATED}\n{openrlhf_reference()}", encoding="utf-8")
     (folder / "llms.txt").write_text(llms_txt(folder), encoding="utf-8")

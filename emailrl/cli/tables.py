@@ -50,7 +50,7 @@ def results_table(report: Report) -> RenderableType:
     ]
     lines.append(
         "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn; a chat server's "
-        "tokens are prompt_tokens + completion_tokens: docs/benchmark.md"
+        "tokens are prompt_tokens + completion_tokens: docs/guides/benchmark.md"
     )
     lines += [
         f"{titles[record['model']]} saw no injected instruction: no search or read returned an email"

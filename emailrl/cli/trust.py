@@ -1,8 +1,8 @@
 """Trust the current settings files of a folder: servers, keys, code, and paths outside it.
 
 Until then, commands refuse an emailrl.toml, .env or wandb/settings that would send keys or emails to a server of its
-choice, run code, or write outside the folder (docs/security.md). Each such setting is shown for confirmation. If one
-of them changes, or a code file it names, trust must be granted again. Trust is recorded outside the folder, in
+choice, run code, or write outside the folder (docs/reference/security.md). Each such setting is shown for confirmation.
+If one of them changes, or a code file it names, trust must be granted again. Trust is recorded outside the folder, in
 $XDG_CONFIG_HOME/emailrl/trusted.json (default: ~/.config).
 
 Examples:

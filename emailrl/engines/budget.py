@@ -25,7 +25,8 @@ LARGE_FROM: Final = 50_000_000
 LARGE_ROWS_ON_CPU: Final = 16
 ROWS_PER_SERVER: Final = 256
 """Concurrent conversations of a vLLM server, which has its GPUs to itself, unless MAX_BATCH_TRAJECTORIES is set. One of
-4B on an H200 sampled 6,700 tokens/s for 48 of them, 12,300 for 192 and 15,500 for 384 (docs/performance.md)."""
+4B on an H200 sampled 6,700 tokens/s for 48 of them, 12,300 for 192 and 15,500 for 384
+(docs/evidence/performance.md)."""
 SERVER_SHARE: Final = 0.9
 """Share of its GPUs' memory that a vLLM server takes, unless VLLM_GPU_MEMORY_UTILIZATION is set."""
 MERGE_LIMIT: Final = 1_000_000_000

@@ -89,7 +89,9 @@ def build_database(
 
 def _nothing_stored(sieve: Sieve) -> UsageError:
     kept_by = "".join(f" {KEPT_BY[reason]} keeps {reason}." for reason in sieve.skipped if reason in KEPT_BY)
-    formats = " docs/data.md lists the formats, and converters for Outlook's." if "not_mail" in sieve.skipped else ""
+    formats = (
+        " docs/guides/data.md lists the formats, and converters for Outlook's." if "not_mail" in sieve.skipped else ""
+    )
     return UsageError(
         f"There is no mail to store ({_listed(sieve.skipped)}).", f"No database was written.{kept_by}{formats}"
     )

@@ -94,7 +94,7 @@ def _refuse_if_too_large(
     if device.type == "cuda":
         have = card_bytes(device)
         if need / parts > have:
-            hint = "Use more GPUs (docs/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
+            hint = "Use more GPUs (docs/guides/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
             raise EmailRLError(f"The model '{model.name}' ({size}) does not fit this GPU ({have / 1e9:.0f} GB).", hint)
         return
     have = available_memory()

@@ -37,12 +37,12 @@ def check_shardable(model: ModelSettings, agent: AgentSettings, vllm: VllmSettin
     if agent.engine != "vllm":
         raise UsageError(
             "The transformers engine cannot sample from a sharded base model: every token would gather every layer.",
-            "Start vLLM servers (emailrl serve) and use --engine vllm with VLLM_URLS; see docs/scaling.md.",
+            "Start vLLM servers (emailrl serve) and use --engine vllm with VLLM_URLS; see docs/guides/scaling.md.",
         )
     if not vllm.vllm_urls:
         raise UsageError(
             "In-process vLLM needs the whole base model on one GPU, but SHARD spreads it over several.",
-            "Start vLLM servers (emailrl serve) on other GPUs and set VLLM_URLS; see docs/scaling.md.",
+            "Start vLLM servers (emailrl serve) on other GPUs and set VLLM_URLS; see docs/guides/scaling.md.",
         )
 
 

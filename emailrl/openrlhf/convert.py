@@ -164,7 +164,7 @@ def _prompts(value: str, given: Given, taken: Conversion) -> None:
     if value == HUB_QUESTIONS:
         taken.notes.append("--prompt_data: the default when `questions` is not set")
     else:
-        taken.set("questions", value, "--prompt_data, a question file (docs/data.md)")
+        taken.set("questions", value, "--prompt_data, a question file (docs/guides/data.md)")
 
 
 def _reward(value: str, given: Given, taken: Conversion) -> None:
@@ -338,7 +338,7 @@ def _count(name: str, text: str) -> int:
     except ValueError:
         count = math.nan
     if not count.is_integer() or count < 1:
-        raise UsageError(f"--{name} takes a whole number of at least 1.", "See docs/openrlhf.md.")
+        raise UsageError(f"--{name} takes a whole number of at least 1.", "See docs/reference/openrlhf.md.")
     return int(count)
 
 
@@ -408,7 +408,9 @@ def _settings_of(values: dict[str, Any], taken: Conversion) -> Settings:
         section, name = error.errors()[0]["loc"][:2]
         [leaf] = [leaf for leaf in leaves() if (leaf.section, leaf.field) == (section, name)]
         reason = error.errors()[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise UsageError(f"{taken.flags[leaf.key]}: {leaf.key} should be {reason}.", "See docs/settings.md.") from None
+        raise UsageError(
+            f"{taken.flags[leaf.key]}: {leaf.key} should be {reason}.", "See docs/reference/settings.md."
+        ) from None
 
 
 # -- the file
@@ -474,7 +476,7 @@ def _reason(key: str, why: str) -> str:
 def _write(taken: Conversion, offered: Offers) -> str:
     lines = [
         "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
-        "# Settings not listed keep emailrl's defaults; docs/openrlhf.md shows where OpenRLHF's differ.",
+        "# Settings not listed keep emailrl's defaults; docs/reference/openrlhf.md shows where OpenRLHF's differ.",
     ]
     lines += [f"# {one_line(note)}" for note in taken.notes]
     section = ""

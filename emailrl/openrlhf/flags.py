@@ -63,7 +63,7 @@ def find_flag(name: str) -> Flag:
     if bare in NAMES:
         return NAMES[bare]
     near = nearest(bare, NAMES)
-    hint = f"Did you mean --{near}?" if near else "See docs/openrlhf.md for all flags."
+    hint = f"Did you mean --{near}?" if near else "See docs/reference/openrlhf.md for all flags."
     raise UsageError(f"Unknown flag of OpenRLHF: {name}.", hint)
 
 
@@ -137,4 +137,4 @@ def hint_of(flag: Flag) -> str:
     """A hint with the flag's default as an example of a valid value."""
     example = flag.default.strip("`")
     shown = f"OpenRLHF's default is {example}. " if example[:1].isdigit() or example[:1] == "-" else ""
-    return f"{shown}See docs/openrlhf.md."
+    return f"{shown}See docs/reference/openrlhf.md."

@@ -1,4 +1,4 @@
-"""OpenRLHF's flags and their settings here: the single source of ``docs/openrlhf.md`` and of the conversion.
+"""OpenRLHF's flags and their settings here: the single source of ``docs/reference/openrlhf.md`` and of the conversion.
 
 A row: the flag with its arguments, its dotted name, the settings here (by their unique names; empty: none, for the
 reason in the note), OpenRLHF's default, and what differs.
@@ -20,7 +20,7 @@ ROWS: Final[dict[str, list[Row]]] = {
         ("critic_pretrain X", "critic.model_name_or_path", "", "as pretrain",
          "no separate critic: the value head of gae shares the policy's backbone and adapter"),
         ("prompt_data X", "data.prompt_dataset", "questions", "–",
-         "a question file or dataset folder (docs/data.md): questions about mail, not bare prompts"),
+         "a question file or dataset folder (docs/guides/data.md): questions about mail, not bare prompts"),
         ("input_key X", "data.input_key", "question_field", "`input`", ""),
         ("label_key X", "data.label_key", "answer_field", "–", "the reference answer used by the reward"),
         ("output_key X", "data.output_key", "output_field", "–",
@@ -156,9 +156,9 @@ ROWS: Final[dict[str, list[Row]]] = {
     ],
     "Agent and sampling": [
         ("agent_func_path X", "train.agent_func_path", "environment", "–",
-         "the file's class `Environment`, with start() and step() instead of reset() and step(): docs/custom.md"),
+         "the file's class `Environment`, with start() and step() instead of reset() and step(): docs/guides/custom.md"),
         ("remote_rm_url X", "reward.remote_url", "reward", "–",
-         "a URL, or the unchanged `reward_func` of a Python file: docs/custom.md"),
+         "a URL, or the unchanged `reward_func` of a Python file: docs/guides/custom.md"),
         ("prompt_max_len X", "", "max_model_len", "1024",
          "one window for the whole conversation, which grows each turn: prompt_max_len + generate_max_len"),
         ("generate_max_len X", "rollout.max_new_tokens", "max_tokens", "1024", "per turn"),

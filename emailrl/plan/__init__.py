@@ -1,7 +1,7 @@
 """Estimate a run's memory, tokens, time and cost before launch, from the settings and a model's config alone.
 
-Needs no torch, no weights and, for built-in shapes, no network. ``docs/performance.md`` lists the measurements that
-validate the arithmetic.
+Needs no torch, no weights and, for built-in shapes, no network. ``docs/evidence/performance.md`` lists the measurements
+that validate the arithmetic.
 """
 
 from __future__ import annotations

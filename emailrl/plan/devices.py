@@ -59,7 +59,7 @@ DEVICES: Final = {
         _gpu("4090", 23.5, 165, 1.0),
         _gpu("3090", 23.6, 71, 0.94),
         _gpu("T4", 14.6, 65, 0.3, _OF_A_T4),
-        # Two cores with AVX-512, as docs/experiments.md has them; memory is this machine's.
+        # Two cores with AVX-512, as docs/evidence/experiments.md has them; memory is this machine's.
         Device("CPU", 0.0, 0.1, 2e10, "a CPU's speed is a guess: 0.1 TFLOP/s", is_gpu=False),
     )
 }

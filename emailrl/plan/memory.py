@@ -46,7 +46,7 @@ HEAP: Final = 1.0
 """Freed blocks that glibc's heap keeps on a CPU, relative to the activations; measured with nano.
 MALLOC_MMAP_THRESHOLD_=65536 returns them."""
 ASLEEP: Final = int(1.5 * GIB)
-"""Memory a sleeping vLLM keeps on the GPU. Assumed; 0.9 and 1.2 GiB on 14B (docs/performance.md)."""
+"""Memory a sleeping vLLM keeps on the GPU. Assumed; 0.9 and 1.2 GiB on 14B (docs/evidence/performance.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Several GPUs: which train and which serve, or whether all do both in turn, and the time of a step.
 
 Every rank trains the configured number of questions, so a step grows with the ranks (weak scaling).
-``docs/scaling.md`` lists the assumptions beyond one GPU's figures.
+``docs/guides/scaling.md`` lists the assumptions beyond one GPU's figures.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NEARLY: Final = 0.95
 """Share of the maximum tokens per second: the rest is not worth a larger batch."""
 SERVING: Final = 30e-6
 """Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B
-with what ``emailrl serve`` starts, docs/performance.md."""
+with what ``emailrl serve`` starts, docs/evidence/performance.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from emailrl.training.passes import needs_old_logprobs, needs_reference, updates
 
 Curve = tuple[tuple[int, float], ...]
 UTILIZATION: Final[dict[str, Curve]] = {
-    # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/performance.md, shapes 0.6B, 4B and 14B.
+    # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/evidence/performance.md, shapes 0.6B, 4B and 14B.
     "fused": ((1024, 0.31), (2560, 0.49), (5120, 0.63)),
     "unsloth": ((1024, 0.28), (2560, 0.48), (5120, 0.62)),
     "transformers": ((1024, 0.11), (2560, 0.26), (5120, 0.39)),

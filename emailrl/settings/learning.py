@@ -212,4 +212,5 @@ class EvaluationSettings(Section):
     question by question, worse than the N before by three standard errors, or no verdict has changed; a run with fewer
     than 2 N evaluations never does."""
     on_collapse: Literal["warn", "stop"] = "warn"
-    """On signs of collapse (docs/rewards.md), warn, or stop, save the state and name the last good checkpoint."""
+    """On signs of collapse (docs/reference/rewards.md), warn, or stop, save the state and name the last good
+    checkpoint."""

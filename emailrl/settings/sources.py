@@ -37,7 +37,7 @@ class Given:
 
 
 Source = dict[Leaf, Given]
-_SEE: Final = "See docs/settings.md."
+_SEE: Final = "See docs/reference/settings.md."
 
 
 def from_flags(overrides: Mapping[str, Any]) -> Source:

@@ -186,8 +186,8 @@ class AgentSettings(Section):
 
 class RewardSettings(Section):
     reward: Annotated[str, Code(), Address("trajectories with the mail in them", "reward_api_key")] = "art_e"
-    """Reward (docs/rewards.md): art_e, simple, heuristic, or your own as `module:attribute`, path.py:attribute or
-    http(s)://…"""
+    """Reward (docs/reference/rewards.md): art_e, simple, heuristic, or your own as `module:attribute`,
+    path.py:attribute or http(s)://…"""
     reward_batch_size: Positive = 32
     """Trajectories per request to a reward server."""
     reward_timeout: Annotated[float, Field(gt=0)] = 180

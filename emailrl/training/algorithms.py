@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One policy-gradient algorithm. ``docs/algorithms.md`` compares each field with its paper."""
+    """One policy-gradient algorithm. ``docs/reference/algorithms.md`` compares each field with its paper."""
 
     name: str
     advantage: str

@@ -1,4 +1,4 @@
-"""Shell completion: what is offered, and that bash and zsh put it on the line (docs/terminal.md)."""
+"""Shell completion: what is offered, and that bash and zsh put it on the line (docs/reference/terminal.md)."""
 
 from __future__ import annotations
 

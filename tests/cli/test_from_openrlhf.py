@@ -7,7 +7,7 @@ from pathlib import Path
 
 from emailrl.settings import load_settings
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "openrlhf.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference/openrlhf.md").read_text(encoding="utf-8")
 
 
 def test_the_pages_command_prints_a_file_that_loads(emailrl, tmp_path: Path) -> None:

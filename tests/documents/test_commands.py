@@ -24,7 +24,7 @@ from emailrl.settings import load_settings
 SHELL = [block for page in DOCUMENTS for block in blocks(page) if block.language in ("bash", "console")]
 FAST = sorted({block.page for block in SHELL if not block.how})
 SLOW = sorted({block.page for block in SHELL if block.how.startswith("slow")})
-SCALING = "docs/scaling.md"
+SCALING = "docs/guides/scaling.md"
 RECIPES = ("sh", "yaml")
 """Languages of the files that a cluster's own tools read."""
 WRONG_USAGE = typer.BadParameter.__mro__[1]
@@ -46,7 +46,9 @@ def test_every_command_parses(block: Block) -> None:
 
 
 def test_the_examples_of_every_command_parse() -> None:
-    examples = re.findall(r"^    ((?:[A-Z_]+=\S+ )*emailrl .+)$", (DOCS / "cli.md").read_text(encoding="utf-8"), re.M)
+    examples = re.findall(
+        r"^    ((?:[A-Z_]+=\S+ )*emailrl .+)$", (DOCS / "reference/cli.md").read_text(encoding="utf-8"), re.M
+    )
     assert len(examples) > 60
     for example in examples:
         for words in commands(re.split(r" {3,}", example)[0]):

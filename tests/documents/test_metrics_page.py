@@ -1,4 +1,4 @@
-"""``docs/metrics.md`` explains every field that a run's files have, and no other: held against real files."""
+"""``docs/reference/metrics.md`` explains every field that a run's files have, and no other: held against real files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from documents.pages import DOCS
 
 from emailrl.records import read_records
 
-PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
-METRICS_OF_A_BENCHMARK = set(re.findall(r"`(\w+)`", (DOCS / "benchmark.md").read_text(encoding="utf-8")))
+PAGE = (DOCS / "reference/metrics.md").read_text(encoding="utf-8")
+METRICS_OF_A_BENCHMARK = set(re.findall(r"`(\w+)`", (DOCS / "guides/benchmark.md").read_text(encoding="utf-8")))
 Record = dict[str, Any]
 
 

@@ -12,7 +12,7 @@ import pytest
 from documents.pages import DOCS
 from documents.scratch import make_home, run
 
-NOTEBOOK = json.loads((DOCS / "quickstart.ipynb").read_text(encoding="utf-8"))
+NOTEBOOK = json.loads((DOCS / "start/quickstart.ipynb").read_text(encoding="utf-8"))
 CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 

@@ -1,4 +1,4 @@
-"""The planned figures of ``docs/one_gpu.md`` are those of ``emailrl plan`` with the page's settings."""
+"""The planned figures of ``docs/start/one_gpu.md`` are those of ``emailrl plan`` with the page's settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from documents.scratch import run_plainly
 from emailrl.settings import PRESETS
 from emailrl.settings.names import by_name
 
-PAGE = (DOCS / "one_gpu.md").read_text(encoding="utf-8")
-[SETTINGS] = [block.text for block in blocks("docs/one_gpu.md") if block.file == "emailrl.toml"]
+PAGE = (DOCS / "start/one_gpu.md").read_text(encoding="utf-8")
+[SETTINGS] = [block.text for block in blocks("docs/start/one_gpu.md") if block.file == "emailrl.toml"]
 ROWS = re.findall(
     r"^\| (\S+) \| (\S+) \| (?:`(\S+)` )?\| ([\d.]+) \| (\d+) \| ([\d.]+) \| (\d+) \| (.+?) \|$", PAGE, re.MULTILINE
 )

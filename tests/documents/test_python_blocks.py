@@ -1,6 +1,7 @@
 """The Python blocks of the pages run as written, with the packaged policy and the demo's mail in place of the reader's.
 
-Those of ``docs/custom.md`` have a test of their own; that of ``docs/scaling.md`` needs a Ray cluster: it is compiled.
+Those of ``docs/guides/custom.md`` have a test of their own; that of ``docs/guides/scaling.md`` needs a Ray cluster:
+it is compiled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 from documents.pages import DOCUMENTS, Block, blocks
 from documents.scratch import make_home, run
 
-ELSEWHERE = {"docs/custom.md", "docs/scaling.md"}
+ELSEWHERE = {"docs/guides/custom.md", "docs/guides/scaling.md"}
 BLOCKS = [block for page in DOCUMENTS for block in blocks(page) if block.language == "python"]
 
 
@@ -33,7 +34,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_block_is_run_here_or_elsewhere() -> None:
     pages = {block.page for block in BLOCKS}
-    assert pages == {"README.md", "docs/agent.md", "docs/data.md", "docs/experts.md"} | ELSEWHERE
+    assert (
+        pages == {"README.md", "docs/reference/agent.md", "docs/guides/data.md", "docs/guides/experts.md"} | ELSEWHERE
+    )
 
 
 @pytest.mark.parametrize(

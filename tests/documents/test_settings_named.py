@@ -11,7 +11,7 @@ from documents.pages import DOCUMENTS, prose
 
 from emailrl.settings.names import leaves
 
-GENERATED = {"docs/cli.md", "docs/settings.md", "docs/openrlhf.md"}
+GENERATED = {"docs/reference/cli.md", "docs/reference/settings.md", "docs/reference/openrlhf.md"}
 FIELDS = {leaf.field.upper() for leaf in leaves()} - {"NAME"}
 
 

@@ -49,7 +49,8 @@ def test_links_inside_the_project_resolve(page: str) -> None:
 def test_the_readme_is_short_and_links_to_the_main_pages() -> None:
     assert len(text_of("README.md").splitlines()) <= 150
     linked = {link.partition("#")[0] for link in links("README.md")}
-    assert {f"docs/{page}.md" for page in ("quickstart", "tutorial", "cli", "settings", "troubleshooting")} <= linked
+    main = ("start/quickstart", "start/tutorial", "reference/cli", "reference/settings", "guides/troubleshooting")
+    assert {f"docs/{page}.md" for page in main} <= linked
 
 
 def zensical() -> str | None:

@@ -1,11 +1,11 @@
-"""``docs/troubleshooting.md`` names the symptoms people search for, and messages that the code really prints."""
+"""``docs/guides/troubleshooting.md`` names the symptoms people search for, and messages that the code really prints."""
 
 from __future__ import annotations
 
 import pytest
 from documents.pages import DOCS, ROOT
 
-PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "guides/troubleshooting.md").read_text(encoding="utf-8")
 SOURCE = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "emailrl").rglob("*.py"))
 
 

@@ -13,7 +13,7 @@ from emailrl.settings import load_settings
 
 
 def test_the_cpu_settings_take_the_time_of_the_page(tmp_path: Path) -> None:
-    page = (DOCS / "tutorial.md").read_text()
+    page = (DOCS / "start/tutorial.md").read_text()
     section = page.partition("### On a CPU")[2].partition("## 4.")[0]
     [block] = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     [minutes] = map(int, re.findall(r"about (\d+) minutes", section))

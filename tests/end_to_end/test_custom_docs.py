@@ -1,4 +1,4 @@
-"""docs/custom.md as a reader follows it: its files are written, its commands are run, on demo mail with nano."""
+"""docs/guides/custom.md as a reader follows it: its files are written, its commands are run, on demo mail with nano."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from emailrl.records import read_records, read_trajectories
 from emailrl.records.trajectory import Trajectory
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "custom.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides/custom.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
 COMMANDS = [line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]
 SETTINGS = """

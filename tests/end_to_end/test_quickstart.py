@@ -1,4 +1,4 @@
-"""The quickstart as README.md and docs/quickstart.md have a user run it, and the packaged policy it rests on."""
+"""The quickstart as README.md and docs/start/quickstart.md have a user run it, and the packaged policy it rests on."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ def test_a_file_of_outlook_names_its_converter(tmp_path: Path, start: bytes, sai
     path.write_bytes(start + bytes(600))
     with pytest.raises(UsageError, match=f"own is {said}"):
         open_source(path)
-    with pytest.raises(UsageError, match=r"1 not_mail.*docs/data\.md lists the formats, and converters for Outlook's"):
+    with pytest.raises(
+        UsageError, match=r"1 not_mail.*docs/guides/data\.md lists the formats, and converters for Outlook's"
+    ):
         build_database(open_source(tmp_path / "mail"), tmp_path / "mail.db")
 
 

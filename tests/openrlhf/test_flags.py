@@ -78,7 +78,9 @@ def test_flags_and_settings_are_named_once_and_exist() -> None:
 
 
 def test_the_page_is_current() -> None:
-    assert (ROOT / "docs/openrlhf.md").read_text(encoding="utf-8").endswith(openrlhf_reference()), "run `make docs`"
+    assert (ROOT / "docs/reference/openrlhf.md").read_text(encoding="utf-8").endswith(openrlhf_reference()), (
+        "run `make docs`"
+    )
 
 
 def test_the_page_has_every_flag_once() -> None:

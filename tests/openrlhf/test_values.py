@@ -47,7 +47,7 @@ def test_of_a_flag_that_comes_twice_the_last_counts() -> None:
     [
         ("--kl_estimater k3", "Unknown flag of OpenRLHF: --kl_estimater. Did you mean --kl_estimator?"),
         ("--algo.kl.estimater k3", "Did you mean --algo.kl.estimator?"),
-        ("--quux 3", "See docs/openrlhf.md for all flags"),
+        ("--quux 3", "See docs/reference/openrlhf.md for all flags"),
         ("group_norm", "Expected a flag first"),
         ("--pretrain 'open", "cannot be read: No closing quotation"),
         ("--advantage_estimator rloo --n_samples_per_prompt 1", "NUM_GENERATIONS=1 is too low for rloo"),

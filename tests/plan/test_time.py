@@ -118,7 +118,7 @@ def test_the_time_for_a_new_adapter_as_measured(tmp_path: Path, model: str, slee
 
 
 def test_a_whole_step_as_measured(tmp_path: Path) -> None:
-    """``docs/performance.md``: 48 trajectories of 3,597 tokens on 14B, one H200, 53.37 s."""
+    """``docs/evidence/performance.md``: 48 trajectories of 3,597 tokens on 14B, one H200, 53.37 s."""
     values = {"per_device_train_batch_size": 8, "num_generations": 6, "max_model_len": 16384, "engine": "vllm"}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-14B", **values)
     made = make_plan(settings, H200, known=Known(3597, 1103 / 3597))

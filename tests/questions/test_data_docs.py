@@ -1,4 +1,4 @@
-"""The commands of docs/data.md do what it says, on a small mbox."""
+"""The commands of docs/guides/data.md do what it says, on a small mbox."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from questions.llm.chat_stub import ChatStub, mails_of
 
 from emailrl.questions import read_jsonl
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "data.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "guides/data.md"
 
 
 def blocks() -> list[str]:

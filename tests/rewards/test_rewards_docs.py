@@ -1,4 +1,4 @@
-"""``docs/rewards.md`` and ``docs/benchmark.md`` say what the code does: their numbers and rows, worked out again."""
+"""The pages on rewards and on the benchmark say what the code does: their numbers and rows, worked out again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_examples_of_the_heuristic_reward() -> None:
-    text = (DOCS / "rewards.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/rewards.md").read_text(encoding="utf-8")
     [question] = re.findall(r'for the question "(.+?)":', text.replace("\n", " "))
     examples = re.findall(
         r"^- `search_emails\(keywords=\[(.+)\]\)`, (\d+) tokens: (.+) = ([\d.]+)$", text, re.MULTILINE
@@ -35,7 +35,7 @@ def test_the_examples_of_the_heuristic_reward() -> None:
 
 
 def test_the_cases_of_art_e_have_the_numbers_of_their_settings() -> None:
-    text = (DOCS / "rewards.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/rewards.md").read_text(encoding="utf-8")
     cases = re.findall(r"^\| .+? \| (-?[\d.]+) \+ .* \| `(REWARD_\w+)` \|$", text, re.MULTILINE)
     weights = RewardWeightSettings()
     assert {name.lower(): float(number) for number, name in cases} == {
@@ -66,7 +66,7 @@ def break_even(
 
 
 def test_when_answering_pays_is_worked_out_from_the_reward_itself() -> None:
-    text = (DOCS / "rewards.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/rewards.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| (found.*?) \| (-[\d.]+) \| .* = ([\d.]+) % \| ([\d.]+) \| ([\d.]+) % \|$", text, re.MULTILINE
     )
@@ -100,6 +100,6 @@ def test_every_row_of_a_benchmark_is_explained() -> None:
     scenario = Scenario("q", "Q?", "A", [], "a@x", "2001-01-01")
     whole = Trajectory("t", "g", scenario, rubric=dict.fromkeys(Rubric.__dataclass_fields__, 0))
     rows = Evaluation.of([whole, replace(whole, id="u")]).metrics()
-    text = (DOCS / "benchmark.md").read_text(encoding="utf-8")
+    text = (DOCS / "guides/benchmark.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`(\w+)`", text))
     assert {name for name in rows if name != "answer_correct"} - explained == set()

@@ -77,7 +77,7 @@ def test_defaults_stay_relative(read: Read) -> None:
         ),
         ("[trainin]\nmax_steps = 7", "unknown section [trainin] in emailrl.toml. Did you mean training?"),
         ("[max_steps]\nx = 7", "unknown section [max_steps] in emailrl.toml."),
-        ("zzzzzz = 7", "unknown key 'zzzzzz' in emailrl.toml. See docs/settings.md."),
+        ("zzzzzz = 7", "unknown key 'zzzzzz' in emailrl.toml. See docs/reference/settings.md."),
         ("max_steps = 'many'", "max_steps='many' (emailrl.toml): should be a valid integer"),
         ("max_steps = true", "max_steps = true in emailrl.toml is not a valid value."),
         ("max_steps = [1]", "max_steps='[1]' (emailrl.toml): should be a valid integer"),

@@ -165,7 +165,7 @@ def test_a_run_without_any_update_says_so_at_its_end(tmp_path: Path) -> None:
     assert played.said[-1] == (
         "Nothing was learned: 2 steps without an update, so best_model and final have the weights of the start."
         " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
-        " emailrl sft (docs/troubleshooting.md)."
+        " emailrl sft (docs/guides/troubleshooting.md)."
     )
     assert "Dropped: 2 groups with nearly equal rewards" in "\n".join(played.said)
 

@@ -1,4 +1,4 @@
-"""The two examples of docs/algorithms.md, number by number."""
+"""A step of grpo and one of ppo worked out by hand, and the page's table of algorithms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.kl import estimate
 from emailrl.training.losses import aggregate, policy_loss, value_loss
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference/algorithms.md").read_text(encoding="utf-8")
 
 
 def test_grpo() -> None:

@@ -70,7 +70,7 @@ LARGE_STEPS: Final = (96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of such steps: tool results, of one conversation or several, and a token each of the others.
 
 By itself, vLLM captures up to twice MAX_BATCH_TRAJECTORIES, and launches the kernels of longer steps one by one: on 14B
-and an H200 a step of reading prompts and sampling then takes 82 ms instead of 47 (docs/performance.md).
+and an H200 a step of reading prompts and sampling then takes 82 ms instead of 47 (docs/evidence/performance.md).
 """
 
 

@@ -1,7 +1,7 @@
 """Signs of policy collapse: each is reported once, with a remedy and the way back, until it has passed.
 
 Every sign has a severity: an alarm from 1, over below ``PASSED``, so that a value that hovers around its threshold
-warns once. ``docs/rewards.md`` explains the thresholds.
+warns once. ``docs/reference/rewards.md`` explains the thresholds.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _levels(steps: Steps, kl_target: float | None) -> list[Sign]:
         warning = (
             f'{unanswered:.0%} of rollouts end without an answer ("I don\'t know", or out of turns), which the art_e'
             " reward pays more than answering with less than about 37 % accuracy: lower REWARD_NO_ANSWER or"
-            " LEARNING_RATE, use easier questions or start with emailrl sft (docs/rewards.md)."
+            " LEARNING_RATE, use easier questions or start with emailrl sft (docs/reference/rewards.md)."
         )
         found.append(Sign("unanswered", unanswered / UNANSWERED_SHARE, warning))
     if (entropy := _level(steps, "entropy")) is not None:
@@ -141,7 +141,7 @@ def _growth(steps: Steps) -> list[Sign]:
         warning = (
             f"answers grew from {before:.1f} to {after:.1f} {what} in {len(steps)} steps while accuracy did not rise"
             f" ({accuracy[0]:.0%}, {accuracy[1]:.0%}): read some (emailrl inspect-trajectory); if they game the check,"
-            " set EMAILRL_JUDGE=llm or use a reward that penalizes it (docs/custom.md)."
+            " set EMAILRL_JUDGE=llm or use a reward that penalizes it (docs/guides/custom.md)."
         )
         found.append(Sign(name, severity, warning, GROWTH_WINDOW))
     return found

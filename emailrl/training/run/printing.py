@@ -26,7 +26,7 @@ DROPPED: Final = {
 }
 """Why something was dropped (``dropped`` in ``metrics.jsonl``), in words."""
 RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}
-"""Measured learning rates (docs/learning_rate.md)."""
+"""Measured learning rates (docs/guides/learning_rate.md)."""
 FEWEST_UPDATES: Final = 5
 """Updates without any effect from which the learning rate is to blame."""
 
@@ -133,7 +133,7 @@ def outcome(state: RunState, reason: str, num_eval: int, settings: Settings) -> 
         lines.append(
             f"Nothing was learned: {counted(state.step, 'step')} without an update, so {kept} the weights of the start."
             " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
-            " emailrl sft (docs/troubleshooting.md)."
+            " emailrl sft (docs/guides/troubleshooting.md)."
         )
     elif best and state.has_not_moved and state.step - state.steps_without_update >= FEWEST_UPDATES:
         model, rate = settings.model.name, settings.training.learning_rate
@@ -141,7 +141,7 @@ def outcome(state: RunState, reason: str, num_eval: int, settings: Settings) -> 
         lines.append(
             f"Nothing was learned: every evaluation in {counted(state.step, 'step')} had the same {best:.1%} correct."
             f" The learning rate {rate:g} is probably too small for {model}: try --learning-rate"
-            f" {higher if higher > rate else 10 * rate:g} (docs/learning_rate.md)."
+            f" {higher if higher > rate else 10 * rate:g} (docs/guides/learning_rate.md)."
         )
     return "\n".join(lines)
 
