@@ -156,7 +156,7 @@ ROWS: Final[dict[str, list[Row]]] = {
     ],
     "Agent and sampling": [
         ("agent_func_path X", "train.agent_func_path", "environment", "–",
-         "the file's class `Environment`, with start() and step() instead of reset() and step(): docs/guides/custom.md"),
+         "the file's class `Environment`: start() and step() instead of reset() and step() (docs/guides/custom.md)"),
         ("remote_rm_url X", "reward.remote_url", "reward", "–",
          "a URL, or the unchanged `reward_func` of a Python file: docs/guides/custom.md"),
         ("prompt_max_len X", "", "max_model_len", "1024",

@@ -1,4 +1,4 @@
-"""Which setting needs which: one table for `train`'s errors and notes, OpenRLHF's flags and ``docs/reference/settings.md``."""
+"""Which setting needs which: one table for `train`'s errors and notes, OpenRLHF's flags and the page of settings."""
 
 from __future__ import annotations
 
