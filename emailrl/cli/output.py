@@ -67,7 +67,7 @@ def say(line: str, console: Console | None = None) -> None:
 def say_loading(settings: Settings, *names: str) -> None:
     """Announce the delay of importing torch and loading the models with these names.
 
-    Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing or damaged.
+    Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing.
     """
     from emailrl.model.smol_base import check_base
 

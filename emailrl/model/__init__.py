@@ -1,1 +1,1 @@
-"""The policy: resolving, loading and saving it (`load`), and the log-probabilities of its tokens (`logprobs`)."""
+"""The policy (`policy`): resolving and loading it (`load`), and the log-probabilities of its tokens (`logprobs`)."""

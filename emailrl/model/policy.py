@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from emailrl.disk import share_files
 from emailrl.errors import EmailRLError
 from emailrl.model.adapter import CONFIG, WEIGHTS
-from emailrl.model.packing import takes_packed
 from emailrl.model.resolve import base_name
 from emailrl.model.tensors import write_tensors, writing_tensors
 from emailrl.plain import first_line
@@ -105,11 +104,6 @@ class Policy:
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """List the adapter's parameters by name, in the model's order."""
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-
-    @property
-    def packs(self) -> bool:
-        """Whether batches are trained without their padding."""
-        return takes_packed(self.model)
 
     @contextmanager
     def reference(self) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from end_to_end.effects import shows
 from training.updaters import PAID, make_updater, samples
 
 from emailrl.errors import EmailRLError
+from emailrl.model.packing import takes_packed
 from emailrl.training.batch import micro_batches
 
 PPO = {"algorithm": "ppo"}
@@ -106,7 +107,7 @@ def test_how_much_a_micro_batch_holds(tiny_model: Path) -> None:
 @shows("packing", "gradient_checkpointing", "attn_implementation", "load_in_4bit")
 def test_how_the_model_computes(tiny_model: Path) -> None:
     plain = make_updater(tiny_model).policy
-    assert plain.packs and not make_updater(tiny_model, packing=False).policy.packs
+    assert takes_packed(plain.model) and not takes_packed(make_updater(tiny_model, packing=False).policy.model)
     assert not plain.model.is_gradient_checkpointing
     assert make_updater(tiny_model, gradient_checkpointing="on").policy.model.is_gradient_checkpointing
     for wanted in "eager", "sdpa":

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from emailrl.model.logprobs import token_logprobs
+from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy
 from emailrl.questions.beside import write_demo
 from emailrl.quickstart import SETTINGS
@@ -101,7 +102,7 @@ class RunLeft:
 def policy_logprobs(policy: Policy, samples: list[TrainingSample]) -> dict[str, list[float]]:
     """The same of a policy in this process."""
     found: dict[str, list[float]] = {}
-    for batch in micro_batches(samples, Layout(8192, device=policy.device, packing=policy.packs)):
+    for batch in micro_batches(samples, Layout(8192, device=policy.device, packing=takes_packed(policy.model))):
         with torch.no_grad():
             scored = token_logprobs(policy.model, batch.token_ids, batch.loss_mask).logprobs
         for row, index in enumerate(batch.indices):

@@ -12,6 +12,7 @@ from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 from torch import Tensor
 
 from emailrl.model.fused.model import fused_backbone
+from emailrl.model.packing import takes_packed
 
 pytestmark = pytest.mark.gpu
 Report = Callable[[str], None]
@@ -38,7 +39,7 @@ def step_of(model: Path, **way: Any) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities of the trained tokens, and the gradient, of one step; float64 sums over micro-batches."""
     updater = make_updater(model, **way)
     assert (fused_backbone(updater.policy.model) is not None) == way.get("fused_layers", True)
-    assert updater.policy.packs == way.get("packing", True)
+    assert takes_packed(updater.policy.model) == way.get("packing", True)
     start = weights(updater)
     samples = make_samples(16, 300, 900)
     trained = updater.train(samples, paid(samples), step=1)

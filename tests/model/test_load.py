@@ -24,6 +24,7 @@ from emailrl.model import device, load, resolve, shape, unsloth_backend
 from emailrl.model.device import choose_device, choose_dtype
 from emailrl.model.fused.model import fused_backbone
 from emailrl.model.load import load_policy
+from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy
 from emailrl.model.resolve import NANO_DIR, resolve_model, same_base, with_token_limit
 from emailrl.quickstart import SETTINGS
@@ -195,10 +196,10 @@ def test_gradient_checkpointing_gives_the_same_gradient(tiny_model: Path) -> Non
 
 def test_packing_is_a_setting_and_nothing_is_fused_on_a_cpu(tiny_model: Path) -> None:
     packed = load_policy(settings_for(tiny_model, model={"device": "cpu"}), trainable=True)
-    assert packed.packs and fused_backbone(packed.model) is None
+    assert takes_packed(packed.model) and fused_backbone(packed.model) is None
     assert not packed.model.get_base_model().is_gradient_checkpointing, "auto recomputes nothing on a CPU"
     padded = load_policy(settings_for(tiny_model, training={"packing": False}), trainable=True)
-    assert not padded.packs and not load_policy(settings_for(tiny_model)).packs
+    assert not takes_packed(padded.model) and not takes_packed(load_policy(settings_for(tiny_model)).model)
 
 
 @pytest.mark.parametrize(("given", "read"), [(True, "on"), ("true", "on"), ("0", "off"), ("selective", "selective")])
