@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -42,9 +43,10 @@ def terminal_svg(path: Path = SHOWN) -> str:
     """Return what ``emailrl inspect-trajectory`` prints of a trajectory as an SVG that loads nothing."""
     [trajectory] = read_trajectories(path)
     console = PlainConsole()
-    console.width, console.record, console.no_color, console.file = WIDTH, True, False, io.StringIO()
+    console.width, console.record, console.no_color = WIDTH, True, False
     title = "benchmarks/after/trajectories/00-trained.jsonl"
-    console.print(render_trajectory(trajectory, title=title, origin="benchmark of the trained policy"))
+    with redirect_stdout(io.StringIO()):
+        console.print(render_trajectory(trajectory, title=title, origin="benchmark of the trained policy"))
     svg = console.export_svg(title="emailrl inspect-trajectory", theme=MONOKAI, unique_id="emailrl")
     svg = re.sub(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
     svg = svg.replace("Fira Code, monospace", "monospace")
