@@ -68,7 +68,7 @@ def players(subjects: Sequence[Subject], settings: Settings) -> Players:
             if subject.attacked:
                 stage = replace(stage, make_environment=under_attack(stage.make_environment))
             run_id = subject.adapter.run_id if subject.adapter else ""
-            yield subject, Collector(stage.on(engine), scorer, settings.agent, settings.training.mode, run_id)
+            yield subject, Collector(stage.on(engine), scorer, stage.settings.agent, settings.training.mode, run_id)
 
 
 def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Staged:

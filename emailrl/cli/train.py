@@ -105,7 +105,7 @@ def conclude(result: TrainResult, settings: Settings, *, trust: bool, json: bool
 
     if json:
         print_json(result)
-    elif not 0 < result.steps == result.steps_without_update:
+    elif not result.learned_nothing:
         suggest_measuring(result.run_dir, settings, load_settings({}, trust=trust))
 
 

@@ -49,5 +49,5 @@ PRESETS: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
 )
 """Preset name → settings by their unique names; ``full`` is the defaults.
 
-``patience`` is chosen for the number of evaluations and questions, so that a fall of accuracy ends a run before its end
-(decision 0017)."""
+``patience`` is chosen for the number of evaluations and questions, so that a fall of accuracy ends a run before its
+end. ``quick``, with five questions, notices only 31 to 52 % of falls (decision 0017)."""

@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+LossMask = Literal["sampled", "after_prompt", "completion"]
+"""Tokens that a mode trains: the sampled ones (masked), all after the prompt including tool results (rollout), or
+those of the completion (simple: the sampled ones of a single-completion trajectory)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +29,9 @@ from emailrl.disk import replace_bytes
 from emailrl.errors import EmailRLError
 from emailrl.model.tensors import write_tensors
 from emailrl.records.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.training.algorithms import LossMask
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
-LossMask = Literal["sampled", "after_prompt", "completion"]
-"""Tokens that a mode trains: the sampled ones (masked), all after the prompt including tool results (rollout), or
-those of the completion (simple: the sampled ones of a single-completion trajectory)."""
 
 
 @dataclass(frozen=True, slots=True)

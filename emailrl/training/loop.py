@@ -35,6 +35,8 @@ class TrainResult:
     steps: int
     """Steps done, including those before a resume."""
     steps_without_update: int
+    learned_nothing: bool
+    """Whether no step had an update, or no update changed an evaluation."""
 
     @classmethod
     def of(cls, directory: Path, state: RunState) -> TrainResult:
@@ -45,6 +47,7 @@ class TrainResult:
             state.best_step or 0,
             state.step,
             state.steps_without_update,
+            state.learned_nothing,
         )
 
 

@@ -16,6 +16,7 @@ from emailrl.cli.train import conclude
 from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult
+from emailrl.training.run.state import RunState
 
 
 def settings_with(folder: Path, **values: Any) -> Settings:
@@ -111,8 +112,11 @@ def test_no_benchmark_of_equal_models_is_suggested_after_a_run_that_learned_noth
     monkeypatch.chdir(tmp_path)
     questions = write_scenarios(tmp_path / "q.jsonl", [scenario(1, "a@x", "train"), scenario(2, "b@x", "test")])
     settings = settings_with(tmp_path, questions=questions)
-    for steps, without_update, expected in ((2, 2, False), (2, 1, True), (0, 0, True)):
-        conclude(TrainResult(tmp_path / "run", 0.0, 0, steps, without_update), settings, trust=False, json=False)
+    idle = RunState(step=2, best_accuracy=0.5, best_step=0, steps_without_update=2)
+    zero = RunState(step=2, best_accuracy=0.0, best_step=0, evaluations_without_better=1)
+    moved = RunState(step=2, best_accuracy=0.5, best_step=2)
+    for state, expected in ((idle, False), (zero, False), (moved, True), (RunState(), True)):
+        conclude(TrainResult.of(tmp_path / "run", state), settings, trust=False, json=False)
         assert ("benchmark --checkpoint run/final" in suggested(capsys)) == expected
 
 

@@ -136,5 +136,6 @@ def test_the_command_prints_its_result_and_exits_130_when_interrupted(command: l
     run = str((tmp_path / "grpo_masked").absolute())
     result = json.loads(line)
     assert result.pop("steps_without_update") in range(done + 2)  # rewards may happen to be equal in any step
+    assert result.pop("learned_nothing")
     assert result == {"run_dir": run, "best_accuracy": 0.0, "best_step": 0, "steps": done + 1}
     assert f"Resuming at step {done} of {done + 1}" in finished.stderr

@@ -81,7 +81,7 @@ def test_a_run_that_answers_nothing_rightly_does_not_cheer(tmp_path: Path) -> No
     played = play(tmp_path, accuracies=(0.0, 0.0), steps=1, eval_steps=1)
     assert played.saved["best_model"] == 0
     assert not any("est accuracy" in line for line in played.said)
-    assert played.said[-1].endswith("No evaluation had a correct answer; best_model is from step 0.")
+    assert played.said[-2].endswith("No evaluation had a correct answer; best_model is from step 0.")
     [step] = [line for line in played.said if line.startswith("Step 1/1 ")]
     assert "left" not in step  # it was the last
 

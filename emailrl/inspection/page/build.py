@@ -55,7 +55,7 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
     run = run_record(place, files)
     run["left_out"] += left_out
     if unreadable := [file.name for file, texts in tokens.items() if texts is None]:
-        run["notes"] = [f"No tokenizer was found for {_several(unreadable)}: token ids are shown instead of text."]
+        run["notes"] += [f"No tokenizer was found for {_several(unreadable)}: token ids are shown instead of text."]
 
     def details() -> Iterator[Record]:
         for item in kept:

@@ -146,7 +146,7 @@ function stepTable() {
 const stepAddress = (step) => address({ ...noFilters(), view: "list", t: null, side: null, source: "step", step });
 const scroller = (label, content) => el("div", { class: "scroller", role: "region", tabindex: "0", "aria-label": label }, content);
 
-const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; p = ${Number(each.p_value).toPrecision(3)} (exact paired test)`, "p", { class: "note" });
+const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; p = ${Number(each.p_value).toPrecision(3)} (exact paired test${each.unit ? ` by ${each.unit}` : ""})`, "p", { class: "note" });
 
 function resultTable() {
   const rows = data.run.results.map((each) => {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from emailrl.records import Entry, Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
+_SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 
@@ -123,6 +125,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
     results = read_object(folder / "results.json")
+    tested = _tested(folder.resolve())
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     return {
@@ -140,11 +143,11 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "results": _list(results, "results"),
         "comparisons": _list(results, "comparisons"),
         "confirmed": read_object(folder / CONFIRMED) or None,
-        "tested": _tested(folder.resolve()),
+        "tested": tested,
         "files": files,
         "total": sum(each["count"] for each in files),
         "left_out": [*_not_files(place), *bad_steps, *bad_evaluations],
-        "notes": [],
+        "notes": [*_shared_inbox(folder), *_notes(results), *(f"Test: {each}" for each in _notes(tested or {}))],
         "redacted": False,
     }
 
@@ -161,6 +164,21 @@ def _conditions(place: Place) -> Record:
     """The recorded settings of a benchmark or rollout, under one heading."""
     beside = [place.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
     return next(({"conditions": found} for found in map(read_object, beside) if found), {})
+
+
+def _notes(results: Record) -> list[str]:
+    """The notes that a benchmark prints below its tables."""
+    found = results.get("notes")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
+def _shared_inbox(run: Path) -> list[str]:
+    """What a run said at its start of training and validation on the same inbox."""
+    if not (log := run / "training.log").is_file():
+        return []
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        found = [_SHARED.search(line) for line in islice(lines, 200)]
+    return list(dict.fromkeys(match[1] for match in found if match))
 
 
 def _list(results: Record, name: str) -> list[Any]:

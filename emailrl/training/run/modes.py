@@ -24,7 +24,7 @@ from emailrl.records.trajectory import Scenario
 from emailrl.rollout.play import MakeEnvironment
 from emailrl.rollout.runner import Environment
 from emailrl.settings import Settings
-from emailrl.training.batch import LossMask
+from emailrl.training.algorithms import LossMask
 
 if TYPE_CHECKING:
     from emailrl.mail import Mailbox

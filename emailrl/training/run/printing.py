@@ -27,8 +27,6 @@ DROPPED: Final = {
 """Why something was dropped (``dropped`` in ``metrics.jsonl``), in words."""
 RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}
 """Measured learning rates (docs/guides/learning_rate.md)."""
-FEWEST_UPDATES: Final = 5
-"""Updates without any effect from which the learning rate is to blame."""
 
 
 def header(
@@ -135,7 +133,12 @@ def outcome(state: RunState, reason: str, num_eval: int, settings: Settings) -> 
             " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
             " emailrl sft (docs/guides/troubleshooting.md)."
         )
-    elif best and state.has_not_moved and state.step - state.steps_without_update >= FEWEST_UPDATES:
+    elif state.learned_nothing and not best:
+        lines.append(
+            f"Nothing was learned in {counted(state.step, 'step')}: start with emailrl sft, or with a stronger model or"
+            " an easier mailbox (docs/guides/troubleshooting.md)."
+        )
+    elif state.learned_nothing:
         model, rate = settings.model.name, settings.training.learning_rate
         higher = max(RATES.get(model, 0), rate)
         lines.append(

@@ -67,6 +67,8 @@ def _means(evaluations: Sequence[Shares]) -> dict[str, float]:
     return {name: sum(shares) / len(shares) for name, shares in seen.items()}
 
 
+FEWEST_UPDATES = 5
+"""Updates without any effect from which the learning rate is to blame."""
 MOVING_STEPS = 10
 """Window of the moving accuracy, in steps."""
 
@@ -133,8 +135,17 @@ class RunState:
     @property
     def has_not_moved(self) -> bool:
         """Whether every evaluation, the first before any step, found the same share of correct answers by question."""
+        if self.best_accuracy == 0:
+            return self.evaluations_without_better > 0
         is_all = len(self.shares) == self.evaluations_without_better + 1
         return self.best_step == 0 and is_all and len(self.shares) > 1 and all(x == self.shares[0] for x in self.shares)
+
+    @property
+    def learned_nothing(self) -> bool:
+        """Whether there were steps but no update, or updates without any effect on the evaluations."""
+        updates = self.step - self.steps_without_update
+        fewest = 1 if self.best_accuracy == 0 else FEWEST_UPDATES
+        return self.step > 0 and (not updates or (self.has_not_moved and updates >= fewest))
 
     @property
     def evaluated(self) -> int:

@@ -152,7 +152,7 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
         numbers = {"accuracy": right / 12, "accuracy_low": 0.1, "accuracy_high": 0.9, "reward": 0.5, "num_turns": 2.0}
         results.append({"model": model, "trajectories": str(file), "num_questions": 12, **numbers})
     results[0] |= {"checkpoint": "/runs/ann/outputs/grpo/best_model", "model": "/runs/ann/outputs/grpo/best_model"}
-    compared = {"num_questions": 12, "better_first": 0, "better_second": 10, "p_value": 0.00195}
+    compared = {"num_questions": 12, "better_first": 0, "better_second": 10, "p_value": 0.00195, "unit": "inbox"}
     comparisons = [{"first": results[0]["model"], "second": "large"} | compared]
     (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": comparisons}))
     target = tmp_path / "page.html"
@@ -161,7 +161,7 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert "<dt>Accuracy, large</dt>" in markup and "91.7%" in markup and "11 of 24" not in markup
     assert 'Correct only in the benchmark of large <span class="count">10</span>' in markup
     assert 'Correct only in the benchmark of grpo/best_model <span class="count">0</span>' in markup
-    assert 'Wrong in both <span class="count">1</span>' in markup
+    assert 'Wrong in both <span class="count">1</span>' in markup and "exact paired test by inbox" in markup
     assert re.search(r'class="change broken"><h3>Correct only in the benchmark of large', markup)  # it was there before
     assert "p = 0.00195" in markup and ">grpo/best_model against large" in markup
     assert '<th dir="auto" title="/runs/ann/outputs/grpo/best_model" scope="row">grpo/best_model</th>' in markup

@@ -18,7 +18,7 @@ import pytest
 from two_turns import tokenizer_folder, trajectory
 
 from emailrl.errors import UsageError
-from emailrl.inspection.page import gather, page, place_of, served_page
+from emailrl.inspection.page import gather, page, place_of, redacted, served_page
 from emailrl.inspection.served import Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
@@ -202,6 +202,20 @@ def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, 
     assert [(each["source"], each["label"]) for each in run["files"]] == [("benchmark", "benchmark of nano")]
     (tmp_path / "bench" / "conditions.json").write_text("half a li")
     assert gather(place_of(tmp_path / "bench"), model_name="nano").run["settings"] == {}
+
+
+def test_a_page_has_the_notes_of_its_results_and_of_a_shared_inbox(tmp_path: Path, trajectory: Trajectory) -> None:
+    note = "splits share an inbox (a@x): not a test on unseen mailboxes"
+    bench, run_dir = tmp_path / "benchmarks" / "b", tmp_path / "run"
+    for folder in (bench, run_dir):
+        write_trajectories(folder / "trajectories" / "00-nano.jsonl", [trajectory])
+    result = {"model": "nano", "accuracy": 1.0, "checkpoint": str(run_dir / "final"), "complete": True, "notes": [note]}
+    (bench / "results.json").write_text(json.dumps({"results": [result], "notes": [note, 3]}))
+    (run_dir / "training.log").write_text(f"2026-01-01 10:00:00 Note: x\nNote: {note}\nNote: {note}\n")
+    assert gather(place_of(bench), model_name="nano").run["notes"][0] == note
+    data = gather(place_of(run_dir), model_name="nano")
+    assert data.run["notes"][:2] == [note, f"Test: {note}"]
+    assert all("a@x" not in each for each in redacted(data).run["notes"])
 
 
 def test_the_pages_reasons_for_drops_are_those_of_the_step_line() -> None:

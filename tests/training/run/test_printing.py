@@ -104,7 +104,7 @@ def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
 def test_a_run_whose_evaluations_are_all_equal_names_a_higher_learning_rate() -> None:
     def said(*correct: int, model: str = "nano", rate: float = 1e-5, idle: int = 0) -> str:
         state = RunState(steps_without_update=idle)
-        for state.step, right in zip(range(0, 100, 10), correct, strict=False):
+        for state.step, right in zip(range(0, 130, 10), correct, strict=False):
             state.note_evaluation(evaluation(right, 25, state.step), 5)
         settings = Settings(
             model=ModelSettings(name=model), training=TrainingSettings(learning_rate=rate, mode="masked")
@@ -114,4 +114,6 @@ def test_a_run_whose_evaluations_are_all_equal_names_a_higher_learning_rate() ->
     assert said(13, 13, 13).startswith("Nothing was learned: every evaluation in 20 steps had the same 52.0% correct.")
     for model, rate, better in (("nano", 1e-5, "0.002"), ("nano", 2e-3, "0.02"), ("any/model", 1e-6, "1e-05")):
         assert f"--learning-rate {better} " in said(13, 13, model=model, rate=rate)
-    assert said(13, 12, 13) == said(13, 14) == said(13) == said(0, 0) == said(13, 13, idle=8) == ""
+    assert said(13, 12, 13) == said(13, 14) == said(13) == said(0) == said(0, 1) == said(13, 13, idle=8) == ""
+    zero = said(*13 * [0], idle=119)  # more evaluations than patience keeps
+    assert zero.startswith("Nothing was learned in 120 steps") and "emailrl sft" in zero and "rate" not in zero
