@@ -242,8 +242,8 @@ def _fresh_folder(root: Path) -> Path:
     """A new folder for this benchmark."""
     from emailrl.disk import check_place
 
-    check_place(root, "--out")
     name = time.strftime("%Y%m%d-%H%M%S")
+    check_place(root / name, "--out")
     number, folder = 2, root / name
     root.mkdir(parents=True, exist_ok=True)
     while True:

@@ -204,13 +204,17 @@ def test_a_target_that_cannot_be_written(tmp_path: Path, email: Make) -> None:
     assert only(tmp_path) == ["file"]
 
 
-def test_a_link_to_the_database_stays_a_link(tmp_path: Path, email: Make) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "mail.db").symlink_to(tmp_path / "disk" / "mail.db")
-    for number in (1, 2):
-        build_database([email(number)], tmp_path / "mail.db", overwrite=True)
-    assert (tmp_path / "mail.db").is_symlink()
-    assert only(tmp_path / "disk") == ["mail.db"]
+def test_a_database_is_not_written_through_a_link(tmp_path: Path, email: Make) -> None:
+    mine, link = tmp_path / "disk" / "mine.db", tmp_path / "mail.db"
+    build_database([email(1)], mine)
+    before = mine.read_bytes()
+    for target in (mine, mine.with_name("new.db")):
+        link.symlink_to(target)
+        for flags in ({}, {"overwrite": True}, {"append": True}):
+            with pytest.raises(UsageError, match=f"--db {target}"):
+                build_database([email(2)], link, **flags)
+        link.unlink()
+    assert mine.read_bytes() == before and only(tmp_path / "disk") == ["mine.db"]
 
 
 def test_append_to_another_kind_of_file(tmp_path: Path, email: Make) -> None:
