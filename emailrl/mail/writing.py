@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import Connection, delete, func, insert, or_, select
 
 from emailrl import __version__
-from emailrl.mail.connection import SCHEMA_VERSION, connect_for_loading, driver
+from emailrl.mail.connection import MARK, SCHEMA_VERSION, connect_for_loading, driver
 from emailrl.mail.schema import (
     addresses,
     create_indexes,
@@ -166,7 +166,7 @@ def _note(connection: Connection, fingerprint: int) -> None:
         "fingerprint": f"{fingerprint % _FINGERPRINTS:032x}",
         "emails": str(connection.scalar(select(func.count()).select_from(emails))),
         "ids_follow_dates": "1",
-        "written_by": f"emailrl {__version__}",
+        "written_by": f"{MARK}{__version__}",
     }
     rows = [{"key": key, "value": value} for key, value in values.items()]
     connection.execute(insert(meta).prefix_with("OR REPLACE"), rows)

@@ -87,7 +87,8 @@ def load_settings(
     """
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
     stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
-    others = ChainMap(*_of_folder(here)[not dotenv :], from_preset(preset))
+    files = _of_folder(here) if dotenv else (from_toml(here / "emailrl.toml"),)
+    others = ChainMap(*files, from_preset(preset))
     record = from_record(recorded, stated, others) if recorded is not None else {}
     given = ChainMap(*stated.maps, record, *others.maps)
     risks = risks_of(given, here, builds_db=builds_db)

@@ -269,7 +269,7 @@ def test_the_only_database_is_not_written_through_a_link(
 
 def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "emailrl.toml").write_text(f'{MARK}\n[store]\ndb = "/victim/mine.db"\n')
-    (tmp_path / ".env").write_text("EMAILRL_DB=/victim/mine.db\nEMAILRL_QUESTIONS=/victim/q\nOUTPUT_DIR=/victim/o\n")
+    (tmp_path / ".env").write_text("EMAILRL_DB=/victim/mine.db\nEMAILRL_QUESTIONS=/victim/q\nOUTPUT_DIR=/victim/o\n'")
     settled: list[Path] = []
 
     def end(db: Path, **_: object) -> None:
