@@ -37,8 +37,31 @@ def check_place(path: Path, option: str) -> None:
     if real != os.path.join(os.path.realpath(anchor), named.relative_to(anchor)):
         raise UsageError(
             f"A link leads from {path} to {real}; nothing is written through it.",
-            f"Name that place itself: {option} {shlex.quote(real)}",
+            f"Name that place itself: {option}{'=' if option.isupper() else ' '}{shlex.quote(real)}",
         )
+
+
+def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
+    """Raise UsageError if a file to write is a folder, exists but may not be replaced, or is reached through a link.
+
+    A device or a pipe, which the user must have named, may always exist; outside the working folder also through a
+    link, as ``/dev/stdout`` is one.
+    """
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder.", "Pass a file name.")
+    is_stream = out.exists() and not out.is_file()
+    if not is_stream or Path.cwd() in Path(os.path.abspath(out)).parents:
+        check_place(out, option)
+    if out.exists() and not (is_stream or may_exist):
+        raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.")
+
+
+def write_out(path: Path, content: bytes) -> None:
+    """``replace_bytes`` for a path that ``check_out`` lets pass: a device or a pipe is written to and not replaced."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        replace_bytes(path, content)
 
 
 def check_own(path: Path, option: str) -> None:
@@ -72,13 +95,12 @@ def _foreign(entry: Path, status: os.stat_result, root: Path) -> str | None:
 
 
 def check_cache(path: Path, option: str) -> None:
-    """``check_own`` for an SQLite file to write, and raise UsageError for a journal that names another file.
+    """``check_own`` for an SQLite file to write and those beside it, and for a journal that names another file.
 
-    SQLite would delete that file, anywhere; only transactions over several databases write such journals.
+    SQLite would delete that other file, anywhere; only transactions over several databases write such journals.
     """
-    journal = path.with_name(f"{path.name}-journal")
-    for file in (path, journal):
-        check_own(file, option)
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        check_own(journal := path.with_name(path.name + suffix), option)
     if journal.is_file() and journal.read_bytes().endswith(_NAMES_ANOTHER):
         raise UsageError(f"{journal} is not of this cache.", "Remove it.")
 
@@ -143,14 +165,11 @@ class Lock:
 def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file atomically with ``content``, which is on disk before the rename; ``mode`` is masked by the umask.
 
-    A device or a pipe is written to and never replaced. Raises OSError, with the path as its ``filename``, if the
-    content cannot be written; no temporary file is then left.
+    A link, a device or a pipe there is itself replaced, and never written to. Raises OSError, with the path as its
+    ``filename``, if the content cannot be written; no temporary file is then left.
     """
     beside = path.with_name(f".{path.name}.{secrets.randbelow(10**9)}")  # not to be guessed: it may be planted
     with naming(path, beside):
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

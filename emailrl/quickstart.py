@@ -141,7 +141,7 @@ def quickstart(
 
     ``begin`` is called when a benchmark begins; ``display`` shows the training. An interrupted quickstart in ``out`` is
     continued. Raises UsageError if ``out`` contains anything else, unless ``overwrite``. Only the ``emailrl.toml``
-    written here counts, not the environment.
+    written here counts, no ``.env`` and no environment.
     """
     started = time.monotonic()
     settings = _settle(out, steps, overwrite)
@@ -184,7 +184,7 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
-    return load_settings(cwd=out, environ={})
+    return load_settings(cwd=out, environ={}, dotenv=False)
 
 
 def _benchmark(

@@ -303,7 +303,7 @@ def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypa
 def test_an_unwritable_place_is_told_before_anything_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collector = Scripted({"q0"})
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(OSError, match="out"):
+    with pytest.raises(UsageError, match="out is a file"):
         run_benchmark(scripted(monkeypatch, collector), make_questions(1), settings_of(tmp_path), tmp_path / "out")
     assert collector.calls == []
 
@@ -340,3 +340,14 @@ def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
     for result, before in zip(again.results, (adapted, base), strict=True):
         ids = [t.turns[0].completion_ids for t in read_trajectories(result.trajectories)]
         assert ids == [t.turns[0].completion_ids for t in before]  # the same draws, alone or in a crowd
+
+
+def test_a_folder_that_holds_no_benchmark_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine" / "trajectories" / "rollout.jsonl"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}\n")
+    for overwrite in (False, True):
+        subjects = scripted(monkeypatch, Scripted(set()))
+        with pytest.raises(UsageError, match="other than a benchmark"):
+            run_benchmark(subjects, make_questions(1), Settings(), tmp_path / "mine", overwrite=overwrite)
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]

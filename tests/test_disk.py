@@ -15,7 +15,16 @@ import pytest
 from full_disk import on_a_full_disk
 
 from emailrl import disk
-from emailrl.disk import Lock, check_place, is_locked, not_a_file, replace_bytes
+from emailrl.disk import (
+    Lock,
+    check_cache,
+    check_out,
+    check_place,
+    is_locked,
+    not_a_file,
+    replace_bytes,
+    write_out,
+)
 from emailrl.errors import UsageError
 from emailrl.questions.llm.cache import ReplyCache
 from emailrl.records import JsonlWriter, read_records
@@ -73,9 +82,34 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    replace_bytes(pipe, b"questions")
+    write_out(pipe, b"questions")
     assert os.read(reader, 100) == b"questions" and pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
     os.close(reader)
+    replace_bytes(pipe, b"derived")
+    assert pipe.is_file()
+
+
+def test_only_a_stream_that_is_named_itself_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    os.mkfifo("pipe")
+    for link in (Path("link"), tmp_path / "stdout"):
+        link.symlink_to(tmp_path / "here" / "pipe")
+    for stream in (Path("pipe"), tmp_path / "stdout"):
+        check_out(stream, may_exist=False)
+    with pytest.raises(UsageError, match=f"--out {tmp_path / 'here' / 'pipe'}"):
+        check_out(Path("link"), may_exist=True)
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_no_file_of_a_cache_is_a_link(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    for plant in (os.link, os.symlink):
+        plant(tmp_path / "mine", tmp_path / f"cache{suffix}")
+        with pytest.raises(UsageError) as refused:
+            check_cache(tmp_path / "cache", "JUDGE_CACHE")
+        (tmp_path / f"cache{suffix}").unlink()
+    assert refused.value.hint == f"Name that place itself: JUDGE_CACHE={tmp_path / 'mine'}"
 
 
 def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:

@@ -231,3 +231,17 @@ def test_a_base_that_is_gone_fails_in_one_line_and_cleans_up(tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
     assert not [entry for entry in tmp_path.iterdir() if "merged" in entry.name]
     assert export_checkpoint(checkpoint, tmp_path / "adapter", format="adapter").out.is_dir()
+
+
+def test_nothing_is_copied_through_a_link_or_unrecorded(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    (tmp_path / "secret").write_text("mine")
+    (checkpoint.path / "vocab.json").symlink_to(tmp_path / "secret")
+    (checkpoint.path / "merges.txt").write_text("later")
+    out = export_checkpoint(read_checkpoint(checkpoint.path), tmp_path / "out", format="adapter").out
+    assert not {"vocab.json", "merges.txt"} & set(os.listdir(out)) and (out / "adapter_config.json").is_file()
+    config = checkpoint.path / "adapter_config.json"
+    config.rename(tmp_path / "config.json")
+    config.symlink_to(tmp_path / "config.json")
+    with pytest.raises(UsageError, match="is a link to"):
+        export_checkpoint(read_checkpoint(checkpoint.path), tmp_path / "other", format="adapter")
+    assert not (tmp_path / "other").exists()

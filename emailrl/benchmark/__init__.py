@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.benchmark.attack import with_attacked
-from emailrl.benchmark.begun import CONDITIONS, all_conditions, is_unfinished, to_resume
+from emailrl.benchmark.begun import CONDITIONS, all_conditions, check_folder, is_unfinished, to_resume
 from emailrl.benchmark.files import REPORT_FILES, write_report
 from emailrl.benchmark.picture import draw_accuracies
 from emailrl.benchmark.report import Comparison, Report, Result, compare
 from emailrl.benchmark.subjects import Subject, choose_subjects, players
-from emailrl.disk import check_own
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.evaluation import Evaluation, check_samples, evaluate, reason
 from emailrl.records.trajectory import Scenario, Trajectory
@@ -36,6 +35,7 @@ __all__ = [
     "Report",
     "Result",
     "Subject",
+    "check_folder",
     "choose_subjects",
     "compare",
     "is_unfinished",
@@ -63,12 +63,12 @@ def run_benchmark(
 
     Trajectories are saved as they end. With ``resume``, those in ``out`` are replayed only if they raised, and scored
     if they were not; UsageError if they were played under other conditions, or if ``out`` holds a benchmark and neither
-    ``resume`` nor ``overwrite`` is given; Busy if another process uses ``out``. After KeyboardInterrupt the questions
-    finished so far are scored, written and reported as ``interrupted``. Raises EmailRLError if every question of a
-    subject raised.
+    ``resume`` nor ``overwrite`` is given, or anything else; Busy if another process uses ``out``. After
+    KeyboardInterrupt the questions finished so far are scored, written and reported as ``interrupted``. Raises
+    EmailRLError if every question of a subject raised.
     """
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
-    check_own(out, "--out")
+    check_folder(out)
     with Conditions(out / CONDITIONS, all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
         names = {subject.label: f"{n:02d}-{_slug(subject.label)}.jsonl" for n, subject in enumerate(subjects)}
         files = {label: out / "trajectories" / name for label, name in names.items()}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emailrl.disk import check_own
 from emailrl.errors import UsageError
 from emailrl.records.trajectory import Scenario
 from emailrl.rollout.journal import differences, playing_conditions
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 CONDITIONS = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
+
+
+def check_folder(out: Path) -> None:
+    """Raise UsageError if a new benchmark in ``out`` would remove anything but an old one, or write through a link."""
+    check_own(out, "--out")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
+    if out.exists() and not (out / CONDITIONS).is_file() and any(out.iterdir()):
+        raise UsageError(f"{out} contains something other than a benchmark.", "Name another folder with --out.")
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -212,7 +212,7 @@ def _checked(settings: Settings) -> Settings:
 
 def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
     """Benchmarks that ``resume`` may resume, oldest first; UsageError if none, or if ``out`` may not be written."""
-    from emailrl.benchmark import CONDITIONS, is_unfinished
+    from emailrl.benchmark import CONDITIONS, check_folder, is_unfinished
     from emailrl.errors import UsageError
     from emailrl.rollout.journal import nothing_to_resume
 
@@ -230,9 +230,9 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
                 "Name one with --out, or drop --resume.",
             )
         return begun
-    if out is not None and out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
-    if out is not None and not overwrite and any((out / name).exists() for name in (CONDITIONS, "results.json")):
+    if out is not None:
+        check_folder(out)
+    if out is not None and not overwrite and (out / CONDITIONS).exists():
         hint = "--resume, " if is_unfinished(out) else ""
         raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.")
     return []
@@ -242,8 +242,8 @@ def _fresh_folder(root: Path) -> Path:
     """A new folder for this benchmark."""
     from emailrl.disk import check_place
 
-    check_place(root, "--out")
     name = time.strftime("%Y%m%d-%H%M%S")
+    check_place(root / name, "--out")
     number, folder = 2, root / name
     root.mkdir(parents=True, exist_ok=True)
     while True:

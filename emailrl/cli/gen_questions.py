@@ -29,7 +29,7 @@ import typer
 from emailrl.cli.completion import inboxes
 from emailrl.cli.next_step import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
-from emailrl.cli.output import check_out, print_json, progress_console, result_console
+from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.cli.tables import questions_table
 from emailrl.errors import UsageError
 from emailrl.plain import counted
@@ -78,6 +78,7 @@ def gen_questions(
     import time
     from dataclasses import replace
 
+    from emailrl.disk import check_out, check_own, check_place
     from emailrl.questions import write_scenarios
     from emailrl.questions.beside import questions_file
     from emailrl.questions.splits import FEW, split_notes
@@ -88,9 +89,12 @@ def gen_questions(
         raise UsageError("The template generator uses no model.", "Add --generator llm, or drop those options.")
     settings = load_settings(overrides, trust=trust, builds_db=True)
     db, shares = settings.store.db, bool(settings.data.allow_shared_inbox)
-    chosen = _choose_inboxes(db, inbox or [])
     target = out or questions_file(db)
+    if out is None:
+        check_place(db, "--db")
+        check_own(target, "--out")
     check_out(target, may_exist=overwrite or dry_run)
+    chosen = _choose_inboxes(db, inbox or [])
     if dry_run:
         plan = _plan(settings, chosen, limit, result_console(json=json))
         if json:

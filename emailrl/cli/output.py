@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from emailrl.disk import check_place
 from emailrl.ending import report
-from emailrl.errors import UsageError
 from emailrl.plain import cut, one_line, tell
 
 if TYPE_CHECKING:
@@ -85,20 +83,6 @@ def program(folder: Path) -> str:
     if not script.exists():
         return f"{shlex.quote(sys.executable)} -m emailrl"
     return shlex.quote(min(str(script), os.path.relpath(script, folder), key=len))
-
-
-def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
-    """Raise UsageError if a file to write is a folder, exists but may not be replaced, or is reached through a link.
-
-    A device or a pipe may always exist.
-    """
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder.", "Pass a file name.")
-    if out.exists() and not out.is_file():
-        return
-    check_place(out, option)
-    if out.exists() and not may_exist:
-        raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.")
 
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emailrl.cli.options import path_option
-from emailrl.cli.output import check_out, result_console, say
+from emailrl.cli.output import result_console, say
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -35,7 +35,7 @@ def write_page(
 
     Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
     """
-    from emailrl.disk import replace_bytes
+    from emailrl.disk import check_out, write_out
     from emailrl.inspection.page import gather, page, place_of, redacted
 
     check_out(target, may_exist=overwrite, option="--html")
@@ -44,7 +44,7 @@ def write_page(
         say(f"Newest in {path}: {place.root}")
     data = gather(place, model_name=settings.model.name)
     content = page(redacted(data, _mailbox(settings.store.db)) if redact else data).encode("utf-8", "replace")
-    replace_bytes(target, content)
+    write_out(target, content)
     left_out = data.run["left_out"]
     what = "numbers only" if not data.rows else "redacted" if redact else "with email text"
     count = f"{len(data.rows)} trajector{'y' if len(data.rows) == 1 else 'ies'}"

@@ -27,7 +27,7 @@ from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import check_out, print_json, print_next, progress_console, result_console, say_loading
+from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import rollout_table
 from emailrl.errors import EmailRLError, UsageError
@@ -173,7 +173,7 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
     """The file to write, in a writable place; nothing is created yet, or replaced unless requested."""
     import os
 
-    from emailrl.disk import check_own
+    from emailrl.disk import check_out, check_own
     from emailrl.records.index import index_path
 
     if out is None:

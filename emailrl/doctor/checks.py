@@ -293,7 +293,7 @@ def _database(db: Path) -> Check:
             emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
             connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
     except sqlite3.Error as error:
-        return Check("data", "database", "broken", f"{db}: {error}", "Rebuild it: emailrl gen-db --overwrite")
+        return Check("data", "database", "broken", f"{db}: {error}", "Move it away and build it again: emailrl gen-db")
     return Check("data", "database", "ok", f"{db}, {emails:,} emails, {size:,.1f} MiB")
 
 

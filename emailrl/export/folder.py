@@ -7,8 +7,9 @@ an export, and only such a folder is ever replaced.
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,10 +96,18 @@ def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
     except EmailRLError:
         base = name  # a folder that is gone from this machine; its adapter can leave all the same
     read_plain_lora(checkpoint.path, empty_model(load_config(name, base)) if isinstance(base, Path) else None)
-    for file in ADAPTER_FILES:
-        shutil.copyfile(checkpoint.path / file, folder / file)
+    _copy(checkpoint, ADAPTER_FILES, folder)
     if isinstance(base, Path) and (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
+
+
+def _copy(checkpoint: Checkpoint, names: Iterable[str], folder: Path) -> None:
+    """Copy files of the checkpoint; UsageError for one that is a link, as the export may be published."""
+    for name in names:
+        file = checkpoint.path / name
+        if file.is_symlink():
+            raise UsageError(f"{file} is a link to {os.readlink(file)}.", "Replace it by the file it stands for.")
+        shutil.copyfile(file, folder / name)
 
 
 def _base_of(checkpoint: Checkpoint) -> str | Path:
@@ -154,9 +163,8 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> Export:
     """Add tokenizer, metadata and card, then the marker with the hash of everything."""
-    for file in sorted(checkpoint.path.iterdir()):
-        if file.name in TOKENIZER_FILES:
-            shutil.copyfile(file, folder / file.name)
+    recorded = checkpoint.metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
+    _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), folder)
     # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
     metadata = replace(checkpoint.metadata, files=_hashes(folder))
     (folder / METADATA).write_text(json.dumps(asdict(metadata), indent=2) + "\n", "utf-8")

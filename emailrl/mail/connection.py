@@ -36,7 +36,7 @@ OTHER_FILE = "Name another file with --db."
 HOW_TO_BUILD = (
     "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
 )
-_REBUILD = "Rebuild it with emailrl gen-db --overwrite."
+_REBUILD = "Name another file with --db, or move this one away and build it again with emailrl gen-db."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112
 """Bytes of a file to map: SQLite's maximum."""
@@ -45,9 +45,9 @@ _CHECK_STEPS = 100_000
 """Steps of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond."""
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
-_OWN_TABLES = {"emails", "recipients", "meta"}
-"""By these, an older or damaged database of emailrl is recognized; ART-E's has no ``meta``."""
-_TABLE_NAMES = select(sqlite_master.c.name).where(sqlite_master.c.type == "table")
+MARK = "emailrl "
+"""The start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized."""
+_NAMES = select(sqlite_master.c.name)
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
 
@@ -128,14 +128,14 @@ def is_cancelled() -> bool:
 
 
 def _check(connection: Connection, db: Path) -> None:
-    tables = set(connection.scalars(_TABLE_NAMES))
-    if not tables:
-        raise UsageError(f"The database {db} is empty.", f"{_REBUILD.rstrip('.')}, or choose another with --db.")
-    if missing := _TABLES - tables:
+    names = set(connection.scalars(_NAMES))
+    if not names:
+        raise UsageError(f"The database {db} is empty.", _REBUILD)
+    if missing := _TABLES - names:
         if "emails" in missing:
             raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
         what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
-        raise UsageError(f"The database {db} has no {what}.", _REBUILD if tables >= _OWN_TABLES else OTHER_FILE)
+        raise UsageError(f"The database {db} has no {what}.", _REBUILD)
     if noted(connection, "schema_version") != str(SCHEMA_VERSION):
         raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
 
@@ -160,16 +160,17 @@ def check_header(db: Path) -> None:
 
 
 def check_replaceable(db: Path) -> None:
-    """Raise ``UsageError`` unless the file is empty, holds no table, or has the tables of an emailrl database.
+    """Raise ``UsageError`` unless the file is empty, or a database without anything in it or one that gen-db wrote.
 
-    Its content may be damaged. Neither locks nor journals are made: the file may belong to another program.
+    Its emails may be damaged. Neither locks nor journals are made: the file may belong to another program.
     """
     try:
         with _engine(db.absolute(), "ro", (), immutable=True).connect() as connection:
-            tables = set(connection.scalars(_TABLE_NAMES))
+            names = set(connection.scalars(_NAMES))
+            is_ours = "meta" in names and str(noted(connection, "written_by")).startswith(MARK)
     except SQLITE_ERRORS as error:
         raise _foreign(db, f"cannot be read: {reason(error)}") from error
-    if tables and not tables >= _OWN_TABLES:
+    if names and not is_ours:
         raise _foreign(db, "was not written by emailrl")
 
 

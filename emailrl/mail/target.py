@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.disk import Lock, sync
+from emailrl.disk import Lock, check_place, sync
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail.connection import OTHER_FILE, check_header, check_replaceable, database_fingerprint
 
@@ -27,7 +27,7 @@ class Target:
     """A database file locked by this build."""
 
     db: Path
-    """Its final path, with links resolved."""
+    """Its real path."""
     building: Path
     staging: Path
     replaces: bool
@@ -55,12 +55,13 @@ class Target:
 def claim(db: Path, *, overwrite: bool, append: bool) -> Iterator[Target]:
     """Lock the target and create the temporary files, which are always removed at the end.
 
-    Raises ``UsageError`` if the existing file may not be replaced or nothing can be written; ``EmailRLError`` if
-    another build holds the lock.
+    Raises ``UsageError`` if a link leads there, the existing file may not be replaced or nothing can be written;
+    ``EmailRLError`` if another build holds the lock.
     """
+    check_place(db, "--db")
     _check(db, overwrite=overwrite, append=append)
     with _errors_of(db):
-        db = db.resolve()  # the file that a link leads to is replaced, not the link
+        db = db.resolve()
         new_folders = [folder for folder in db.parents if not folder.exists()]
     try:
         with _errors_of(db):

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, and_, delete, func, insert, or_, select, tupl
 from sqlalchemy.schema import CreateTable
 
 from emailrl import __version__
-from emailrl.mail.connection import SCHEMA_VERSION, connect, connect_for_loading, driver, noted
+from emailrl.mail.connection import MARK, SCHEMA_VERSION, connect, connect_for_loading, driver, noted
 from emailrl.mail.parties import parties_text
 from emailrl.mail.schema import (
     addresses,
@@ -268,7 +268,7 @@ def _note(connection: Connection, fingerprint: int) -> None:
         "fingerprint": f"{fingerprint % _FINGERPRINTS:032x}",
         "emails": str(connection.scalar(select(func.count()).select_from(emails))),
         "ids_follow_dates": "1",
-        "written_by": f"emailrl {__version__}",
+        "written_by": f"{MARK}{__version__}",
     }
     rows = [{"key": key, "value": value} for key, value in values.items()]
     connection.execute(insert(meta).prefix_with("OR REPLACE"), rows)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from emailrl.disk import not_a_file
 from emailrl.errors import UsageError
 from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.connection import opened
@@ -24,7 +25,8 @@ def questions_file(db: Path) -> Path:
     """
     beside = db.with_name(f"{db.stem}_questions.jsonl")
     if db.is_symlink() and not os.path.lexists(beside):
-        return questions_file(Path(os.path.realpath(db)))
+        real = Path(os.path.realpath(db))
+        return real.with_name(f"{real.stem}_questions.jsonl")
     return beside
 
 
@@ -85,8 +87,13 @@ def write_demo(
 ) -> BuildReport:
     """Build the demo database for a seed, and write the questions that its emails answer next to it.
 
-    Raises the errors of ``build_database``.
+    Raises the errors of ``build_database``, and UsageError if questions are there, unless ``overwrite``.
     """
+    beside = questions_file(db)
+    if what := not_a_file(beside):
+        raise UsageError(f"{beside} is {what}.", "Remove it.")
+    if beside.exists() and not overwrite:
+        raise UsageError(f"{beside} already exists.", "Move it away, or replace it and the database with --overwrite.")
     report = build_database(demo_emails(seed), db, settings=settings, overwrite=overwrite, append=append, limit=limit)
     questions = demo_questions(seed)
     lost = set(missing_ids(questions, report.db).missing)

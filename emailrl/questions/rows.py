@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
-from emailrl.disk import replace_bytes
+from emailrl.disk import write_out
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail.sources.rows import describe
 from emailrl.questions.splits import SPLITS
@@ -154,7 +154,7 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
     path = Path(path).absolute()
     rows = ({name: value for name, value in scenario_fields(s).items() if value is not None} for s in scenarios)
     try:
-        replace_bytes(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        write_out(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     except OSError as error:
         raise EmailRLError(f"Cannot write {path}: {error.strerror or error}.") from error
     return path

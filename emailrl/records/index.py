@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, overload
 
 from pydantic import Field, TypeAdapter
 
-from emailrl.disk import check_own, replace_bytes
+from emailrl.disk import check_own, replace_bytes, write_out
 from emailrl.errors import EmailRLError, UsageError
 from emailrl.records.lines import JsonlWriter, encode, parse
 from emailrl.records.trajectory import Integer, Number, Trajectory, trajectory_in_line, trajectory_to_dict
@@ -117,7 +117,7 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
         lines.append(encode(trajectory_to_dict(trajectory)))
         entries.append(_entry_line(number, offset, lines[-1], trajectory))
         offset += len(lines[-1])
-    replace_bytes(path, b"".join(lines))
+    write_out(path, b"".join(lines))
     if path.is_file():  # no index beside a pipe
         _write_index(path, entries)
 

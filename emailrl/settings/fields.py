@@ -38,7 +38,7 @@ PLAIN_WORD: Final = re.compile(r"[\w-]*", re.ASCII)
 
 
 class Written:
-    """Marks an output path; ``read_mostly``: written only by commands that build it, also through links."""
+    """Marks an output path; ``read_mostly``: written only by commands that build it."""
 
     def __init__(self, *, read_mostly: bool = False) -> None:
         self.read_mostly = read_mostly

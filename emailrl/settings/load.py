@@ -69,6 +69,7 @@ def load_settings(
     *,
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    dotenv: bool = True,
     recorded: Mapping[str, Mapping[str, Any]] | None = None,
     trust: bool = False,
     builds_db: bool = False,
@@ -77,16 +78,17 @@ def load_settings(
     """The settings in force: flag > environment > ``.env`` > ``emailrl.toml`` > preset > default.
 
     ``overrides`` holds flags by setting name (``max_steps``, ``model_name``); None values are ignored. ``cwd`` is the
-    folder of ``.env`` and ``emailrl.toml``. ``recorded`` holds the original settings of a resumed run; they override
-    everything but flags and environment (`recorded`). ``trust`` permanently trusts the current values in the folder's
-    files; ``builds_db`` is for commands that write the database. ``looks_only`` is for commands that send nothing, run
-    none of the folder's code and write nothing: they also work in an untrusted folder, ignoring addresses, keys and
-    code set by its files. Raises ``UsageError`` for an unknown key, an invalid value, or conflicting names of one
-    setting within a source, and ``Untrusted`` for a value that a file may not set (`trust`).
+    folder of ``emailrl.toml`` and, unless ``dotenv`` is off, ``.env``. ``recorded`` holds the original settings of a
+    resumed run; they override everything but flags and environment (`recorded`). ``trust`` permanently trusts the
+    current values in the folder's files; ``builds_db`` is for commands that write the database. ``looks_only`` is for
+    commands that send nothing, run none of the folder's code and write nothing: they also work in an untrusted folder,
+    ignoring addresses, keys and code set by its files. Raises ``UsageError`` for an unknown key, an invalid value, or
+    conflicting names of one setting within a source, and ``Untrusted`` for a value that a file may not set (`trust`).
     """
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
     stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
-    others = ChainMap(*_of_folder(here), from_preset(preset))
+    files = _of_folder(here) if dotenv else (from_toml(here / "emailrl.toml"),)
+    others = ChainMap(*files, from_preset(preset))
     record = from_record(recorded, stated, others) if recorded is not None else {}
     given = ChainMap(*stated.maps, record, *others.maps)
     risks = risks_of(given, here, builds_db=builds_db)

@@ -64,8 +64,8 @@ def risks_of(given: Mapping[Leaf, Given], folder: Path, *, builds_db: bool) -> d
     """The effective values that require trust; ``builds_db`` if the command also writes the database."""
     found = {}
     for leaf in leaves():
-        item = given.get(leaf) or Given(leaf.default, leaf.key, "default", folder if leaf.written else None)
-        if item.file is not None and (effect := _effect(leaf, item.value, folder, builds_db=builds_db)):
+        item = given.get(leaf)
+        if item and item.file and (effect := _effect(leaf, item.value, folder, builds_db=builds_db)):
             found[leaf] = _risk(leaf, item, effect, folder)
     return found
 
@@ -118,17 +118,13 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
     if leaf.code and not PLAIN_WORD.fullmatch(text):
         return "runs that code"
     if leaf.written and (builds_db or not leaf.written.read_mostly) and text not in _RUN_NAMES:
-        is_outside = _leads_outside(text, folder, follow=leaf.written.read_mostly)
-        return "is outside the folder and would be written to" if is_outside else None
+        return "is outside the folder and would be written to" if _leads_outside(text, folder) else None
     return None
 
 
-def _leads_outside(path: str, folder: Path, *, follow: bool) -> bool:
-    """Whether a path lies outside the folder; ``follow`` links, which other outputs refuse (``disk.check_place``)."""
-    real = _real(folder, path)
-    if follow and real is not None:
-        return Path(os.path.realpath(folder)) not in real.parents
-    return real is None or Path(os.path.abspath(folder)) not in Path(os.path.abspath(folder / path)).parents
+def _leads_outside(path: str, folder: Path) -> bool:
+    """Whether a path lies outside the folder by its name; links are refused on writing (``disk.check_place``)."""
+    return "\0" in path or Path(os.path.abspath(folder)) not in Path(os.path.abspath(folder / path)).parents
 
 
 def _real(folder: Path, path: str) -> Path | None:
@@ -147,7 +143,7 @@ def _risk(leaf: Leaf, item: Given, effect: str, folder: Path) -> Risk:
         parts.append(str(_real(folder, text)))
     if leaf.code:
         parts += [hashlib.sha256(file.read_bytes()).hexdigest() for file in _code_files(text, folder)]
-    file = item.file.name if item.file and item.file != folder else "a link in the folder"
+    file = item.file.name if item.file else ""
     return Risk(file, item.name, shown, effect, _digest(file, leaf.key, *parts))
 
 

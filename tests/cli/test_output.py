@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from emailrl.cli.output import check_out, print_json, program, say
+from emailrl.cli.output import print_json, program, say
+from emailrl.disk import check_out
 from emailrl.errors import UsageError
 from emailrl.plain import one_line
 

@@ -14,7 +14,7 @@ from tiny import make_checkpoint, make_database, make_model, make_questions
 from training.run_files import plant, tree
 
 from emailrl.questions import write_scenarios
-from emailrl.quickstart import MARK
+from emailrl.quickstart import MARK, quickstart
 from emailrl.records import read_trajectories
 from emailrl.remote.destination import tell
 
@@ -60,6 +60,8 @@ WRITERS = {
     "quickstart": (["quickstart", "--steps", 1], [f"quickstart/{name}" for name in ("demo.db", "outputs", "new")]),
     "prune": (["checkpoints", "prune", "--keep", 0, "--yes"], ["outputs/grpo_masked/.checkpoint-1.trash"]),
     "gen-questions": (["gen-questions", "--out", "new.jsonl", "--overwrite"], ["new.jsonl"]),
+    "gen-questions beside": (["gen-questions", "--db", "data/m.db"], ["data", "data/m.db", "data/m_questions.jsonl"]),
+    "gen-db": (["gen-db", "--overwrite", "--db", "data/m.db"], ["data", "data/m.db"]),
     "page": (["report", "outputs/grpo_masked", "--html", "page.html", "--overwrite"], ["page.html"]),
     "serve": (["serve", "--port", 18099], ["outputs/servers", "outputs/servers/vllm-18099.log"]),
     "judge": (["rollout", "--num-scenarios", 1, "--out", "n.jsonl"], ["outputs/judge_cache.sqlite"]),
@@ -249,3 +251,32 @@ def test_nothing_is_written_through_a_link(
             assert tree(victim) == before, (name, kind)
             (here / name).unlink()
             shutil.rmtree(here / "outputs", ignore_errors=True)
+
+
+@pytest.mark.parametrize("command", [["gen-db", "--overwrite"], ["gen-db", "--append"], ["gen-questions"]])
+def test_the_only_database_is_not_written_through_a_link(
+    emailrl, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, command: list
+) -> None:
+    victim = tmp_path_factory.mktemp("victim")
+    make_database(victim / "mine.db")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "demo.db").symlink_to(victim / "mine.db")
+    (tmp_path / "demo.mbox").write_text("From a Mon Jan  1 00:00:00 2001\nFrom: a@x\nTo: b@x\n\nbody\n")
+    before = tree(victim)
+    code, _, err = emailrl(*command, *(["--source", "demo.mbox"] if command[0] == "gen-db" else []))
+    assert code == 2 and f"--db {victim / 'mine.db'}" in err and tree(victim) == before
+
+
+def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "emailrl.toml").write_text(f'{MARK}\n[store]\ndb = "/victim/mine.db"\n')
+    (tmp_path / ".env").write_text("EMAILRL_DB=/victim/mine.db\nEMAILRL_QUESTIONS=/victim/q\nOUTPUT_DIR=/victim/o\n'")
+    settled: list[Path] = []
+
+    def end(db: Path, **_: object) -> None:
+        settled.append(db)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("emailrl.quickstart.write_demo", end)
+    with pytest.raises(KeyboardInterrupt):
+        quickstart(tmp_path, say=lambda _: None)
+    assert settled == [tmp_path / "demo.db"]

@@ -168,13 +168,17 @@ def test_nothing_to_store_is_an_error(tmp_path: Path, mails: list[Skipped]) -> N
     assert only(tmp_path) == []
 
 
-def test_a_link_to_the_database_stays_a_link(tmp_path: Path, email: Make) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "mail.db").symlink_to(tmp_path / "disk" / "mail.db")
-    for number in (1, 2):
-        build_database([email(number)], tmp_path / "mail.db", overwrite=True)
-    assert (tmp_path / "mail.db").is_symlink()
-    assert only(tmp_path / "disk") == ["mail.db"]
+def test_a_database_is_not_written_through_a_link(tmp_path: Path, email: Make) -> None:
+    mine, link = tmp_path / "disk" / "mine.db", tmp_path / "mail.db"
+    build_database([email(1)], mine)
+    before = mine.read_bytes()
+    for target in (mine, mine.with_name("new.db")):
+        link.symlink_to(target)
+        for flags in ({}, {"overwrite": True}, {"append": True}):
+            with pytest.raises(UsageError, match=f"--db {target}"):
+                build_database([email(2)], link, **flags)
+        link.unlink()
+    assert mine.read_bytes() == before and only(tmp_path / "disk") == ["mine.db"]
 
 
 KILLED = """

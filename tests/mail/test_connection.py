@@ -92,7 +92,7 @@ def test_the_tables_of_a_built_database_are_those_of_the_schema(db: Path) -> Non
 def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
     (tmp_path / "mail.db").touch()
     with (
-        pytest.raises(UsageError, match=r"mail\.db is empty\. Rebuild it with emailrl gen-db --overwrite, or"),
+        pytest.raises(UsageError, match=r"mail\.db is empty\. .* build it again"),
         opened(tmp_path / "mail.db"),
     ):
         pass
@@ -138,7 +138,8 @@ def test_an_error_has_sqlite_s_words_without_the_statement(db: Path) -> None:
     with pytest.raises(EmailRLError) as caught, opened(db) as connection:
         connection.execute(text("SELECT body FROM nowhere"))
     assert str(caught.value) == (
-        f"The database {db} cannot be read: no such table: nowhere. Rebuild it with emailrl gen-db --overwrite."
+        f"The database {db} cannot be read: no such table: nowhere. "
+        "Name another file with --db, or move this one away and build it again with emailrl gen-db."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,17 @@ def test_the_demo_is_known_by_its_message_ids_not_by_its_domain(tmp_path: Path) 
     own = list(demo_emails(3))
     own[-1].message_id = "<a1@mail.example>"
     assert not has_only_demo_email(build_database(iter(own), tmp_path / "own.db").db)
+
+
+def test_the_demo_replaces_no_questions_unasked(tmp_path: Path) -> None:
+    db = tmp_path / "demo.db"
+    beside = questions_file(db)
+    beside.write_text("mine")
+    with pytest.raises(UsageError, match="--overwrite"):
+        write_demo(db, settings=StoreSettings(), seed=1, limit=40)
+    assert beside.read_text() == "mine" and not db.exists()
+    beside.unlink()
+    os.mkfifo(beside)
+    with pytest.raises(UsageError, match="device or pipe"):
+        write_demo(db, settings=StoreSettings(), seed=1, limit=40, overwrite=True)
+    assert beside.is_fifo() and not db.exists()

@@ -201,24 +201,6 @@ def test_changed_code_is_asked_for_anew(tmp_path: Path, name: str, file: str) ->
     assert "has changed" in refused(tmp_path)
 
 
-def test_a_links_target_is_part_of_what_is_trusted(tmp_path: Path) -> None:
-    """Of a database to write; other outputs refuse links when they are written."""
-    here, one, two = (tmp_path / name for name in ("here", "one", "two"))
-    for folder in (here, one, two):
-        folder.mkdir()
-    for name in ("data", "outputs"):
-        (here / name).symlink_to(one)
-    load(here)
-    with pytest.raises(Untrusted, match="a link in the folder sets db = "):
-        load_settings(cwd=here, environ={}, builds_db=True)
-    trust_folder(here)
-    load_settings(cwd=here, environ={}, builds_db=True)
-    (here / "data").unlink()
-    (here / "data").symlink_to(two)
-    with pytest.raises(Untrusted, match="has changed"):
-        load_settings(cwd=here, environ={}, builds_db=True)
-
-
 def test_a_folder_is_known_by_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
