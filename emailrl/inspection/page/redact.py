@@ -220,7 +220,8 @@ def _written(address: re.Match[str]) -> str:
     if path := address["x500"]:
         others, _, last = path.rpartition("=")
         return f"{last}@{others}"
-    return f"{address['quoted'] or address['local']}@{address['domain']}"
+    local = re.sub(r"^//.*[/?=&]", "", address["quoted"] or address["local"])  # of x.com/click?who=ann, only ann
+    return f"{local}@{address['domain']}"
 
 
 def _name(word: str) -> str:

@@ -34,6 +34,8 @@ def test_a_name_has_one_pseudonym_in_addresses_and_in_texts() -> None:
     assert redactor.record("Lee (LEE, ann.lee@acme.com) wrote to lee@other.org") == (
         "Name2 (Name2, name1.name2@org1.example) wrote to name2@org2.example"
     )
+    web = learned("https://x.com/click/market?who=ann@x.com")
+    assert web.record("click, market, ann") == "click, market, Name1"
     assert redactor.record({"to": ["Annex", "Ann's"]}) == {"to": ["Annex", "Name1's"]}
 
 
@@ -82,7 +84,7 @@ def test_the_tokens_of_a_name_are_replaced_and_their_ids_withheld() -> None:
     ],
 )
 def test_no_spelling_of_an_address_or_name_is_left(text: str, later: str, left: str) -> None:
-    redactor = learned(text)
+    redactor = learned(text, later)
     assert not re.search(left, redactor.record(f"{text}\n{later}"), re.IGNORECASE)
 
 
