@@ -68,7 +68,7 @@ def why_not(answer: Answer, agent: AgentSettings) -> str | None:
 
 def render_answer(answer: Answer) -> RenderableType:
     """Lay out the answer and its source emails: subject, sender, date and first lines."""
-    from emailrl.environment import is_i_dont_know
+    from emailrl.facts.words import is_i_dont_know
 
     if answer.answer is None or is_i_dont_know(answer.answer):
         return Text(I_DONT_KNOW)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.custom import CustomPart, load_part
 from emailrl.environment.mail_env import MailEnvironment, StepResult, cites_sources
-from emailrl.environment.rubric import Rubric, is_i_dont_know
+from emailrl.environment.rubric import Rubric
 from emailrl.environment.tools import tool_schemas
 from emailrl.errors import EmailRLError, UsageError
+from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from emailrl.environment.prompts import system_prompt
-from emailrl.environment.rubric import Rubric, is_i_dont_know
+from emailrl.environment.rubric import Rubric
 from emailrl.environment.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, to_json
 from emailrl.errors import ToolError
+from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from emailrl.environment.mail_env import StepResult, cites_sources
 from emailrl.environment.prompts import system_prompt
-from emailrl.environment.rubric import Rubric, is_i_dont_know
+from emailrl.environment.rubric import Rubric
 from emailrl.environment.tools import TOOLS, check_arguments
 from emailrl.errors import ToolError
+from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason
 
 if TYPE_CHECKING:

@@ -136,3 +136,15 @@ for _pair in sorted(lexicon.OPPOSITES):
     _one, _other = (stem(word) for word in _pair.split("/"))
     OPPOSITES.setdefault(_one, set()).add(_other)
     OPPOSITES.setdefault(_other, set()).add(_one)
+
+
+_I_DONT_KNOW = re.compile(
+    r"(?:(?:sorry|i am sorry|i'?m sorry|unfortunately),?\s*)?(?:but )?(?:i\s+)?(?:do\s+not|don'?t)\s+know"
+    r"(?:\s+(?:the\s+answer|that|this|it))?(?:\s+to\s+(?:that|this|the|your)(?:\s+question)?)?|idk"
+)
+
+
+def is_i_dont_know(answer: str) -> bool:
+    """Whether an answer is only "I don't know", ignoring apostrophe style, case and final period."""
+    text = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", answer).lower().strip(" \t\r\n.!\"'")
+    return _I_DONT_KNOW.fullmatch(text) is not None

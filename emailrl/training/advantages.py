@@ -1,32 +1,16 @@
-"""Advantages: estimators as pure functions on tensors, and the advantages of a step.
+"""Advantage estimators: pure functions on tensors.
 
 Group estimators compare the rewards ``(num_groups, group_size)`` of the rollouts of each question and return the same
 shape; ``gae`` and ``whiten`` work on tokens ``(B, T)``. Masks may be bool, int or float; arithmetic is in float32, or
 float64 when given float64; values outside the mask are never read, and are 0 in every result.
-
-A step's numbers go from a trajectory's reward to per-token advantages: group, KL, discount, critic, whitening. There a
-trajectory that its chat template split into several samples is one row: its trained tokens are in sampling order, so
-that reward and value flow back from the last sample to the first (docs/decisions/0003). Arithmetic is on the CPU: GAE
-is a loop over tokens, which would be slow on a GPU.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-
-from emailrl.errors import EmailRLError
-from emailrl.records.trajectory import TrajectoryGroup
-from emailrl.settings import AlgorithmSettings
-from emailrl.training.across import Across
-from emailrl.training.algorithms import Algorithm
-from emailrl.training.batch import MicroBatch
-from emailrl.training.kl import estimate
 
 
 def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
@@ -139,122 +123,3 @@ def masked(tensor: Tensor, trainable: Tensor) -> Tensor:
     # `where`, not multiplication: NaN * 0 is NaN, in the value and in the gradient.
     tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
     return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
-
-
-def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
-    """The reward of each trajectory at its last trainable token, by id; groups may differ in size.
-
-    This is the output of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if
-    a reward is not finite, ValueError for a group too small to compare.
-    """
-    estimator = ESTIMATORS[algorithm.group_estimator]
-    paid: dict[str, float] = {}
-    for group in groups:
-        for trajectory in group.trajectories:
-            if not math.isfinite(trajectory.reward):
-                raise EmailRLError(f"Trajectory {trajectory.id} has reward {trajectory.reward}.", "Check the reward.")
-        rewards = torch.tensor([[trajectory.reward for trajectory in group.trajectories]], dtype=torch.float64)
-        ids = [trajectory.id for trajectory in group.trajectories]
-        paid.update(zip(ids, estimator(rewards).flatten().tolist(), strict=True))
-    return paid
-
-
-def shape_advantages(
-    batches: Sequence[MicroBatch],
-    paid: Mapping[str, float],
-    algorithm: Algorithm,
-    wanted: AlgorithmSettings,
-    *,
-    kl_coef: float,
-    across: Across,
-) -> tuple[list[MicroBatch], dict[str, float]]:
-    """A step's micro-batches with ``advantages``, and with a critic ``returns``; and the critic's metrics.
-
-    ``batches`` hold each of the rank's samples once; whitening and metrics are over all ranks. ``paid``, the reward of
-    each trajectory by id, is clipped to [REWARD_CLIP_LOW, REWARD_CLIP_HIGH].
-    """
-    rows = _Trajectories(batches)
-    rewards = rows.pay_at_the_end([_clipped(paid[trajectory_id], wanted) for trajectory_id in rows.ids])
-    if algorithm.kl_in == "reward" and kl_coef:
-        rewards = rewards - kl_coef * rows.gather([_kl(batch, algorithm) for batch in batches])
-    targets: list[Tensor | None] = [None] * len(batches)
-    values = returns = rewards
-    if algorithm.has_critic:
-        values = rows.gather([_known(batch.old_values) for batch in batches])
-        advantages, returns = gae(rewards, values, rows.mask, gamma=wanted.gamma, lam=wanted.gae_lambda)
-        targets = [*rows.scatter(returns)]
-    else:
-        advantages = rewards_to_go(rewards, rows.mask, gamma=wanted.gamma)
-    if algorithm.whiten:
-        over = None if across.world == 1 else across.statistics(advantages[rows.mask])
-        advantages = whiten(advantages, rows.mask, over=over)
-    parts = zip(batches, rows.scatter(advantages), targets, strict=True)
-    shaped = [replace(batch, advantages=part, returns=target) for batch, part, target in parts]
-    if not algorithm.has_critic:
-        return shaped, {}
-    return shaped, _critic_metrics(across.statistics(values[rows.mask]), across.statistics(returns[rows.mask]))
-
-
-class _Trajectories:
-    """A step's trained tokens, one row per trajectory ``(N, L)``, and the mapping back to its micro-batches."""
-
-    def __init__(self, batches: Sequence[MicroBatch]) -> None:
-        self._device = batches[0].loss_mask.device if batches else torch.device("cpu")
-        self._masks = [batch.loss_mask.cpu() for batch in batches]
-        self._pieces: dict[str, list[tuple[int, int]]] = {}
-        places = {i: (n, row) for n, batch in enumerate(batches) for row, i in enumerate(batch.indices)}
-        for _, (n, row) in sorted(places.items()):
-            self._pieces.setdefault(batches[n].trajectory_ids[row], []).append((n, row))
-        self.ids = list(self._pieces)
-        self.mask = self.gather([mask.float() for mask in self._masks]).bool()
-
-    def gather(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Micro-batches' ``(B, T)`` to ``(N, L)``, 0 after a row's end."""
-        host = [tensor.cpu() for tensor in tensors]
-        rows = [torch.cat([host[n][row][self._masks[n][row]] for n, row in pieces]) for pieces in self._pieces.values()]
-        return pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0)
-
-    def scatter(self, trajectories: Tensor) -> list[Tensor]:
-        """The inverse of ``gather``, on the micro-batches' device; 0 outside the loss mask."""
-        parts = [trajectories.new_zeros(mask.shape) for mask in self._masks]
-        for values, pieces in zip(trajectories, self._pieces.values(), strict=True):
-            start = 0
-            for n, row in pieces:
-                mask = self._masks[n][row]
-                end = start + int(mask.sum())
-                parts[n][row, mask] = values[start:end]
-                start = end
-        return [part.to(self._device) for part in parts]
-
-    def pay_at_the_end(self, paid: Sequence[float]) -> Tensor:
-        """``(N, L)`` with each trajectory's number at its last token, 0 elsewhere."""
-        rewards = torch.zeros(self.mask.shape)
-        last = self.mask.sum(dim=1) - 1
-        rewards[torch.arange(len(rewards)), last] = torch.tensor(paid, dtype=rewards.dtype)
-        return rewards
-
-
-def _clipped(reward: float, wanted: AlgorithmSettings) -> float:
-    low, high = wanted.reward_clip_low, wanted.reward_clip_high
-    reward = reward if high is None else min(reward, high)
-    return reward if low is None else max(reward, low)
-
-
-def _kl(batch: MicroBatch, algorithm: Algorithm) -> Tensor:
-    return estimate(_known(batch.old_logprobs), _known(batch.ref_logprobs), algorithm.kl_estimator)
-
-
-def _known(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
-
-
-def _critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
-    """How well the critic predicted the returns; explained variance 1 is perfect, 0 no better than a constant."""
-    variance = float(returns.var(correction=0))
-    explained = 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else 0.0
-    return {
-        "value_mean": float(values.mean()),
-        "return_mean": float(returns.mean()),
-        "explained_variance": explained,
-    }

@@ -13,7 +13,6 @@ from pathlib import Path
 from emailrl.errors import EmailRLError
 from emailrl.ranks import joined
 from emailrl.settings import Settings
-from emailrl.training.advantages import terminal_rewards
 from emailrl.training.batch import make_samples
 from emailrl.training.run.assemble import open_run
 from emailrl.training.run.display import SILENT, Display
@@ -22,6 +21,7 @@ from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, policy
 from emailrl.training.run.printing import complete, step_line
 from emailrl.training.run.run import Run
 from emailrl.training.run.state import RunState
+from emailrl.training.shaping import terminal_rewards
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,13 @@ from emailrl.model.device import enough_memory
 from emailrl.model.policy import Policy
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
-from emailrl.training.advantages import shape_advantages
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.batch import MicroBatch, Share, TrainingSample, make_shares, micro_batches, mini_batches
 from emailrl.training.forward import Forward
 from emailrl.training.kl import AdaptiveKL
 from emailrl.training.objective import Denominators, Meter, Objective
 from emailrl.training.passes import needs_old_logprobs, needs_reference
+from emailrl.training.shaping import shape_advantages
 
 
 @dataclass(frozen=True, slots=True)

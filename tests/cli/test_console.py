@@ -88,7 +88,7 @@ def test_a_strangers_metadata(emailrl, tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "grpo_masked" / "best_model"
     folder.mkdir(parents=True)
     record = {
-        "run_id": HOSTILE, "kind": HOSTILE, "step": 1, "mode": HOSTILE, "algorithm": HOSTILE, "base_model": HOSTILE,
+        "run_id": "run", "kind": HOSTILE, "step": 1, "mode": HOSTILE, "algorithm": HOSTILE, "base_model": HOSTILE,
         "lora": {HOSTILE: HOSTILE}, "metrics": {HOSTILE: HOSTILE}, "settings": {HOSTILE: {HOSTILE: HOSTILE}},
         "parent": HOSTILE, "resumed_from": HOSTILE, "seed": 1, "versions": {}, "database_fingerprint": "",
         "questions_fingerprint": "",

@@ -9,8 +9,8 @@ import pytest
 from mail_calls import call
 
 from emailrl.environment import MailEnvironment, Rubric
-from emailrl.environment.rubric import is_i_dont_know
 from emailrl.errors import EmailRLError, ToolError
+from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 
 Play = Callable[..., MailEnvironment]

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench_sampling import Scripted, Timed
@@ -93,7 +93,11 @@ class Drawn:
 
 def prepare(bench: Bench, run: Any) -> None:
     """Let the run play the script, and put the clocks on."""
-    timeline, collector, engine, make = bench.timeline, run.collector, run.engine, run.collector.make_environment
+    from emailrl.rollout.collect import Collector
+    from emailrl.rollout.play import build_stage
+
+    timeline, engine, stage = bench.timeline, run.engine, build_stage(run.settings, run.policy)
+    make = stage.make_environment
 
     completion = bench.given.completion
     lengths = (completion, completion) if completion else (SHORTEST, LONGEST)
@@ -104,16 +108,16 @@ def prepare(bench: Bench, run: Any) -> None:
             timeline.wrap(environment, method, "sampling/mailbox")
         return environment
 
-    collector.make_environment = scripted
-    collector.scorer = Drawn(collector.scorer)
     assert callable(run.evaluate_if_due)
     run.evaluate_if_due = lambda: None
+    run.collector = replace(run.collector, scorer=Drawn(run.collector.scorer))
     attach(timeline, run, engine)
     if bench.given.engine == "vllm":
         attach_vllm(timeline, engine, bench.vllm, bench.batches)
         watch_proofs(bench, engine._probe)
-    collector.engine = Told(Timed(engine, *lengths), timeline)
-    keep(collector, "collect", bench.collected.extend)
+    play = replace(stage, make_environment=scripted).on(Told(Timed(engine, *lengths), timeline))
+    run.collector = replace(run.collector, play=play)
+    keep(Collector, "collect", bench.collected.extend)
     take_prepared(bench, run.updater)
     watch_memory(bench, run)
     run.end_step = ending_step(bench, run)

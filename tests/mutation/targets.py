@@ -12,9 +12,9 @@ from random import Random
 from .mutants import Mutant, mutants
 
 MODULES = (
-    *(f"emailrl.training.{name}" for name in ("advantages", "algorithms", "kl", "losses", "mix", "idle")),
-    *(f"emailrl.training.step.{name}" for name in ("samples", "batches", "shaping")),
-    *(f"emailrl.training.run.{name}" for name in ("filtering", "stopping")),
+    *(f"emailrl.training.{name}" for name in ("advantages", "algorithms", "kl", "losses", "mix", "batch", "shaping")),
+    "emailrl.settings.needs",
+    *(f"emailrl.training.run.{name}" for name in ("filtering", "state")),
     "emailrl.facts",
     "emailrl.rewards.matching",
 )

@@ -15,9 +15,9 @@ from emailrl.ranks import ALONE, Ranks
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.across import Across
-from emailrl.training.advantages import shape_advantages, terminal_rewards
 from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.batch import Layout, TrainingSample, micro_batches
+from emailrl.training.shaping import shape_advantages, terminal_rewards
 
 NAN = math.nan
 GAE = Algorithm("mine", advantage="gae", kl_in="reward", kl_estimator="k1")

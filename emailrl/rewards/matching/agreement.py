@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from emailrl.environment.rubric import is_i_dont_know
 from emailrl.facts.literals import Literal
 from emailrl.facts.reading import read
-from emailrl.facts.words import clean
+from emailrl.facts.words import clean, is_i_dont_know
 from emailrl.rewards.matching.clauses import clauses
 from emailrl.rewards.matching.coverage import SHORT, WHOLE, covers, make_case
 from emailrl.rewards.matching.kinds import KIND_OF, QUOTED, names_subject, with_names, without_marks

@@ -100,7 +100,7 @@ def test_by_default_a_run_warns_once_and_goes_on(tmp_path: Path) -> None:
     warnings = [line for line in played.said if line.startswith("Warning")]
     assert len(warnings) == 1 and warnings[0].startswith("Warning at step 9: the policy's entropy is 0.0000 nats")
     assert warnings[0].endswith(f"emailrl train --resume {tmp_path}/checkpoint-4 --overwrite")
-    assert len(played.metrics) == 12 and "Done after step 12" in played.said[-1]
+    assert len(played.metrics) == 12 and "Done after step 12" in played.said[-2]
 
 
 def test_with_stop_it_ends_with_its_state_saved_and_names_the_last_checkpoint_from_before(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_with_stop_it_ends_with_its_state_saved_and_names_the_last_checkpoint_fr
 def test_with_stop_a_run_at_its_end_is_done(tmp_path: Path) -> None:
     played = play(tmp_path, steps=5, accuracies=(0.5,) * 9, entropy=lambda step: 0.0, patience=9, on_collapse="stop")
     assert any(line.startswith("Warning at step 5") for line in played.said)
-    assert "Done after step 5" in played.said[-1]
+    assert "Done after step 5" in played.said[-2]
 
 
 def test_where_no_checkpoint_from_before_is_left_it_names_the_best_or_says_so(tmp_path: Path) -> None:
