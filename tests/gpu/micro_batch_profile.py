@@ -115,7 +115,7 @@ def profile_micro_batch(updater: Any, item: Any) -> dict[str, Any]:
     return {
         "tokens": item.num_tokens,
         "trained_tokens": item.num_trainable,
-        "samples": len(item.samples),
+        "samples": len(item.indices),
         "seconds": seconds,
         "classes": classes,
         "most": most,

@@ -247,7 +247,7 @@ def batch_of(bench: Bench, metrics: dict[str, Any]) -> dict[str, Any]:
         "tokens": metrics["total_tokens"],
         "trained_tokens": metrics["trainable_tokens"],
         "groups_kept": metrics["groups_kept"],
-        "computed_tokens": sum(item.batch.num_tokens for item in bench.prepared),
+        "computed_tokens": sum(item.num_tokens for item in bench.prepared),
         "micro_batches": len(bench.prepared),
         "halved": metrics["micro_batches_halved"],
         "kept": dict(bench.keeps),

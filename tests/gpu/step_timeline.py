@@ -83,7 +83,7 @@ class Timeline:
             self.whole[label] += self.clock() - frame.begun
             return result
 
-        object.__setattr__(owner, method, timed)  # some owners are frozen
+        (type if isinstance(owner, type) else object).__setattr__(owner, method, timed)  # some owners are frozen
 
     @property
     def now(self) -> Frame:
