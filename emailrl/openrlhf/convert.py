@@ -408,9 +408,8 @@ def _settings_of(values: dict[str, Any], taken: Conversion) -> Settings:
         section, name = error.errors()[0]["loc"][:2]
         [leaf] = [leaf for leaf in leaves() if (leaf.section, leaf.field) == (section, name)]
         reason = error.errors()[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise UsageError(
-            f"{taken.flags[leaf.key]}: {leaf.key} should be {reason}.", "See docs/reference/settings.md."
-        ) from None
+        problem = f"{taken.flags[leaf.key]}: {leaf.key} should be {reason}."
+        raise UsageError(problem, "See docs/reference/settings.md.") from None
 
 
 # -- the file
