@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from emailrl.agent import EmailAgent
+    from emailrl.agent.email_agent import EmailAgent
 
 __all__ = ["EmailAgent", "__version__"]
 
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 def __getattr__(name: str) -> object:
     # Lazily, so that `import emailrl`, and with it every command's --help, loads no model library.
     if name == "EmailAgent":
-        from emailrl.agent import EmailAgent
+        from emailrl.agent.email_agent import EmailAgent
 
         return EmailAgent
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     # `python -m` puts the working folder first: a torch.py in a stranger's folder is not for us to run.
     del sys.path[0]
 
-from emailrl import ctrl_c
+from emailrl.base import ctrl_c
 
 
 def main() -> NoReturn:

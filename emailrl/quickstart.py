@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emailrl.benchmark import Progress, Report, Subject, run_benchmark
+from emailrl.base.disk import check_own, replace_bytes
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint
-from emailrl.disk import check_own, replace_bytes
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.evaluation import is_correct
+from emailrl.measure.benchmark import Progress, Report, Subject, run_benchmark
+from emailrl.measure.evaluation import is_correct
 from emailrl.model.adapter import Adapter
 from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set

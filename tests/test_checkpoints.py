@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import (
     Metadata,
     created_after,
@@ -26,7 +27,6 @@ from emailrl.checkpoints import (
     verify,
     write_checkpoint,
 )
-from emailrl.errors import EmailRLError, UsageError
 
 HELLO_SHA256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 

@@ -98,9 +98,9 @@ def settings_of(tmp_path: Path, **overrides: Any) -> Settings:
 
 def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
     """A collector that plays with the engine and scores as the settings say."""
+    from emailrl.agent.collect import Collector
+    from emailrl.agent.play import build_stage
     from emailrl.rewards.build import build_scorer
-    from emailrl.rollout.collect import Collector
-    from emailrl.rollout.play import build_stage
 
     play = build_stage(settings, policy).on(engine)
     return Collector(play, build_scorer(settings), settings.agent, settings.training.mode)

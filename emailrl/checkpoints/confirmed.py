@@ -7,8 +7,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints.reading import Checkpoint
-from emailrl.errors import EmailRLError
 
 CONFIRMED = "confirmed.json"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints.reading import Checkpoint, list_checkpoints, read_checkpoint, verify
-from emailrl.errors import UsageError
 from emailrl.settings import run_root
 
 MODES = ("masked", "rollout", "simple")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 
 SCHEMA_VERSION = 1
 METADATA = "metadata.json"

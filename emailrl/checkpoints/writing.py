@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from emailrl.base.disk import naming, replace_bytes, sync
 from emailrl.checkpoints.reading import (
     METADATA,
     Checkpoint,
@@ -18,7 +19,6 @@ from emailrl.checkpoints.reading import (
     sha256_of,
     standing_of,
 )
-from emailrl.disk import naming, replace_bytes, sync
 from emailrl.records import finite
 
 

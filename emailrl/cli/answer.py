@@ -12,12 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from emailrl.plain import cut, one_line
+from emailrl.base.plain import cut, one_line
 from emailrl.records.trajectory import StopReason
 
 if TYPE_CHECKING:
-    from emailrl.agent import Answer
-    from emailrl.environment import StepResult
+    from emailrl.agent import StepResult
+    from emailrl.agent.email_agent import Answer
     from emailrl.mail import Email
     from emailrl.settings import AgentSettings
 

@@ -18,11 +18,11 @@ import typer.main
 from typer.core import TyperGroup
 
 import emailrl
-from emailrl import ctrl_c
+from emailrl.base import ctrl_c
+from emailrl.base.ending import ending_with
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import guard_streams, tell
 from emailrl.cli.output import fail
-from emailrl.ending import ending_with
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import guard_streams, tell
 
 COMMANDS: Final = {
     "gen-db": "Build the searchable email database from a mailbox.",

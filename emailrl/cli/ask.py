@@ -29,18 +29,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.base.ctrl_c import INTERRUPTED
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.answer import Steps, render_answer, why_not
 from emailrl.cli.completion import inboxes
 from emailrl.cli.inputs import note_adapters, note_runs_without_best
 from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
-from emailrl.ctrl_c import INTERRUPTED
-from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from emailrl.agent import Answer, EmailAgent
+    from emailrl.agent.email_agent import Answer, EmailAgent
     from emailrl.settings import Settings
 
 PROMPT = "ask> "
@@ -119,7 +119,7 @@ def _open(model: str | Path, base: str, settings: Settings) -> EmailAgent:
 
     if not is_chat(settings):
         say_loading(settings, base)
-    from emailrl.agent import EmailAgent
+    from emailrl.agent.email_agent import EmailAgent
 
     return EmailAgent(model, config=settings)
 

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.base.plain import counted
 from emailrl.cli.completion import checkpoints, models
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
@@ -44,10 +45,9 @@ from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import result_lines, results_table, title_of
-from emailrl.plain import counted
 
 if TYPE_CHECKING:
-    from emailrl.benchmark import Report, Subject
+    from emailrl.measure.benchmark import Report, Subject
     from emailrl.records.trajectory import Scenario, Trajectory
     from emailrl.settings import Settings
 
@@ -98,8 +98,8 @@ def benchmark(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.benchmark import to_resume
     from emailrl.engines import is_chat
+    from emailrl.measure.benchmark import to_resume
     from emailrl.settings import load_settings
 
     settings = _checked(load_settings(overrides, trust=trust))
@@ -124,8 +124,8 @@ def _root(settings: Settings) -> Path:
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
     """The policies to measure; prints notes on them and on newer runs that are skipped."""
-    from emailrl.benchmark import choose_subjects, with_attacked
     from emailrl.engines import is_chat
+    from emailrl.measure.benchmark import choose_subjects, with_attacked
 
     subjects = choose_subjects(checkpoints, models, settings)
     if "best" in checkpoints or not (checkpoints or models or is_chat(settings)):
@@ -156,7 +156,7 @@ def _play(
     overwrite: bool,
 ) -> Report:
     """Run the benchmark with progress; on failure, say what is saved, and leave no empty folder."""
-    from emailrl.benchmark import run_benchmark
+    from emailrl.measure.benchmark import run_benchmark
 
     num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples
     say(f"Evaluating on {counted(len(scenarios), 'question')} ...")
@@ -202,7 +202,7 @@ def _show(report: Report, folder: Path, *, json: bool) -> None:
 def _checked(settings: Settings) -> Settings:
     """The settings with their inputs chosen; raises for settings and inputs that cannot be measured."""
     from emailrl.engines import check_player
-    from emailrl.evaluation import check_samples
+    from emailrl.measure.evaluation import check_samples
 
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
     settings = with_inputs(settings)
@@ -212,9 +212,9 @@ def _checked(settings: Settings) -> Settings:
 
 def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
     """Benchmarks that ``resume`` may resume, oldest first; UsageError if none, or if ``out`` may not be written."""
-    from emailrl.benchmark import CONDITIONS, check_folder, is_unfinished
-    from emailrl.errors import UsageError
-    from emailrl.rollout.journal import nothing_to_resume
+    from emailrl.base.errors import UsageError
+    from emailrl.measure.benchmark import CONDITIONS, check_folder, is_unfinished
+    from emailrl.measure.journal import nothing_to_resume
 
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
@@ -240,7 +240,7 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
 
 def _fresh_folder(root: Path) -> Path:
     """A new folder for this benchmark."""
-    from emailrl.disk import check_place
+    from emailrl.base.disk import check_place
 
     name = time.strftime("%Y%m%d-%H%M%S")
     check_place(root / name, "--out")
@@ -265,7 +265,7 @@ def _again(folder: Path) -> str:
 
 def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
     """Notes on questions that were not played, not judged or not answered because of an error, and how to go on."""
-    from emailrl.evaluation import has_crashed, reason
+    from emailrl.measure.evaluation import has_crashed, reason
 
     if report.interrupted:
         if count := sum(result.evaluation.num_questions for result in report.results):
@@ -280,7 +280,7 @@ def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
 
 def _suggest_next(report: Report) -> None:
     """Print the next command: inspect the first failure of the most telling kind; without failures, export."""
-    from emailrl.evaluation import verdict
+    from emailrl.measure.evaluation import verdict
 
     for failure, shown in FAILURES.items():
         for result in report.results:

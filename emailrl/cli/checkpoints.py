@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import one_line
 from emailrl.cli import completion
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.cli.tables import checkpoints_table
-from emailrl.errors import UsageError
-from emailrl.plain import one_line
 
 if TYPE_CHECKING:
     from emailrl.checkpoints import Checkpoint
@@ -142,8 +142,8 @@ def prune_command(
       emailrl checkpoints prune --keep 1
       emailrl checkpoints prune outputs/grpo_masked --yes
     """
+    from emailrl.base.disk import check_own
     from emailrl.checkpoints import prunable, prune
-    from emailrl.disk import check_own
     from emailrl.settings import load_settings
 
     output = load_settings(overrides, trust=trust).output

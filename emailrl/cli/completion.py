@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from typer import Context
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 
 MAX_INBOXES: Final = 50
 

@@ -8,7 +8,7 @@ from typing import IO
 from rich.console import Console, ConsoleOptions, RenderableType, RenderHook
 from rich.segment import Segment
 
-from emailrl.plain import guard_streams, plain
+from emailrl.base.plain import guard_streams, plain
 
 
 class PlainConsole(Console):

@@ -26,8 +26,8 @@ def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: 
 
 def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.inspection.locate import origin
-    from emailrl.inspection.tokens import fitting_tokenizer, tokenizer_folders
+    from emailrl.page.locate import origin
+    from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
 
     verbose, tokens = settings.output.verbose, None
     for trajectory in trajectories:
@@ -38,7 +38,7 @@ def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Sett
 
 
 def _line(trajectory: Trajectory) -> str:
-    from emailrl.evaluation import verdict
+    from emailrl.measure.evaluation import verdict
 
     turns = len(trajectory.turns)
     facts = f"{verdict(trajectory)}, reward {trajectory.reward:.3f}, {turns} turn{'s' * (turns != 1)}"

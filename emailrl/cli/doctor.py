@@ -26,7 +26,7 @@ def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Also import every package (about ten seconds).")] = False,
     json: Json = False,
 ) -> None:
-    from emailrl.doctor import examine, verdict
+    from emailrl.measure.doctor import examine, verdict
 
     checks = examine(deep=deep)
     fatal = [check for check in checks if check.fatal]

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from emailrl.base.errors import UsageError
 from emailrl.cli.completion import one_of
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.next_step import suggest_asking
 from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
 from emailrl.cli.output import print_json, progress_console, result_console
-from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
-    from emailrl.export import Format
+    from emailrl.measure.export import Format
 
 
 def export(
@@ -61,7 +61,7 @@ def export(
         progress_console().print(note, style="yellow", soft_wrap=True)
     run, name = found.path.absolute().parts[-2:]
     target = out or output_dir.parent / "exports" / f"{run}-{name}-{format}"
-    from emailrl.export import export_checkpoint
+    from emailrl.measure.export import export_checkpoint
 
     written = export_checkpoint(found, target, format=cast("Format", format), overwrite=overwrite)
     count = len(list(written.out.iterdir()))

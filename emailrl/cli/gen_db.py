@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted, one_line
 from emailrl.cli.next_step import SHARED, suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
-from emailrl.errors import UsageError
-from emailrl.plain import counted, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
 from emailrl.cli.completion import inboxes
 from emailrl.cli.next_step import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.cli.tables import questions_table
-from emailrl.errors import UsageError
-from emailrl.plain import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +78,7 @@ def gen_questions(
     import time
     from dataclasses import replace
 
-    from emailrl.disk import check_out, check_own, check_place
+    from emailrl.base.disk import check_out, check_own, check_place
     from emailrl.questions import write_scenarios
     from emailrl.questions.beside import questions_file
     from emailrl.questions.splits import FEW, split_notes

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import cut
 from emailrl.cli.output import progress_console, say
-from emailrl.errors import UsageError
-from emailrl.plain import cut
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings

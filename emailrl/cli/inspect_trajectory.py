@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Overrides, Overwrite, setting_options
 from emailrl.cli.output import progress_console, result_console, say
 from emailrl.cli.page_file import HtmlFile, Redact, write_page
-from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
     from emailrl.records import TrajectoryIndex
@@ -56,7 +56,7 @@ def inspect_trajectory(
     redact: Redact = False,
     overwrite: Overwrite = False,
 ) -> None:
-    from emailrl.inspection import locate
+    from emailrl.page import locate
     from emailrl.records import TrajectoryIndex
     from emailrl.settings import load_settings
 
@@ -87,7 +87,7 @@ def inspect_trajectory(
 
 
 def _newest(settings: Settings) -> Path:
-    from emailrl.inspection.locate import newest_file, output_roots
+    from emailrl.page.locate import newest_file, output_roots
 
     newest = newest_file(output_roots(settings.output.output_dir))
     if newest is None:
@@ -98,7 +98,7 @@ def _newest(settings: Settings) -> Path:
 
 
 def _warn(*lines: str) -> None:
-    from emailrl.plain import plain_line
+    from emailrl.base.plain import plain_line
 
     for line in lines:
         progress_console().print(plain_line(line), style="yellow", soft_wrap=True)
@@ -112,7 +112,7 @@ def _complaints(index: TrajectoryIndex, wanted: int) -> list[str]:
 
 def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> None:
     """Show a newly written trajectory, or say why it cannot be read."""
-    from emailrl.inspection.locate import pick
+    from emailrl.page.locate import pick
 
     try:
         _, trajectory = pick(index, position)
@@ -124,7 +124,7 @@ def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> Non
 
 def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
     from emailrl.cli.listing import trajectory_list
-    from emailrl.inspection.locate import position_in
+    from emailrl.page.locate import position_in
 
     first = position_in(index, wanted)
     if wanted == -1:
@@ -163,7 +163,7 @@ def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
 
 
 def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
-    from emailrl.inspection.locate import pick
+    from emailrl.page.locate import pick
 
     position, trajectory = pick(index, wanted)
     _show(index.path, f"{position + 1} of {len(index)} (--index {position})", trajectory, settings)
@@ -172,8 +172,8 @@ def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
 
 def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.inspection.locate import origin
-    from emailrl.inspection.tokens import fitting_tokenizer, tokenizer_folders
+    from emailrl.page.locate import origin
+    from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
     from emailrl.records import training_notes
 
     verbose = settings.output.verbose

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from emailrl.evaluation import verdict
-from emailrl.plain import plain_line
+from emailrl.base.plain import plain_line
+from emailrl.measure.evaluation import verdict
 from emailrl.records import Entry, TrajectoryIndex
 
 STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}

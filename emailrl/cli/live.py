@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from emailrl.evaluation import Evaluation
+    from emailrl.measure.evaluation import Evaluation
     from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
 

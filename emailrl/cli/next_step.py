@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.inputs import TASK
 from emailrl.cli.output import print_next
-from emailrl.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
     from emailrl.records.trajectory import Scenario

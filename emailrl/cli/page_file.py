@@ -35,8 +35,8 @@ def write_page(
 
     Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
     """
-    from emailrl.disk import check_out, write_out
-    from emailrl.inspection.page import gather, page, place_of, redacted
+    from emailrl.base.disk import check_out, write_out
+    from emailrl.page import gather, page, place_of, redacted
 
     check_out(target, may_exist=overwrite, option="--html")
     place = place_of(path, index)
@@ -58,7 +58,7 @@ def _mailbox(db: Path) -> list[str]:
     """All addresses of the database; none if it is not at hand."""
     from sqlalchemy import select
 
-    from emailrl.errors import EmailRLError
+    from emailrl.base.errors import EmailRLError
     from emailrl.mail.connection import opened
     from emailrl.mail.schema import addresses
 

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from emailrl.base.plain import counted, one_line
 from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console
-from emailrl.plain import counted, one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

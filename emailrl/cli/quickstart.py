@@ -26,7 +26,7 @@ from emailrl.cli.progress import Tally
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from emailrl.benchmark import Subject
+    from emailrl.measure.benchmark import Subject
     from emailrl.quickstart import Outcome
 
 UNTRAINED = (

@@ -19,11 +19,11 @@ from typing import Annotated
 
 import typer
 
+from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, say
 from emailrl.cli.page_file import Redact, write_page
-from emailrl.errors import UsageError
 
 
 def report(
@@ -51,7 +51,7 @@ def report(
 
 def _newest(output_dir: Path) -> Path:
     """The newest run, else the newest benchmark; prints which."""
-    from emailrl.inspection.locate import made_in, newest_file, newest_run
+    from emailrl.page.locate import made_in, newest_file, newest_run
 
     if (run := newest_run(output_dir)) is not None:
         say(f"Newest run: {run}")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.completion import one_of
 from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
@@ -30,17 +31,16 @@ from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, 
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading
 from emailrl.cli.progress import Tally
 from emailrl.cli.tables import rollout_table
-from emailrl.errors import EmailRLError, UsageError
 
 CONDITIONS = ".conditions.json"
 """Replaces .jsonl in the name of the file that records how the trajectories were made."""
 
 if TYPE_CHECKING:
-    from emailrl.benchmark import Subject
-    from emailrl.evaluation import Evaluation
+    from emailrl.measure.benchmark import Subject
+    from emailrl.measure.evaluation import Evaluation
+    from emailrl.measure.journal import Conditions, Journal
     from emailrl.model.adapter import Adapter
     from emailrl.records.trajectory import Scenario, Trajectory
-    from emailrl.rollout.journal import Conditions, Journal
     from emailrl.settings import Settings
 
 
@@ -67,8 +67,8 @@ def rollout(
     json: Json = False,
 ) -> None:
     from emailrl.engines import check_player
-    from emailrl.evaluation import Evaluation, reason
-    from emailrl.rollout.journal import Journal
+    from emailrl.measure.evaluation import Evaluation, reason
+    from emailrl.measure.journal import Journal
     from emailrl.settings import load_settings
 
     settings = with_inputs(load_settings(overrides, trust=trust))
@@ -101,7 +101,7 @@ def rollout(
 
 
 def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, object]:
-    from emailrl.evaluation import total_cost
+    from emailrl.measure.evaluation import total_cost
 
     return {
         "out": target,
@@ -117,7 +117,7 @@ def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, objec
 
 def _begun(folder: Path, out: Path | None) -> Path:
     """What to resume: ``out``, or the newest rollout in the folder with recorded conditions."""
-    from emailrl.rollout.journal import is_complete, nothing_to_resume
+    from emailrl.measure.journal import is_complete, nothing_to_resume
 
     if out is not None:
         noted = out.with_suffix(CONDITIONS)
@@ -139,7 +139,7 @@ def _claim(
     out: Path | None, folder: Path, now: dict[str, object], *, overwrite: bool, resume: bool
 ) -> tuple[Path, Conditions | None]:
     """The file to write with its conditions, locked against other processes; a non-file (a pipe) has none."""
-    from emailrl.rollout.journal import Busy, Conditions
+    from emailrl.measure.journal import Busy, Conditions
 
     may_exist = overwrite or resume
     while True:
@@ -162,7 +162,7 @@ def _all_conditions(
 ) -> dict[str, object]:
     """Conditions that a resumed rollout must share with the original."""
     from emailrl.engines.local.weights import adapter_sha256
-    from emailrl.rollout.journal import playing_conditions
+    from emailrl.measure.journal import playing_conditions
 
     policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}
     shared = playing_conditions(settings, scenarios, temperature=settings.agent.temperature)
@@ -173,7 +173,7 @@ def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
     """The file to write, in a writable place; nothing is created yet, or replaced unless requested."""
     import os
 
-    from emailrl.disk import check_out, check_own
+    from emailrl.base.disk import check_out, check_own
     from emailrl.records.index import index_path
 
     if out is None:
@@ -216,8 +216,8 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 
     Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
     """
-    from emailrl.benchmark.subjects import choose_subjects
     from emailrl.engines import is_chat
+    from emailrl.measure.subjects import choose_subjects
     from emailrl.model.resolve import same_base
 
     if checkpoint == "best" or (checkpoint is None and model is None and not is_chat(settings)):
@@ -235,8 +235,8 @@ def _play(
     subject: Subject, settings: Settings, scenarios: list[Scenario], group_size: int, split: str, journal: Journal
 ) -> float:
     """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
-    from emailrl.benchmark.subjects import players
     from emailrl.engines import is_chat
+    from emailrl.measure.subjects import players
 
     if not is_chat(settings):
         say_loading(settings, subject.model_name)

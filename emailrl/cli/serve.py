@@ -54,8 +54,8 @@ def serve(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.base.destination import is_this_machine
     from emailrl.engines.vllm.serve import running, supervise, wait_until_well
-    from emailrl.remote.destination import is_this_machine
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, trust=trust)
@@ -85,7 +85,7 @@ def _servers(
     folder: Path,
     extra: list[str] | tuple[()],
 ) -> list[Server]:
-    from emailrl.disk import check_own
+    from emailrl.base.disk import check_own
     from emailrl.engines.vllm.serve import (
         Server,
         check_port,

@@ -7,16 +7,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.environment.rubric import Rubric
+from emailrl.agent.rubric import Rubric
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
-    from emailrl.benchmark import Report, Subject
     from emailrl.checkpoints import Checkpoint
-    from emailrl.doctor import Check
-    from emailrl.evaluation import Evaluation
+    from emailrl.measure.benchmark import Report, Subject
+    from emailrl.measure.doctor import Check
+    from emailrl.measure.evaluation import Evaluation
     from emailrl.model.adapter import Adapter
     from emailrl.records.trajectory import Scenario, Trajectory
     from emailrl.settings import Settings
@@ -212,7 +212,7 @@ def _endings(trajectories: list[Trajectory]) -> str:
     """How many answered, did not know, gave no answer (with reasons), and raised."""
     from collections import Counter
 
-    from emailrl.evaluation import verdict
+    from emailrl.measure.evaluation import verdict
 
     verdicts = [verdict(trajectory) for trajectory in trajectories]
     counts = Counter(verdicts)
@@ -284,7 +284,7 @@ def checks_table(checks: Sequence[Check]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from emailrl.plain import plain_line
+    from emailrl.base.plain import plain_line
 
     table = Table.grid(padding=(0, 2))
     area = ""

@@ -82,7 +82,7 @@ def train(
     if resume is not None:
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
         _check(settings)
-    from emailrl.export import check_free
+    from emailrl.measure.export import check_free
 
     output = settings.output
     if output.export_dir is not None:
@@ -181,7 +181,7 @@ def _passed_over(now: Settings, own: Settings) -> str:
 def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
     """Export the run's best model, or its last one if no evaluation selected one."""
     from emailrl.checkpoints import find_checkpoint
-    from emailrl.export import export_checkpoint
+    from emailrl.measure.export import export_checkpoint
     from emailrl.training.run.printing import complete
 
     best = run / "best_model"

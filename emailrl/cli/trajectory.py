@@ -17,10 +17,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from emailrl.base.plain import cut, plain, plain_line
 from emailrl.cli.answer import LONGEST_ID
-from emailrl.evaluation import verdict
-from emailrl.inspection.tokens import TokenTexts
-from emailrl.plain import cut, plain, plain_line
+from emailrl.measure.evaluation import verdict
+from emailrl.page.tokens import TokenTexts
 from emailrl.records import TrainingNote
 from emailrl.records.trajectory import Message, TokenSample, Trajectory, Turn
 

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import one_line
 from emailrl.cli.options import Json
 from emailrl.cli.output import print_json
-from emailrl.errors import UsageError
-from emailrl.plain import one_line
 
 if TYPE_CHECKING:
     from emailrl.settings.trust import Risk

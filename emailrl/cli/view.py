@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
-from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -36,8 +36,8 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
-    from emailrl.inspection.served import Served
-    from emailrl.inspection.server import PageServer
+    from emailrl.page.served import Served
+    from emailrl.page.server import PageServer
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
@@ -54,7 +54,7 @@ def view(
 
 def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
     """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
-    from emailrl.inspection.locate import has_numbers, made_in, newest_file, newest_run, output_roots
+    from emailrl.page.locate import has_numbers, made_in, newest_file, newest_run, output_roots
 
     if run is not None and not run.exists():
         raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")

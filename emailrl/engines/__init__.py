@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from emailrl.base.errors import UsageError
 from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Request, SamplingParams
-from emailrl.errors import UsageError
 
 if TYPE_CHECKING:
     from emailrl.model.policy import Policy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from emailrl.plain import tell
+from emailrl.base.plain import tell
 from emailrl.records.trajectory import Message
 
 

@@ -15,19 +15,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from emailrl.base.destination import tell
+from emailrl.base.errors import UsageError
+from emailrl.base.remote_text import harmless, sendable
 from emailrl.engines.base import Advance, Completion, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
-from emailrl.errors import UsageError
 from emailrl.records.trajectory import Message, ToolCall
-from emailrl.remote.destination import tell
-from emailrl.remote.text import harmless, sendable
 from emailrl.settings import Settings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
     import openai
     from openai import AsyncOpenAI
 
-    from emailrl.remote.chat import ChatMessage, ChatReply
+    from emailrl.base.chat import ChatMessage, ChatReply
 
 OPENAI = "api.openai.com"
 OPENROUTER_KEY = "OPENROUTER_API_KEY"
@@ -70,7 +70,7 @@ class OpenAIEngine:
         """Nothing to release between calls of ``generate``."""
 
     async def _generate(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
-        from emailrl.remote.chat import connect
+        from emailrl.base.chat import connect
 
         wanted = self._settings
         async with connect(
@@ -81,7 +81,7 @@ class OpenAIEngine:
     async def _complete(self, client: AsyncOpenAI, request: Request) -> Completion:
         import openai
 
-        from emailrl.remote.chat import describe
+        from emailrl.base.chat import describe
 
         started = time.perf_counter()
         completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
@@ -103,7 +103,7 @@ class OpenAIEngine:
     def _remedy(self, error: openai.APIError | None) -> str:
         """What to do about an error of the client, by its HTTP status if the server replied; None: about a reply that
         is not a chat completion."""
-        from emailrl.remote.chat import is_incomplete, is_timeout
+        from emailrl.base.chat import is_incomplete, is_timeout
 
         address = f"OPENAI_BASE_URL ({without_credentials(self._settings.openai_base_url)})"
         status = getattr(error, "status_code", None)
@@ -138,7 +138,7 @@ class OpenAIEngine:
         it."""
         import openai
 
-        from emailrl.remote.chat import complete
+        from emailrl.base.chat import complete
 
         body = self._body(request)
         for _ in range(2):

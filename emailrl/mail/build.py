@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.connection import SQLITE_ERRORS, error_code, reading, reason
 from emailrl.mail.sieve import KEPT_BY, Listing, Sieve, SiftedMail, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source

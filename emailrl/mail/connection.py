@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, Select, bindparam, cre
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.schema import emails, meta, recipients, sqlite_master
 
 SCHEMA_VERSION = 3

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-from emailrl.errors import EmailRLError, ToolError
+from emailrl.base.errors import EmailRLError, ToolError
 from emailrl.mail.connection import connect, driver, no_database, noted, reading
 from emailrl.mail.parties import SNIPPET_WORDS, party_word
 from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, quoted, short_text

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.disk import Lock, check_place, sync
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.disk import Lock, check_place, sync
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.connection import OTHER_FILE, check_header, check_replaceable, database_fingerprint
 
 _LEFT = r"\.(?:building|staging)-\d+(?:-journal)?"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import (
     METADATA,
     SFT,
@@ -18,7 +19,6 @@ from emailrl.checkpoints import (
     list_checkpoints,
     read_checkpoint,
 )
-from emailrl.errors import EmailRLError, UsageError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

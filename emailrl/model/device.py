@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import counted
 from emailrl.model.layout import GPU_SIZED, available_memory, dtype_name, shards_base, total_memory
 from emailrl.model.resolve import resolve_model
 from emailrl.model.shape import load_config, parameters_of
-from emailrl.plain import counted
 from emailrl.settings import ModelSettings
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

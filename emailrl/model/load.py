@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import first_line
 from emailrl.model.adapter import read_base
 from emailrl.model.device import check_fits, choose_device, choose_dtype, sampling_dtype
 from emailrl.model.fused.model import enable_fused
@@ -27,7 +28,6 @@ from emailrl.model.resolve import read_chat_template, resolve_model, same_base
 from emailrl.model.shape import load_config, remedy_for
 from emailrl.model.shard import check_shardable, shard_base
 from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, prepare_unsloth
-from emailrl.plain import first_line
 from emailrl.settings import ModelSettings, Settings, TrainingSettings
 
 

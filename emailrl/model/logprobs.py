@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.fused.elementwise import fused, log_softmax_at
 from emailrl.model.fused.model import fused_backbone
 from emailrl.model.layout import CHUNK_ELEMENTS

@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import first_line
 from emailrl.model.adapter import WEIGHTS, read_adapter_config
-from emailrl.plain import first_line
 from emailrl.settings import LoraSettings
 
 MOST_ALPHA = 1e6

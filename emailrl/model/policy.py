@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from emailrl.disk import share_files
-from emailrl.errors import EmailRLError
+from emailrl.base.disk import share_files
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import first_line
 from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.model.resolve import base_name
 from emailrl.model.tensors import write_tensors, writing_tensors
-from emailrl.plain import first_line
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model.smol_base import SMOL, SMOL_BASE, smol_folder
 from emailrl.settings import AgentSettings
 

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.hub import check_hub, go_offline_if_unreachable
+from emailrl.base.plain import first_line
 from emailrl.model.layout import attends_fully
 from emailrl.model.resolve import resolve_model
 from emailrl.model.smol_base import SMOL, SMOL_BASE
-from emailrl.plain import first_line
-from emailrl.remote.hub import check_hub, go_offline_if_unreachable
 
 FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""

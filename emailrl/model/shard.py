@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.model.lora import causal_lm
 from emailrl.settings import AgentSettings, ModelSettings, VllmSettings
 

@@ -20,12 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.base.disk import LOCK, Lock, is_locked, share_files
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.hub import check_hub, go_offline_if_unreachable
+from emailrl.base.plain import first_line, tell
 from emailrl.checkpoints import sha256_of
-from emailrl.disk import LOCK, Lock, is_locked, share_files
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.adapter import CONFIG, WEIGHTS
-from emailrl.plain import first_line, tell
-from emailrl.remote.hub import check_hub, go_offline_if_unreachable
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"

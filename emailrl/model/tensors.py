@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from emailrl.disk import naming
+from emailrl.base.disk import naming
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

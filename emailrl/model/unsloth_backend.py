@@ -22,11 +22,11 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import first_line
 from emailrl.model.layout import Checkpointing
 from emailrl.model.lora import causal_lm
 from emailrl.model.shape import FAMILIES
-from emailrl.plain import first_line
 from emailrl.settings import ModelSettings
 
 ADDED = ("peft_config", "_saved_temp_tokenizer")

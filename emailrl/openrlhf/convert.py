@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import one_line
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, find_flag, hint_of, parse, read_value
-from emailrl.plain import one_line
 from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, leaves

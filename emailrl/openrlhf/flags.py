@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.openrlhf.table import ROWS
 from emailrl.settings.names import Leaf, by_name, nearest
 

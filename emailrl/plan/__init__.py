@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from emailrl.base.errors import UsageError
 from emailrl.engines import has_servers, vllm_in_process
-from emailrl.errors import UsageError
 from emailrl.model.shape import find_shape
 from emailrl.plan.advice import Obstacle, Way, faster_ways, find_obstacles, ways_to_fit
 from emailrl.plan.devices import GIB, MEASURED, Device, find_device, this_machine

@@ -8,10 +8,10 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
+from emailrl.base.plain import counted
 from emailrl.engines import engine_gpus, has_servers, vllm_in_process
 from emailrl.model.layout import GPU_SIZED
 from emailrl.model.shape import KNOWN, find_shape
-from emailrl.plain import counted
 from emailrl.plan.devices import DEVICES, driver_gpus
 from emailrl.plan.memory import Memory, rollout_pass, samples_in_process
 from emailrl.plan.several import Job

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from typing import Final
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 
 GIB: Final = 2**30
 PEAK_SHARE: Final = 0.8

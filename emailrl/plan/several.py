@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from emailrl.base.plain import counted
 from emailrl.engines import engine_gpus, has_servers
 from emailrl.engines.budget import most_requests, rows_per_server, server_share
 from emailrl.engines.vllm.arguments import VLLM_WORK
 from emailrl.model.shape import Shape
-from emailrl.plain import counted
 from emailrl.plan.devices import GIB, Device
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.time import Sampling, Seconds, has_one_turn, plan_seconds, scoring_passes

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.errors import UsageError
 from emailrl.model.resolve import NANO, same_base
 from emailrl.model.shape import Shape
 from emailrl.questions import read_questions

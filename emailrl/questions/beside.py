@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from emailrl.disk import not_a_file
-from emailrl.errors import UsageError
+from emailrl.base.disk import not_a_file
+from emailrl.base.errors import UsageError
 from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.connection import opened
 from emailrl.mail.demo import demo_emails, demo_questions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import bindparam, exists, or_, select
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.mail.connection import opened
 from emailrl.mail.schema import emails, recipients
 from emailrl.records.trajectory import Scenario

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.questions.rows import HUB_QUESTIONS, read_dataset, read_jsonl
 from emailrl.questions.splits import check_disjoint, cut_val, mixed_order
 from emailrl.records.trajectory import Scenario, scenario_fields

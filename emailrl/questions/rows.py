@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
-from emailrl.disk import write_out
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.disk import write_out
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.hub import go_offline_if_unreachable
 from emailrl.mail.sources.rows import describe
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario, scenario_fields
-from emailrl.remote.hub import go_offline_if_unreachable
 from emailrl.settings import DataSettings
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"

@@ -12,8 +12,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from emailrl.errors import UsageError
-from emailrl.plain import counted
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
 from emailrl.records.trajectory import Scenario
 
 SPLITS = ("train", "val", "test")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from emailrl.errors import EmailRLError
-from emailrl.plain import first_line
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import first_line
 
 CONTINUE: Final = "If a checkpoint was saved, continue from it with --resume latest."
 """What to do about a rank that is lost."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.ranks.activity import Activity
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.disk import replace_bytes
-from emailrl.errors import EmailRLError
-from emailrl.plain import first_line
+from emailrl.base.disk import replace_bytes
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import first_line
 from emailrl.ranks.activity import CONTINUE, Activity, said
 from emailrl.ranks.alone import Ranks, T
 from emailrl.ranks.place import Place

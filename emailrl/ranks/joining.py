@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from emailrl.ctrl_c import is_importing
-from emailrl.ending import bounded
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import first_line
+from emailrl.base.ctrl_c import is_importing
+from emailrl.base.ending import bounded
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import first_line
 from emailrl.ranks.alone import ALONE, Ranks
 from emailrl.ranks.group import RankGroup
 from emailrl.ranks.place import Place

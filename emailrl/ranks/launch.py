@@ -22,10 +22,10 @@ from types import FrameType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from emailrl.ctrl_c import INTERRUPTED, RUN_ID, handled_by
-from emailrl.ending import report
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import first_line
+from emailrl.base.ctrl_c import INTERRUPTED, RUN_ID, handled_by
+from emailrl.base.ending import report
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import first_line
 from emailrl.ranks.activity import CONTINUE
 
 _LONGEST_CONNECT: Final = 60

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 
 UNSET: Final = "torchrun sets these variables; unset them to train without it."
 

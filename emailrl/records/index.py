@@ -17,8 +17,8 @@ from typing import Annotated, Any, NamedTuple, overload
 
 from pydantic import Field, TypeAdapter
 
-from emailrl.disk import check_own, replace_bytes, write_out
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.disk import check_own, replace_bytes, write_out
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.lines import JsonlWriter, encode, parse
 from emailrl.records.trajectory import Integer, Number, Trajectory, trajectory_in_line, trajectory_to_dict
 

@@ -18,8 +18,8 @@ from typing import Any, Self, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from emailrl.disk import naming, not_a_file, replace_bytes
-from emailrl.errors import EmailRLError
+from emailrl.base.disk import naming, not_a_file, replace_bytes
+from emailrl.base.errors import EmailRLError
 
 Record = dict[str, Any]
 Value = TypeVar("Value")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, TypeAdapter
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.records.lines import JsonlWriter, Record, checked, keep_records, readable
 from emailrl.records.trajectory import Integer, Mask, Number
 

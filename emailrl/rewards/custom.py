@@ -13,13 +13,13 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from emailrl.custom import CustomPart, is_path, load_part
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.custom import CustomPart, is_path, load_part
+from emailrl.base.destination import tell
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.reply import Client, wait_for
+from emailrl.base.retry import may_pass, pause, pause_asked_for
 from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
-from emailrl.remote.destination import tell
-from emailrl.remote.reply import Client, wait_for
-from emailrl.remote.retry import may_pass, pause, pause_asked_for
 from emailrl.rewards.rubric import Reward
 from emailrl.rewards.scorer import BatchReward, Terms
 from emailrl.settings import RewardSettings, redacted, secrets_in, split_credentials, without_credentials

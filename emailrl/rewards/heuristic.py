@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 
-from emailrl.environment.tools import TOOLS, check_arguments
-from emailrl.errors import ToolError
+from emailrl.agent.tools import TOOLS, check_arguments
+from emailrl.base.errors import ToolError
 from emailrl.records.trajectory import Message, Scenario, ToolCall, Trajectory
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward

@@ -17,12 +17,12 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
 
-from emailrl.disk import check_cache
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.remote.destination import tell
-from emailrl.remote.reply import wait_for
-from emailrl.remote.retry import may_pass, pause, pause_asked_for
-from emailrl.remote.text import harmless, sendable
+from emailrl.base.destination import tell
+from emailrl.base.disk import check_cache
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.remote_text import harmless, sendable
+from emailrl.base.reply import wait_for
+from emailrl.base.retry import may_pass, pause, pause_asked_for
 from emailrl.settings import RewardSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ class LLMJudge:
         return verdict
 
     def _connect(self) -> openai.AsyncOpenAI:
-        from emailrl.remote.chat import connect
+        from emailrl.base.chat import connect
 
         return connect(self._settings.judge_base_url, self._key, timeout=self._settings.litellm_timeout)
 
     def _ask(self, prompt: str) -> bool:
         import openai
 
-        from emailrl.remote.chat import describe
+        from emailrl.base.chat import describe
 
         failure, wait = "", 0.0
         for tries in range(self._settings.judge_retries + 1):
@@ -115,7 +115,7 @@ class LLMJudge:
         )
 
     def _complete(self, prompt: str) -> str:
-        from emailrl.remote.chat import complete
+        from emailrl.base.chat import complete
 
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
         request = complete(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import StopReason, Trajectory
 from emailrl.settings import RewardWeightSettings
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.plain import counted
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import counted
 from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward

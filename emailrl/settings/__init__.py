@@ -1,6 +1,6 @@
 """Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
 
-from emailrl.settings.credentials import (
+from emailrl.base.credentials import (
     check_key,
     is_openrouter,
     names_openrouter,

@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from emailrl.disk import replace_bytes
-from emailrl.errors import EmailRLError
+from emailrl.base.disk import replace_bytes
+from emailrl.base.errors import EmailRLError
 
 
 def record_file() -> Path:

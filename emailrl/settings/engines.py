@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from emailrl.errors import UsageError
-from emailrl.settings.credentials import secret_argument
+from emailrl.base.credentials import secret_argument
+from emailrl.base.errors import UsageError
 from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section, on_or_off
 
 Price = Annotated[float, Field(ge=0)]

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from emailrl.errors import UsageError
-from emailrl.plain import tell
+from emailrl.base.credentials import without_credentials
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import tell
 from emailrl.settings.consent import remember
-from emailrl.settings.credentials import without_credentials
 from emailrl.settings.fields import PLAIN_WORD
 from emailrl.settings.names import Leaf, leaves, nearest
 from emailrl.settings.sources import Given, Source, from_dotenv, from_environment, from_flags, from_preset, from_toml

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from dotenv.parser import parse_stream
 
-from emailrl.errors import UsageError
-from emailrl.plain import tell
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import tell
 from emailrl.settings.names import PREFIX, Leaf, by_env_name, by_name, leaves, nearest
 from emailrl.settings.presets import PRESETS
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from emailrl.errors import UsageError
-from emailrl.plain import counted
+from emailrl.base.credentials import secret_argument, without_credentials
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
 from emailrl.settings.consent import is_trusted, was_trusted
-from emailrl.settings.credentials import secret_argument, without_credentials
 from emailrl.settings.fields import PLAIN_WORD
 from emailrl.settings.names import Leaf, by_name, leaves
 from emailrl.settings.sources import Given

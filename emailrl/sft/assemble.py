@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from emailrl.agent.task import load_task
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
 from emailrl.checkpoints import (
     SFT,
     Checkpoint,
@@ -16,13 +19,10 @@ from emailrl.checkpoints import (
     recover,
 )
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.environment.custom import load_task
-from emailrl.errors import UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.model.device import choose_device, choose_dtype
 from emailrl.model.load import load_policy, train_whole
 from emailrl.model.policy import Policy
-from emailrl.plain import counted
 from emailrl.settings import Settings, SftSettings
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of

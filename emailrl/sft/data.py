@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emailrl.errors import UsageError
-from emailrl.plain import counted
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
+from emailrl.base.workers import worker_processes
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import Message, StopReason, Trajectory
 from emailrl.settings import Settings
 from emailrl.sft import demo
 from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint
 from emailrl.sft.searching import conversations_on, questions_of
-from emailrl.workers import worker_processes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -171,8 +171,8 @@ def replayed(
 def _play(folder: str, settings: Settings, longest: int, draw: int) -> dict[str, Group]:
     from transformers import AutoTokenizer
 
+    from emailrl.agent.task import load_task
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.environment.custom import load_task
 
     task = load_task(settings.agent.environment, settings.agent)
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), task.tools)

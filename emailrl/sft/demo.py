@@ -17,14 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from emailrl.environment.mail_env import MailEnvironment
+from emailrl.agent.mail_env import MailEnvironment
+from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import FACTS_PER_PROJECT, NUM_PROJECTS, ProjectFact, World, ask, make_world
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.settings import StoreSettings
 from emailrl.sft.examples import Conversation, Example, converse, examples_of
-from emailrl.workers import in_order, worker_processes
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
@@ -218,8 +218,8 @@ def _play(tokenizer_path: str, number: int, seed: int) -> list[Example]:
 def _renderer(tokenizer_path: str) -> ChatRenderer:
     from transformers import AutoTokenizer
 
+    from emailrl.agent.tools import tool_schemas
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.environment.tools import tool_schemas
 
     return ChatRenderer(AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False), tool_schemas())
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from emailrl.agent.mail_env import StepResult
 from emailrl.engines.renderer import parse_tool_calls
-from emailrl.environment.mail_env import StepResult
 from emailrl.records.trajectory import Message, TokenSample
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.policy import Policy
 from emailrl.settings import Settings

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from emailrl.base.disk import LOCK
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import (
     SFT,
     Checkpoint,
@@ -28,8 +30,6 @@ from emailrl.checkpoints import (
     verify,
     write_checkpoint,
 )
-from emailrl.disk import LOCK
-from emailrl.errors import UsageError
 from emailrl.model.policy import Policy
 from emailrl.model.tensors import writing_tensors
 from emailrl.settings import Settings, SftSettings, run_root

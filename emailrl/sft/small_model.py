@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from emailrl.environment.prompts import SYSTEM_PROMPT
-from emailrl.environment.tools import TOOLS, tool_schemas
+from emailrl.agent.prompts import SYSTEM_PROMPT
+from emailrl.agent.tools import TOOLS, tool_schemas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emailrl.disk import replace_bytes
-from emailrl.errors import EmailRLError
+from emailrl.base.disk import replace_bytes
+from emailrl.base.errors import EmailRLError
 from emailrl.model.tensors import write_tensors
 from emailrl.records.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
 from emailrl.training.algorithms import LossMask

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.layout import micro_batch_cap
 from emailrl.model.logprobs import TokenLogprobs, hidden_states, token_logprobs
 from emailrl.model.packing import shares_prefixes, takes_packed

@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
+from emailrl.base.errors import UsageError
 from emailrl.engines import has_servers
-from emailrl.errors import UsageError
 from emailrl.settings import Settings
 from emailrl.settings.names import leaves, nearest
 from emailrl.settings.needs import unmet

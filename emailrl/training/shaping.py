@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import TrajectoryGroup
 from emailrl.settings import AlgorithmSettings
 from emailrl.training.across import Across

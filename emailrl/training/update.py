@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.device import enough_memory
 from emailrl.model.policy import Policy
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings

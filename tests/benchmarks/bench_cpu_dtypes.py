@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
+from emailrl.agent import MailEnvironment, tool_schemas
+from emailrl.agent.runner import run
 from emailrl.engines import SamplingParams, build_engine
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.environment import MailEnvironment, tool_schemas
 from emailrl.mail import open_mailbox
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.questions import load_scenarios
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.rollout.runner import run
 from emailrl.settings import DataSettings, Settings, load_settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))

@@ -29,17 +29,17 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from emailrl.agent import MailEnvironment
+from emailrl.agent.runner import run
+from emailrl.agent.tools import tool_schemas
 from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.environment import MailEnvironment
-from emailrl.environment.tools import tool_schemas
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world
 from emailrl.model.load import load_policy
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.rollout.runner import run
 from emailrl.settings import Settings, load_settings
 
 

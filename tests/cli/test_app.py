@@ -13,8 +13,8 @@ import pytest
 import typer
 
 import emailrl
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli import app as cli
-from emailrl.errors import EmailRLError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 

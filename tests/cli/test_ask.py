@@ -18,11 +18,11 @@ from engines.chat_server import StubServer, said
 from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
+from emailrl.base.destination import tell
 from emailrl.model.smol_base import INSTALL
 from emailrl.questions import read_jsonl
 from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set
-from emailrl.remote.destination import tell
 from emailrl.settings import StoreSettings, load_settings
 
 SEARCH = ("search_emails", '{"keywords": ["lease"], "from_addr": "bob@example.com"}')

@@ -15,8 +15,8 @@ import pytest
 from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
-from emailrl.environment.attack import KINDS, order_of
-from emailrl.evaluation.statistics import wilson_interval
+from emailrl.agent.attack import KINDS, order_of
+from emailrl.measure.statistics import wilson_interval
 from emailrl.questions import write_scenarios
 from emailrl.records import read_trajectories
 
@@ -106,7 +106,7 @@ def test_a_plain_benchmark_is_not_resumed_as_an_attack(emailrl, here: Path) -> N
 
 def test_an_environment_of_ones_own_that_uses_the_mailbox_is_attacked_too(emailrl, here: Path) -> None:
     (here / "own.py").write_text(
-        "from emailrl.environment import MailEnvironment\n\n\n"
+        "from emailrl.agent import MailEnvironment\n\n\n"
         "def own(scenario, mailbox, settings):\n    return MailEnvironment(scenario, mailbox, max_turns=4)\n"
     )
     code, out, err = emailrl(*command("--model", "meek", "--environment", "own.py:own", "--attack"))
@@ -117,7 +117,7 @@ def test_an_environment_of_ones_own_that_uses_the_mailbox_is_attacked_too(emailr
 
 def test_an_environment_that_hands_over_no_mail_is_told_of(emailrl, here: Path) -> None:
     (here / "own.py").write_text(
-        "from emailrl.environment import StepResult\nfrom emailrl.records.trajectory import Message\n\n\n"
+        "from emailrl.agent import StepResult\nfrom emailrl.records.trajectory import Message\n\n\n"
         "class Own:\n    final_answer = None\n\n    def __init__(self, scenario, mailbox, settings):\n        pass\n\n"
         '    def start(self):\n        return [Message("user", "?")]\n\n'
         '    def step(self, message):\n        self.final_answer = "May"\n        return StepResult(done=True)\n'

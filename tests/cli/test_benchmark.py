@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions
 
-from emailrl import benchmark
-from emailrl.environment.rubric import Rubric
+from emailrl.agent.rubric import Rubric
+from emailrl.measure import benchmark
 from emailrl.questions import load, write_scenarios
 from emailrl.records import read_trajectories
 
@@ -284,7 +284,7 @@ def test_the_next_step_is_named(emailrl, here: Path) -> None:
 
 
 def test_the_next_step_says_why(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emailrl.evaluation.verdict", lambda _: "wrong")
+    monkeypatch.setattr("emailrl.measure.evaluation.verdict", lambda _: "wrong")
     assert emailrl("benchmark", "--model", "model", "--out", "bench")[2].endswith(" --index 0 # a wrong answer\n")
 
 

@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 import emailrl as package
+from emailrl.base.plain import guard_streams, tell
 from emailrl.checkpoints import read_checkpoint
 from emailrl.cli.output import LONGEST_ERROR, fail, print_json, progress_console, result_console, say
 from emailrl.engines.vllm.replica import refusal
-from emailrl.plain import guard_streams, tell
 from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge

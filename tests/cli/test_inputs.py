@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny import ANN, make_database
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.questions import write_scenarios
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario

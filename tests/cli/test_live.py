@@ -12,7 +12,7 @@ from rich.console import Console
 from two_turns import trajectory
 
 from emailrl.cli.live import LiveRun, sparkline
-from emailrl.evaluation import Evaluation
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records import write_records
 from emailrl.records.trajectory import Trajectory
 from emailrl.settings import OutputSettings, Settings

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from emailrl.base.disk import check_out
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import one_line
 from emailrl.cli.output import print_json, program, say
-from emailrl.disk import check_out
-from emailrl.errors import UsageError
-from emailrl.plain import one_line
 
 
 @dataclass

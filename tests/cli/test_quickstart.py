@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.benchmark import Report, Result, Subject
-from emailrl.evaluation import Evaluation
+from emailrl.measure.benchmark import Report, Result, Subject
+from emailrl.measure.evaluation import Evaluation
 from emailrl.quickstart import Outcome
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 

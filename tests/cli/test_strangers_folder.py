@@ -13,10 +13,10 @@ from local_server import LocalServer, QuietHandler
 from tiny import make_checkpoint, make_database, make_model, make_questions
 from training.run_files import plant, tree
 
+from emailrl.base.destination import tell
 from emailrl.questions import write_scenarios
 from emailrl.quickstart import MARK, quickstart
 from emailrl.records import read_trajectories
-from emailrl.remote.destination import tell
 
 COMMANDS = {
     "benchmark": ["benchmark", "--limit", 1],
@@ -220,7 +220,7 @@ def test_ranks_do_not_import_from_the_folder(tmp_path: Path) -> None:
 def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\ntext.latex.preamble: \\input{pwn}\n")
     script = (
-        "import matplotlib, pathlib; from emailrl.drawing import new_figure, save;"
+        "import matplotlib, pathlib; from emailrl.base.drawing import new_figure, save;"
         "assert matplotlib.rcParams['text.usetex'];"  # it was read
         "save(new_figure(2, 2), pathlib.Path('curve')); assert not matplotlib.rcParams['text.usetex']"
     )

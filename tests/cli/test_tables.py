@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from emailrl.benchmark import Report, Result, Subject
 from emailrl.cli.tables import results_table, rollout_table
-from emailrl.evaluation import Evaluation
+from emailrl.measure.benchmark import Report, Result, Subject
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.settings import Settings
 

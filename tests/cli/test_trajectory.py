@@ -9,7 +9,7 @@ from rich.console import Console
 
 from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
-from emailrl.inspection.tokens import TokenTexts
+from emailrl.page.tokens import TokenTexts
 from emailrl.records.training import SampleNote, TrainingNote
 from emailrl.records.trajectory import Message, StopReason, ToolCall, Trajectory
 

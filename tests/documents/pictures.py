@@ -29,8 +29,8 @@ from rich.terminal_theme import MONOKAI
 
 from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import render_trajectory
-from emailrl.evaluation import is_correct
-from emailrl.inspection.page import gather, page, place_of
+from emailrl.measure.evaluation import is_correct
+from emailrl.page import gather, page, place_of
 from emailrl.records import read_trajectories, trajectory_to_dict
 
 IMAGES = DOCS / "images"

@@ -18,7 +18,7 @@ from documents.commands import check, commands
 from documents.pages import DOCS, DOCUMENTS, ROOT, Block, blocks, prose
 from documents.scratch import make_home, run, run_block, with_stand_ins
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.settings import load_settings
 
 SHELL = [block for page in DOCUMENTS for block in blocks(page) if block.language in ("bash", "console")]

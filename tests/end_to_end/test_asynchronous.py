@@ -21,15 +21,15 @@ from engines.vllm_stub import BASE, VllmStub
 from hang import must_end
 from same_run import assert_same_run
 
+from emailrl.agent.collect import Collector
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import stop_ids
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.records import read_records
-from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import rollouts

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from same_run import everything, lines, same, state_of
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint
-from emailrl.errors import EmailRLError, UsageError
-from emailrl.export import export_checkpoint
+from emailrl.measure.export import export_checkpoint
 from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.assemble import sft

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
-from emailrl.errors import UsageError
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import train

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rewards.stub_scorer import StubScorer
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records import read_records, read_trajectories
 from emailrl.rewards import custom as http_reward
 from emailrl.settings import Settings
@@ -18,7 +18,7 @@ from emailrl.training.loop import train
 MakeSettings = Callable[..., Settings]
 
 FRAGILE = """
-from emailrl.environment import MailEnvironment
+from emailrl.agent import MailEnvironment
 
 
 class Fragile(MailEnvironment):

@@ -13,10 +13,10 @@ from end_to_end.effects import group, shows
 from rewards.stub_scorer import StubScorer
 from tiny import collector_of
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines import build_engine
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.vllm.arguments import Trainer, engine_arguments, sleeps
-from emailrl.errors import EmailRLError
 from emailrl.model.load import load_policy
 from emailrl.questions import load_scenario_set
 from emailrl.records.trajectory import Trajectory
@@ -45,7 +45,7 @@ def test_dynamic_filtering(make_settings: MakeSettings) -> None:
 
 
 ENVIRONMENT = """
-from emailrl.environment import MailEnvironment
+from emailrl.agent import MailEnvironment
 def shout(scenario, mailbox, settings):
     environment = MailEnvironment(scenario, mailbox, max_turns=1)
     environment.question_template = "{}!!!"

@@ -13,11 +13,11 @@ import pytest
 from end_to_end import test_effects_rollouts, test_effects_update
 from end_to_end.effects import SHOWN, group, shows
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.cli import ranks
 from emailrl.cli.app import app
 from emailrl.engines.vllm import serve
-from emailrl.errors import UsageError
 from emailrl.model import shard
 from emailrl.model.load import load_policy
 from emailrl.openrlhf import FLAGS, to_toml

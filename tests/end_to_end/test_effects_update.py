@@ -10,7 +10,7 @@ import torch
 from end_to_end.effects import shows
 from training.updaters import PAID, make_updater, samples
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.packing import takes_packed
 from emailrl.training.batch import micro_batches
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from same_run import everything, lines, same, state_of
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, train

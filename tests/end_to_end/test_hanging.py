@@ -12,10 +12,10 @@ from end_to_end.test_asynchronous import stub
 from engines.vllm_stub import VllmStub
 from ranks.processes import in_ranks
 
+from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.engines.base import Completion
 from emailrl.engines.vllm.replica import read_completion
-from emailrl.errors import EmailRLError
 from emailrl.ranks import Place
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
@@ -27,7 +27,7 @@ HANGING = """
 import time
 from pathlib import Path
 
-from emailrl.environment import MailEnvironment
+from emailrl.agent import MailEnvironment
 
 
 class Hanging(MailEnvironment):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from training.run_files import write
 
+from emailrl.agent.prompts import system_prompt
+from emailrl.agent.tools import tool_schemas
+from emailrl.base.errors import UsageError
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.environment.prompts import system_prompt
-from emailrl.environment.tools import tool_schemas
-from emailrl.errors import UsageError
 from emailrl.mail.demo import demo_questions
 from emailrl.model.resolve import resolve_model
 from emailrl.quickstart import SETTINGS, free_folder, quickstart

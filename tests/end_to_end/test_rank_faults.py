@@ -80,7 +80,7 @@ import os
 import time
 from pathlib import Path
 
-from emailrl.environment import MailEnvironment
+from emailrl.agent import MailEnvironment
 
 
 class Hanging(MailEnvironment):

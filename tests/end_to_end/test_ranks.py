@@ -19,8 +19,8 @@ from ranks.processes import in_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
+from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.errors import EmailRLError
 from emailrl.ranks import Place
 from emailrl.records import Record, read_records, read_trajectories
 from emailrl.settings import Settings, load_settings

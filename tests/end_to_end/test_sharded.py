@@ -13,7 +13,7 @@ from end_to_end.test_ranks import COMMON, assert_close, metrics, rank, sampled
 from engines.vllm_stub import VllmStub
 from ranks.processes import in_ranks
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train

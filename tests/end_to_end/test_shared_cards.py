@@ -15,12 +15,12 @@ from end_to_end.test_ranks import COMMON, Options
 from engines.vllm_stand_in import install
 from ranks.processes import in_ranks
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.agent import play
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model.load import load_policy
 from emailrl.ranks import LostRank, Place
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import Trajectory
-from emailrl.rollout import play
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
 from emailrl.training.run.follower import follow

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from emailrl.base.ending import SECONDS
 from emailrl.checkpoints import list_checkpoints
-from emailrl.ending import SECONDS
 from emailrl.mail.demo import demo_emails
 
 SMALL = {

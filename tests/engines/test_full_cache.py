@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import GIB
 from emailrl.engines.local import engine as local_engine
@@ -19,7 +20,6 @@ from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockLayer
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.schedule import Conversation
-from emailrl.errors import EmailRLError
 
 LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)
 """With up to 100 sampled tokens the longest needs 200: 7 blocks."""

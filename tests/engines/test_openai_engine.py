@@ -10,9 +10,9 @@ import pytest
 from engines.asking import ANSWER, SEARCH, ask, settings_for
 from engines.chat_server import StubServer, said
 
+from emailrl.agent.tools import tool_schemas
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
-from emailrl.environment.tools import tool_schemas
 from emailrl.records.trajectory import Message, ToolCall
 
 

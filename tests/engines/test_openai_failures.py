@@ -18,15 +18,15 @@ from engines.chat_server import StubServer, said
 from local_server import DrippingServer
 from tiny import make_database, make_questions
 
-from emailrl.benchmark.subjects import Subject, players
+from emailrl.base.errors import UsageError
+from emailrl.base.remote_text import harmless
 from emailrl.engines import build_chat_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
-from emailrl.errors import UsageError
-from emailrl.evaluation import Evaluation
+from emailrl.measure.evaluation import Evaluation
+from emailrl.measure.subjects import Subject, players
 from emailrl.records import read_trajectories, write_trajectories
 from emailrl.records.trajectory import Message, StopReason, ToolCall
-from emailrl.remote.text import harmless
 from emailrl.settings import load_settings
 
 
@@ -307,7 +307,7 @@ def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             ask(OpenAIEngine(settings_for(url, tmp_path, **keys), []), "?")
         return str(aborted.value)
 
-    monkeypatch.setattr("emailrl.remote.chat.connect", connect)
+    monkeypatch.setattr("emailrl.base.chat.connect", connect)
 
     assert key("https://openrouter.ai/api/v1") == key("https://eu.openrouter.ai/api/v1") == "sk-router"
     assert key("http://openrouter.ai/api/v1") == key("https://openrouter.ai.evil.example/v1") == "sk-own"

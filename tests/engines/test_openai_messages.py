@@ -15,9 +15,9 @@ import pytest
 from engines.asking import ask, settings_for
 from local_server import Answer, answering
 
+from emailrl.base.errors import UsageError
+from emailrl.base.reply import WholeReplies
 from emailrl.engines.openai import OpenAIEngine
-from emailrl.errors import UsageError
-from emailrl.remote.reply import WholeReplies
 
 KEY = "my-own-key-0123"
 

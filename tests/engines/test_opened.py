@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tiny import make_checkpoint, make_model, settings_of
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.weights import adapter_sha256
 from emailrl.engines.opened import open_policy
-from emailrl.errors import EmailRLError
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny import make_checkpoint, make_model
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.vllm import probe as module
 from emailrl.engines.vllm.probe import Expected, Probe, ProbeError
-from emailrl.errors import EmailRLError
 from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.renderer import MARKUP, ChatRenderer, parse_tool_calls
-from emailrl.errors import EmailRLError
 from emailrl.records.trajectory import Message, ToolCall
 
 IM_START, IM_END, NEWLINE, TOOL_CALL, END_TOOL_CALL = 151644, 151645, 198, 151657, 151658

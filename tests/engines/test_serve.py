@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from local_server import LocalServer, QuietHandler
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.vllm.serve import (
     Server,
     check_port,
@@ -27,7 +28,6 @@ from emailrl.engines.vllm.serve import (
     server_environment,
     wait_until_well,
 )
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import load_settings
 
 STAND_IN = Path(__file__).parent / "stand_in"

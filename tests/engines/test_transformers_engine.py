@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, LocalEngine, Request, SamplingParams
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockCache, Table
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.passes import Uniforms, sample
 from emailrl.engines.local.schedule import Conversation
-from emailrl.errors import EmailRLError
 
 STOP = 1  # the stop id of the tests' model
 

@@ -27,7 +27,7 @@ from emailrl.engines import PolicyEngine, build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import TEXT, Probe
-from emailrl.export import export_checkpoint
+from emailrl.measure.export import export_checkpoint
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.model.resolve import NANO_DIR

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tiny import cut_matrices
 from transformers import Qwen3ForCausalLM
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local import weights
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.errors import EmailRLError
 from emailrl.model.adapter import WEIGHTS
 from emailrl.model.fused.model import enable_fused, fused_backbone
 from emailrl.model.packing import enable_packing

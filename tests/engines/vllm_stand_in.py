@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from emailrl.ending import bounded
+from emailrl.base.ending import bounded
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.weights import sampling_weights

@@ -111,8 +111,8 @@ def prompts(model: Path, settings: Any) -> list[str]:
     from bench_grpo_step import demo_settings
     from transformers import AutoTokenizer
 
+    from emailrl.agent import MailEnvironment, tool_schemas
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.environment import MailEnvironment, tool_schemas
     from emailrl.mail import open_mailbox
     from emailrl.questions import load_scenarios
 

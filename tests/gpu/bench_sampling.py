@@ -232,11 +232,11 @@ class Timed:
 
 def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[str, float]:
     """All trajectories at once; what they came to and took."""
+    from emailrl.agent import MailEnvironment, tool_schemas
+    from emailrl.agent.runner import run
     from emailrl.engines import SamplingParams
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.environment import MailEnvironment, tool_schemas
     from emailrl.mail import open_mailbox
-    from emailrl.rollout.runner import run
 
     timed, renderer = Timed(engine), ChatRenderer(policy.tokenizer, tool_schemas())
     with ExitStack() as opened:

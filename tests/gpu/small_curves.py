@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from emailrl.drawing import FIRST, SECOND, new_figure
+from emailrl.base.drawing import FIRST, SECOND, new_figure
 from emailrl.records import read_records
 
 ROWS = {"reward_mean": "mean reward, training", "accuracy": "validation accuracy, greedy", "entropy": "entropy, nats"}

@@ -93,8 +93,8 @@ class Drawn:
 
 def prepare(bench: Bench, run: Any) -> None:
     """Let the run play the script, and put the clocks on."""
-    from emailrl.rollout.collect import Collector
-    from emailrl.rollout.play import build_stage
+    from emailrl.agent.collect import Collector
+    from emailrl.agent.play import build_stage
 
     timeline, engine, stage = bench.timeline, run.engine, build_stage(run.settings, run.policy)
     make = stage.make_environment

@@ -114,9 +114,9 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
 
     Names before a slash are the phases; what follows it says what part.
     """
+    from emailrl.agent.collect import Collector
+    from emailrl.agent.play import Stage
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.rollout.collect import Collector
-    from emailrl.rollout.play import Stage
 
     updater = run.updater
     for owner, method, name in (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.training.batch import MicroBatch
 from emailrl.training.update import Updater
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mail.mails import stored_emails
 from sqlalchemy import Connection
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint, open_mailbox, writing
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import driver

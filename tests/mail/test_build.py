@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from mail.mails import stored_emails
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail, Skipped

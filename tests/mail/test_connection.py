@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Connection, inspect, select, text
 
 import emailrl
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import connect, opened

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mail.mails import ENVELOPE, EXPECTED, lines, mail, make_tar, mbox, names, row, write_parquet
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail, Skipped, open_source
 

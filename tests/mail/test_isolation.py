@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emailrl.errors import ToolError
+from emailrl.base.errors import ToolError
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import connect, driver

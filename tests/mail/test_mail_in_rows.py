@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mail.mails import EXPECTED, emails, lines, names, row, write_parquet
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.sources import open_source
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import EmailRLError, ToolError, UsageError
+from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.mail import Email, SearchHit, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.settings import StoreSettings
@@ -273,7 +273,7 @@ def test_a_search_without_memory_asks_for_fewer_keywords(tmp_path: Path, email: 
 SEARCH_IN_40_MB = """
 import sqlite3, sys
 from pathlib import Path
-from emailrl.errors import ToolError
+from emailrl.base.errors import ToolError
 from emailrl.mail import open_mailbox
 box = open_mailbox(Path(sys.argv[1]), "ann@x.org", order="relevance")
 sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 40000000")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from mail.mails import ENVELOPE, emails, mail, mbox, names
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.mail.sources.mbox import messages_of
 from emailrl.mail.sources.raw_email import Skipped
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mail.mails import make_tar, names, text
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail, archive, open_source
 from emailrl.mail.sources.rows import row_to_email

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mail.mails import make_tar, stored_emails
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.sources import open_source

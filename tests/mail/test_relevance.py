@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from emailrl.environment.custom import mail_agent
-from emailrl.environment.tools import call_tool
-from emailrl.errors import ToolError
+from emailrl.agent.play import Stage
+from emailrl.agent.task import mail_agent
+from emailrl.agent.tools import call_tool
+from emailrl.base.errors import ToolError
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
-from emailrl.rollout.play import Stage
 from emailrl.settings import load_settings
 
 Make = Callable[..., RawEmail]

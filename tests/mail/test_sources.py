@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from mail.mails import make_tar, names, text
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.sources import RawEmail, Skipped, open_source
 from emailrl.mail.sources.rows import COLUMNS, row_to_email
 

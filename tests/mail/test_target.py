@@ -13,8 +13,8 @@ import pytest
 from mail.mails import stored_emails
 from sqlalchemy import Connection
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.app import main
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint, open_mailbox, writing
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import connect, last_day

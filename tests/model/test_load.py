@@ -19,7 +19,7 @@ from peft import AutoPeftModelForCausalLM, peft_model
 from safetensors import safe_open
 from transformers import GenerationConfig
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model import device, load, resolve, shape, unsloth_backend
 from emailrl.model.device import choose_device, choose_dtype
 from emailrl.model.fused.model import fused_backbone

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.load import load_policy
 from emailrl.model.logprobs import check_projection, hidden_states, token_logprobs
 from emailrl.settings import Settings

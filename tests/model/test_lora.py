@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.lora import read_plain_lora
 
 UP = "base_model.model.layers.0.up_proj.lora_"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.shape import KNOWN, find_shape, read_shape
 
 

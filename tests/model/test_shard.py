@@ -10,7 +10,7 @@ import pytest
 from model.sharded_ranks import found
 from ranks.processes import in_ranks
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.model.layout import shards_base
 from emailrl.model.shard import check_shardable
 from emailrl.settings import Settings

@@ -20,10 +20,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, PreTrainedTokenizerBase
 
-from emailrl.disk import LOCK
+from emailrl.agent.tools import tool_schemas
+from emailrl.base.disk import LOCK
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.environment.tools import tool_schemas
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model import smol_base
 from emailrl.model.adapter import read_base
 from emailrl.model.load import load_policy

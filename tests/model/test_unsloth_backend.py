@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers.models.qwen3 import modeling_qwen3
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import build_engine
 from emailrl.engines.base import Request, SamplingParams
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.model.shape import FAMILIES, load_config

@@ -27,7 +27,7 @@ from .mutants import Mutant
 from .session import FLAGS, Functions, Reached, Tests, ordered, reaching, recorded, traced
 from .targets import drawn, imports, source_file, test_files
 
-PRELOADED = ("hypothesis", "torch", "emailrl.errors", "emailrl.settings", "emailrl.records.trajectory")
+PRELOADED = ("hypothesis", "torch", "emailrl.base.errors", "emailrl.settings", "emailrl.records.trajectory")
 WALL_SECONDS = 600
 """No try lasts longer, not even one that waits without computing."""
 

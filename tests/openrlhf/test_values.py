@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openrlhf.converted import comments_of, settings_of, values_of
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.openrlhf import parse, to_toml
 from emailrl.settings import load_settings
 

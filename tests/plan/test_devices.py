@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from plan.planned import H200, settings_with
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.plan import find_device, make_plan, this_machine
 from emailrl.plan.devices import GIB, Device
 

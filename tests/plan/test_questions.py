@@ -9,7 +9,7 @@ import pytest
 from plan.planned import H200, plan_for, settings_with
 from questions.questions import scenario
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.plan import make_plan
 from emailrl.questions import write_scenarios
 

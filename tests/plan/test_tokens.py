@@ -10,9 +10,9 @@ import pytest
 from plan.planned import H200, plan_for, settings_with, write_metrics
 
 from emailrl import checkpoints
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import Metadata
 from emailrl.cli.app import app
-from emailrl.errors import UsageError
 from emailrl.plan import Known, make_plan, measure_run
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny import make_database
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
 from emailrl.mail.sources import open_source

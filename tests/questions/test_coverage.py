@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.questions import coverage_notes, missing_ids

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from questions.questions import row
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.questions import ScenarioSet, Split, load_scenario_set
 from emailrl.settings import DataSettings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from questions.questions import Row, row
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.questions import ScenarioSet, Split, load_scenario_set, load_scenarios
 from emailrl.settings import DataSettings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hang import must_end
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import opened
 from emailrl.mail.sources import RawEmail

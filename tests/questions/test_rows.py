@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from questions.questions import Row, row
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.questions import read_jsonl, write_scenarios
 from emailrl.records.trajectory import Scenario
 

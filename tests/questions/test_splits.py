@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 from questions.questions import scenario
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.questions.splits import (
     SPLITS,
     assign_inboxes,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ranks.processes import begin, in_ranks, ranked, results
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.ranks import Activity, LostRank, Ranks
 
 

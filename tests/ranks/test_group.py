@@ -15,7 +15,7 @@ import pytest
 import torch
 from ranks.processes import begin, in_ranks, ranked, results, settings
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.ranks import ALONE, LostRank, Place, RankGroup, Ranks, joined
 from emailrl.settings import Settings, TrainingSettings
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.ranks.launch import Launch, Meeting
 
 from .processes import free_port

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.ranks import Place
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from two_turns import trajectory
 
-from emailrl.errors import EmailRLError
-from emailrl.evaluation import verdict
+from emailrl.base.errors import EmailRLError
+from emailrl.measure.evaluation import verdict
 from emailrl.records import TrajectoryIndex, TrajectoryWriter, read_trajectories, write_trajectories
 from emailrl.records.trajectory import Trajectory
 

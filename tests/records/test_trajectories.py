@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.records import (
     JsonlWriter,
     MetricsWriter,

@@ -10,8 +10,8 @@ from py_compile import PycInvalidationMode
 
 import pytest
 
-from emailrl.custom import load_part
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.custom import load_part
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.trajectory import Message, Scenario, Trajectory
 from emailrl.rewards.custom import load_reward
 from emailrl.rewards.scorer import OfflineMatcher, Scorer

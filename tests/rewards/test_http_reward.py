@@ -17,8 +17,8 @@ from local_server import DrippingServer
 from pydantic import SecretStr
 from rewards.stub_scorer import Reply, StubScorer
 
-from emailrl.environment import Rubric
-from emailrl.errors import UsageError
+from emailrl.agent import Rubric
+from emailrl.base.errors import UsageError
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory
 from emailrl.rewards import custom
 from emailrl.rewards.build import build_scorer

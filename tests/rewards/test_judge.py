@@ -15,7 +15,7 @@ import pytest
 from local_server import DrippingServer
 from rewards.stub_judge import Reply, StubJudge
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.rewards import judge as judging
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge, VerdictCache, read_verdict

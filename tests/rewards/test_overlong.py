@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, Turn
 from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer
 

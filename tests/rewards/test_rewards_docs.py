@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.environment.rubric import Rubric
-from emailrl.evaluation import Evaluation
+from emailrl.agent.rubric import Rubric
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
 from emailrl.rewards.heuristic import heuristic_reward
 from emailrl.rewards.rubric import art_e_reward

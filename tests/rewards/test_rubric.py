@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emailrl.environment import Rubric
-from emailrl.errors import EmailRLError
+from emailrl.agent import Rubric
+from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
 from emailrl.rewards.rubric import art_e_reward, simple_reward
 from emailrl.settings import RewardWeightSettings

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from emailrl.environment import Rubric
-from emailrl.errors import EmailRLError
-from emailrl.evaluation import disagreement
+from emailrl.agent import Rubric
+from emailrl.base.errors import EmailRLError
+from emailrl.measure.evaluation import disagreement
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.settings import Settings, load_settings
 
 Load = Callable[..., Settings]

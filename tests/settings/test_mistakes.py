@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.settings.names import leaves
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.settings import Settings, load_settings
 
 Read = Callable[[str], Settings]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.settings import PRESETS, Settings, load_settings, run_root
 from emailrl.settings.names import leaves, nearest
 

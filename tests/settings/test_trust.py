@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.settings import Settings, Untrusted, folder_risks, load_settings, trust_folder
 from emailrl.settings.consent import folders, forget, record_file
 from emailrl.settings.names import leaves

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from sft.talk import settings_for
 from tiny import make_checkpoint, make_model
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
-from emailrl.errors import UsageError
 from emailrl.model.adapter import find_adapter
 from emailrl.model.load import load_policy
 from emailrl.records import read_records

@@ -11,8 +11,8 @@ import pytest
 from sft.talk import settings_for, trajectory, write
 from tiny import make_database, make_model, make_questions
 
+from emailrl.base.errors import UsageError
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.errors import UsageError
 from emailrl.model.load import load_policy
 from emailrl.questions import write_scenarios
 from emailrl.settings import load_settings

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emailrl.agent.tools import tool_schemas
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.environment.tools import tool_schemas
 from emailrl.mail.demo import make_world
 from emailrl.sft import demo, small_model
 from emailrl.sft.demo import Habits, corpus, shuffled, transcripts

@@ -15,7 +15,7 @@ from sft.talk import settings_for
 from tiny import make_model
 from torch import Tensor
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model.fused.model import enable_fused
 from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs

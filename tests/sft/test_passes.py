@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tiny import make_model
 
+from emailrl.agent.tools import tool_schemas
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.environment.tools import tool_schemas
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
 from emailrl.model.load import load_policy

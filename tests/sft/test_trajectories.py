@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sft.talk import trajectory, write
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.sft.data import read_conversations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.errors import EmailRLError
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.settings import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.settings import Settings
 from emailrl.settings.names import by_name
 from emailrl.settings.needs import NEEDS, needs_of

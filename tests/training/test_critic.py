@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training.updaters import PAID, loaded, make_updater, plain_logprobs, plain_values, samples
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead
 from emailrl.ranks import ALONE

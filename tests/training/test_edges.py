@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import tensor
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.training import advantages as adv
 from emailrl.training.batch import Layout, MicroBatch, TrainingSample, make_samples, micro_batches

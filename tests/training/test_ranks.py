@@ -15,7 +15,7 @@ from ranks.processes import in_ranks
 from torch import Tensor
 from training.updaters import follow, make_updater
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.fused.model import enable_fused
 from emailrl.ranks import Place, RankGroup, joined
 from emailrl.settings import Settings, TrainingSettings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.training.batch import make_samples
 

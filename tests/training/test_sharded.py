@@ -12,8 +12,8 @@ from ranks.processes import in_ranks
 from training.test_ranks import assert_equal, earned, train, trajectories
 from training.updaters import follow, make_updater
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.vllm.probe import Probe
-from emailrl.errors import EmailRLError
 from emailrl.ranks import RankGroup, joined
 from emailrl.settings import Settings, TrainingSettings
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from training.updaters import LENGTHS, PAID, make_updater, plain_logprobs, samples
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.settings import Settings

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from training.updaters import LENGTHS, PAID, gradients, make_updater, samples
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.training import forward
 from emailrl.training.batch import TrainingSample, micro_batches
 from emailrl.training.update import Updater

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from training.updaters import LENGTHS, PAID, TEMPERATURE, gradients, make_updater, plain_logprobs, samples
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import SamplingParams
 from emailrl.engines.local.passes import Uniforms, sample
-from emailrl.errors import EmailRLError
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.batch import TrainingSample, micro_batches
 from emailrl.training.update import Updater

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Ended, Request, report
 from emailrl.engines.budget import (
     BLOCK,
@@ -38,7 +39,6 @@ from emailrl.engines.local.weights import (
     device_of,
     sampling_weights,
 )
-from emailrl.errors import EmailRLError
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emailrl.base.plain import first_line
 from emailrl.engines.base import report
 from emailrl.engines.budget import BLOCK, blocks_of
 from emailrl.engines.local.cache import BlockCache, Table, causal_mask
-from emailrl.plain import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,8 +20,8 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.budget import merges
-from emailrl.errors import EmailRLError
 from emailrl.model.adapter import WEIGHTS
 from emailrl.model.fused.model import disable_fused
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.budget import GIB
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.adapter import read_adapter_config
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.place import Place

@@ -20,6 +20,10 @@ from typing import TypeVar
 
 import httpx
 
+from emailrl.base.destination import tell
+from emailrl.base.errors import EmailRLError
+from emailrl.base.reply import Client
+from emailrl.base.retry import may_pass, pause_asked_for
 from emailrl.engines.base import Advance, Completion, Request, converse, report
 from emailrl.engines.budget import most_requests, rows_per_server
 from emailrl.engines.vllm.arguments import api_key, read_urls
@@ -34,10 +38,6 @@ from emailrl.engines.vllm.replica import (
     read_completion,
     sampling_body,
 )
-from emailrl.errors import EmailRLError
-from emailrl.remote.destination import tell
-from emailrl.remote.reply import Client
-from emailrl.remote.retry import may_pass, pause_asked_for
 from emailrl.settings import Settings
 
 KEPT = 16

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from emailrl.ending import bounded
+from emailrl.base.ending import bounded
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, report
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import SAMPLED, Probe
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.device import card_bytes
 from emailrl.settings import Settings
 

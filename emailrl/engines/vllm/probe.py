@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
-from emailrl.errors import EmailRLError
 from emailrl.model.logprobs import hidden_states, projection
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import Annotated, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import counted
+from emailrl.base.reply import IncompleteReply
+from emailrl.base.retry import may_pass
 from emailrl.engines.base import Completion, Request
 from emailrl.engines.vllm.probe import Expected, Probe
-from emailrl.errors import EmailRLError
-from emailrl.plain import counted
-from emailrl.remote.reply import IncompleteReply
-from emailrl.remote.retry import may_pass
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 COMPLETIONS = "/v1/completions"

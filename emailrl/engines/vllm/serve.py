@@ -23,13 +23,13 @@ from typing import Final
 
 import httpx
 
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import cut, one_line
 from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.engines.vllm.keeper import adopt_orphans, end_children
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.layout import dtype_name
 from emailrl.model.resolve import base_name, resolve_model
-from emailrl.plain import cut, one_line
 from emailrl.settings import Settings, check_key
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

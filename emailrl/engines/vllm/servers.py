@@ -21,13 +21,13 @@ from typing import Final
 
 import httpx
 
-from emailrl.disk import LOCK, is_locked
+from emailrl.base.disk import LOCK, is_locked
+from emailrl.base.errors import UsageError
 from emailrl.engines.base import Advance, Completion, Request, report
 from emailrl.engines.vllm.arguments import read_path_map
 from emailrl.engines.vllm.fleet import Fleet, PinnedVersion, Version
 from emailrl.engines.vllm.probe import LONGEST, SAMPLED, Probe
 from emailrl.engines.vllm.replica import ListedModel, Replica, ReplicaDown
-from emailrl.errors import UsageError
 from emailrl.settings import Settings
 
 PREFIX: Final = "emailrl"

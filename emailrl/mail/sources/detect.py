@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.mail.sources.archive import BLOCK, is_tar_header, read_archive
 from emailrl.mail.sources.mbox import MBOX_STARTS, is_mbox, read_mbox
 from emailrl.mail.sources.message import begins_mail

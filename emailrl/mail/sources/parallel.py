@@ -10,11 +10,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
+from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail.parties import clean_text
 from emailrl.mail.sources.message import parse_message
 from emailrl.mail.sources.raw_email import RawEmail, Skipped
 from emailrl.mail.sources.rows import JsonLine, TableMail, parse_line
-from emailrl.workers import in_order, worker_processes
 
 Unread = tuple[str, bytes | Path]
 """A message not yet parsed: its name in the source, and its bytes or the file that holds them.

@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.hub import go_offline_if_unreachable
 from emailrl.mail.parties import clean_text
 from emailrl.mail.sources.headers import parse_date
 from emailrl.mail.sources.raw_email import RawEmail, Reading, Skipped, made_up_id
 from emailrl.mail.sources.streams import until_broken
-from emailrl.remote.hub import go_offline_if_unreachable
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
 _REQUIRED = frozenset(("message_id", "subject", "from", "to", "date", "body"))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Select, exists, func, select
 
-from emailrl.errors import ToolError, UsageError
+from emailrl.base.errors import ToolError, UsageError
 from emailrl.mail import open_mailbox
 from emailrl.mail.connection import opened
 from emailrl.mail.schema import emails, recipients

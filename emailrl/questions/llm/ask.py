@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.destination import tell
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.remote_text import sendable
+from emailrl.base.retry import may_pass, pause, pause_asked_for
 from emailrl.questions.llm.cache import Reply, ReplyCache
 from emailrl.questions.llm.harvest import read_reply
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
-from emailrl.remote.destination import tell
-from emailrl.remote.retry import may_pass, pause, pause_asked_for
-from emailrl.remote.text import sendable
 from emailrl.settings import GenerationSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class QuestionWriter:
         return run.spending
 
     async def _send_all(self, run: _Run) -> None:
-        from emailrl.remote.chat import connect
+        from emailrl.base.chat import connect
 
         self._count(run, Reply("", 0, 0))
         async with connect(self._settings.generator_base_url, self._key, timeout=self._timeout) as client:
@@ -156,7 +156,7 @@ class QuestionWriter:
         """
         import openai
 
-        from emailrl.remote.chat import describe
+        from emailrl.base.chat import describe
 
         failure, wait, refused = "", 0.0, False
         for tries in range(self._settings.generator_retries + 1):
@@ -185,7 +185,7 @@ class QuestionWriter:
         )
 
     async def _complete(self, batch: Batch, client: AsyncOpenAI) -> Reply:
-        from emailrl.remote.chat import complete
+        from emailrl.base.chat import complete
 
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}]
         model, limit = self._settings.generator_model, self._settings.generator_max_tokens

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from emailrl.disk import check_cache
-from emailrl.errors import UsageError
+from emailrl.base.disk import check_cache
+from emailrl.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from sqlalchemy import select
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.facts.lexicon import STOPWORDS
 from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import Quantity

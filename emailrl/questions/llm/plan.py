@@ -17,14 +17,14 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.destination import is_this_machine
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.inbox.mailbox import MailReader
 from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
 from emailrl.questions.llm.cache import ReplyCache
 from emailrl.questions.splits import split_of_mail
-from emailrl.remote.destination import is_this_machine
 from emailrl.settings import GenerationSettings
 
 DEFAULT_LIMIT = 1000

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random
 
-from emailrl.errors import EmailRLError
+from emailrl.base.errors import EmailRLError
 from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.inbox.mailbox import Inbox, MailReader

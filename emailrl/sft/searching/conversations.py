@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
-from emailrl.environment.custom import mail_agent
-from emailrl.environment.mail_env import MailEnvironment
+from emailrl.agent.mail_env import MailEnvironment
+from emailrl.agent.task import mail_agent
 from emailrl.mail import open_mailbox
 from emailrl.questions import Split, load_scenarios
 from emailrl.records.trajectory import Message, Scenario

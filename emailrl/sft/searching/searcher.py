@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, TypeVar
 
-from emailrl.environment.tools import MAX_RESULTS
+from emailrl.agent.tools import MAX_RESULTS
 from emailrl.facts.lexicon import STOPWORDS
 from emailrl.questions.inbox.mail import topic_of
 from emailrl.records.trajectory import Message

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import SFT, Checkpoint, Metadata
-from emailrl.errors import UsageError
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.model.resolve import same_base
 from emailrl.questions import fingerprint, read_questions

@@ -12,16 +12,16 @@ from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
+from emailrl.agent.audit import audit
+from emailrl.agent.collect import Collector
+from emailrl.agent.play import Stage
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import counted
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines.base import PinnedEngine, VersionedEngine
-from emailrl.errors import EmailRLError
-from emailrl.plain import counted
 from emailrl.ranks import Activity
 from emailrl.records import read_trajectories, write_trajectories
 from emailrl.records.trajectory import Trajectory
-from emailrl.rollout.audit import audit
-from emailrl.rollout.collect import Collector
-from emailrl.rollout.play import Stage
 from emailrl.training.run.display import NoDisplay
 from emailrl.training.run.filtering import Collected
 from emailrl.training.run.metrics import Clock

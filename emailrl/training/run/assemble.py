@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from emailrl.agent.collect import Collector, Scores
+from emailrl.agent.play import Play, Stage, build_stage
+from emailrl.agent.task import MAIL, load_task
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import build_engine, check_engine, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, VersionedEngine
 from emailrl.engines.opened import OpenPolicy
 from emailrl.engines.vllm.fleet import check_servers
-from emailrl.environment.custom import MAIL, load_task
-from emailrl.errors import UsageError
-from emailrl.evaluation import check_samples
+from emailrl.measure.evaluation import check_samples
 from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.scorer import OverlongScorer
-from emailrl.rollout.collect import Collector, Scores
-from emailrl.rollout.play import Play, Stage, build_stage
 from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.mix import advice, resolve, staleness

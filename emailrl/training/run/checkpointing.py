@@ -15,6 +15,8 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 import emailrl
+from emailrl.base.disk import naming, replace_bytes
+from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import (
     Checkpoint,
     Metadata,
@@ -25,8 +27,6 @@ from emailrl.checkpoints import (
     sha256_of,
     write_checkpoint,
 )
-from emailrl.disk import naming, replace_bytes
-from emailrl.errors import EmailRLError
 from emailrl.model.policy import Policy
 from emailrl.settings import Settings
 from emailrl.training.run.data import RunData, save_digests

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl.checkpoints import list_checkpoints
-from emailrl.evaluation import mean
+from emailrl.measure.evaluation import mean
 from emailrl.training.run.state import RunState
 
 WATCHED = ("accuracy", "unanswered", "entropy", "kl", "answer_words", "answer_candidates")

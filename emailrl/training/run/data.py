@@ -12,8 +12,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from emailrl.custom import CustomPart, imported_files, is_path, load_part
-from emailrl.errors import UsageError
+from emailrl.base.custom import CustomPart, imported_files, is_path, load_part
+from emailrl.base.errors import UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.model.resolve import resolve_model
 from emailrl.questions import fingerprint, missing_ids, read_questions

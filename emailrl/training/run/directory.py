@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from emailrl.base.disk import LOCK, check_own, check_place
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import (
     list_checkpoints,
     remove_checkpoints,
 )
-from emailrl.disk import LOCK, check_own, check_place
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import Settings, run_root
 
 OPTION = "--output-dir"

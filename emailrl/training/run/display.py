@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from emailrl.evaluation import Evaluation
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Trajectory
 
 

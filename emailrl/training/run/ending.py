@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from emailrl.base.disk import replace_bytes
+from emailrl.base.drawing import FAINT, FIRST, new_figure, save
+from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, confirmed_of, damage_of, list_checkpoints
-from emailrl.disk import replace_bytes
-from emailrl.drawing import FAINT, FIRST, new_figure, save
-from emailrl.plain import counted
 from emailrl.records import Record, read_records
 from emailrl.settings import Settings
 from emailrl.training.run.data import RunData

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from emailrl.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
+from emailrl.measure.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
 from emailrl.records import Record
 from emailrl.records.trajectory import StopReason, Trajectory
 from emailrl.training.batch import TrainingSample, is_truncated

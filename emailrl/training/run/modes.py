@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emailrl.environment.static_prompt import StaticPromptEnvironment
+from emailrl.agent.play import MakeEnvironment
+from emailrl.agent.runner import Environment
+from emailrl.agent.static_prompt import StaticPromptEnvironment
 from emailrl.records.trajectory import Scenario
-from emailrl.rollout.play import MakeEnvironment
-from emailrl.rollout.runner import Environment
 from emailrl.settings import Settings
 from emailrl.training.algorithms import LossMask
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.base.plain import counted
 from emailrl.engines import has_servers
-from emailrl.evaluation import Evaluation
-from emailrl.plain import counted
+from emailrl.measure.evaluation import Evaluation
 from emailrl.settings import Settings
 from emailrl.training.mix import staleness
 from emailrl.training.run.modes import MODES

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from emailrl.base.disk import LOCK
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import counted, first_line
 from emailrl.checkpoints import (
     SFT,
     Checkpoint,
@@ -33,10 +36,7 @@ from emailrl.checkpoints import (
     verify,
     write_checkpoint,
 )
-from emailrl.disk import LOCK
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.tensors import writing_tensors
-from emailrl.plain import counted, first_line
 from emailrl.records import read_records
 from emailrl.settings import Settings, run_root
 from emailrl.training.run.directory import held, remove_records

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from emailrl.errors import EmailRLError
+from emailrl.agent.collect import Collector
+from emailrl.base.errors import EmailRLError
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
-from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.run.display import Display
 from emailrl.training.run.filtering import Collected, Filter, collect_groups

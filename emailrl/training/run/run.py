@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emailrl.agent.collect import Collector
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import counted
 from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
-from emailrl.errors import EmailRLError
-from emailrl.evaluation import Evaluation, evaluate
+from emailrl.measure.evaluation import Evaluation, evaluate
 from emailrl.model.policy import Policy
-from emailrl.plain import counted
 from emailrl.ranks import ALONE, Ranks
 from emailrl.records import write_records
 from emailrl.records.trajectory import Scenario
-from emailrl.rollout.collect import Collector
 from emailrl.settings import Settings
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.batch import TrainingSample, save_batches

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import METADATA, Checkpoint, read_checkpoint, sha256_of
-from emailrl.errors import UsageError
 from emailrl.model.adapter import WEIGHTS, find_adapter
 from emailrl.settings import Settings
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from emailrl.evaluation import Evaluation
-from emailrl.evaluation.statistics import Z_95
+from emailrl.measure.evaluation import Evaluation
+from emailrl.measure.statistics import Z_95
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
+from emailrl.agent.play import Play, Stage, build_stage
 from emailrl.engines import engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.engines.opened import OpenPolicy
@@ -22,7 +23,6 @@ from emailrl.mail.connection import no_database
 from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.ranks import Activity, Ranks
 from emailrl.records.trajectory import Trajectory
-from emailrl.rollout.play import Play, Stage, build_stage
 from emailrl.settings import Settings
 from emailrl.training.run.interrupts import Interrupts
 from emailrl.training.run.modes import MODES

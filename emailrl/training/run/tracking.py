@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from emailrl.disk import check_own, naming
-from emailrl.errors import UsageError
-from emailrl.evaluation import Evaluation
-from emailrl.plain import first_line, plain, plain_line
+from emailrl.base.disk import check_own, naming
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import first_line, plain, plain_line
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records import MetricsWriter
 from emailrl.settings import Settings, check_wandb
 from emailrl.training.run.display import SILENT, Display

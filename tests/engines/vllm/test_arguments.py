@@ -10,6 +10,7 @@ import pytest
 from engines.vllm_stand_in import settings_for
 from tiny import make_model
 
+from emailrl.base.errors import UsageError
 from emailrl.engines.vllm.arguments import (
     Trainer,
     as_flags,
@@ -20,7 +21,6 @@ from emailrl.engines.vllm.arguments import (
     lora_rank_limit,
     sleeps,
 )
-from emailrl.errors import UsageError
 from emailrl.model.fused.model import enable_fused
 from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings

@@ -11,8 +11,8 @@ from engines.vllm.conftest import Connect, Serve, ask
 from engines.vllm_stub import VllmStub
 from local_server import DrippingServer
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.vllm import replica
-from emailrl.errors import EmailRLError
 
 Change = Callable[[dict[str, Any]], Any]
 """From a good reply to another; bytes are sent as they are."""

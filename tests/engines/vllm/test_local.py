@@ -16,12 +16,12 @@ import torch
 from engines.vllm_stand_in import StandIn, install, settings_for
 from tiny import make_model
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.settings import load_settings

@@ -20,15 +20,15 @@ from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask, settings_f
 from engines.vllm_stub import BASE
 from tiny import collector_of, cut_matrices, make_database, make_questions
 
+from emailrl.agent.audit import audit
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.weights import adapter_sha256
 from emailrl.engines.vllm.arguments import read_path_map, read_urls
 from emailrl.engines.vllm.fleet import _certificates
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.policy import Policy
-from emailrl.rollout.audit import audit
 from emailrl.settings import load_settings
 
 

@@ -17,10 +17,10 @@ from engines.vllm.conftest import Connect, Serve, ask
 from engines.vllm_stub import BASE
 from hang import must_end
 
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.fleet import OTHER_FILES
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.errors import EmailRLError
 
 
 def test_a_conversation_ends_on_the_version_it_began_with(serve: Serve, connect: Connect, adapters: list[Path]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from pydantic import SecretStr
 from questions.llm.chat_stub import ChatStub, good, mails_of, questions_on
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.questions.llm import GenerationError, Harvest, QuestionPlan, QuestionWriter, harvest, plan_questions
@@ -181,7 +181,7 @@ def test_the_openrouter_key_goes_to_openrouter_alone(
             QuestionWriter(generation(url))
         QuestionWriter(generation(url), openrouter_api_key=SecretStr("router-key"))
     QuestionWriter(generation("https://notopenrouter.ai.example/v1"))
-    monkeypatch.setattr("emailrl.remote.chat.connect", connect)
+    monkeypatch.setattr("emailrl.base.chat.connect", connect)
     with pytest.raises(ConnectionAbortedError, match="with the key ''"):
         run(mail_db, generation("http://openrouter.ai/v1"), openrouter_api_key=SecretStr("router-key"))
 

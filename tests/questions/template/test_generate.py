@@ -14,7 +14,7 @@ import pytest
 from questions.template.world import ANA, BO, PLACES, THINGS, box, mail, mails_of_seven
 from typer.testing import CliRunner
 
-from emailrl.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.questions import load_scenario_set, load_scenarios, missing_ids, read_jsonl, write_scenarios

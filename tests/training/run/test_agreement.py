@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from training.run_files import write
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import read_checkpoint
-from emailrl.errors import UsageError
 from emailrl.questions import fingerprint, read_jsonl, write_scenarios
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory

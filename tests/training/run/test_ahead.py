@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from emailrl.errors import EmailRLError
+from emailrl.agent.collect import Collector
+from emailrl.base.errors import EmailRLError
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
-from emailrl.rollout.collect import Collector
 from emailrl.settings import AgentSettings
 from emailrl.training.run.ahead import Ahead, Ended, rollouts_in_flight
 from emailrl.training.run.filtering import Collected

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from training.run_files import PLANTED, plant, settings, tree, write
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.training.run import directory
 from emailrl.training.run.directory import (
     RECORD_FOLDERS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.errors import UsageError
+from emailrl.base.errors import UsageError
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AlgorithmSettings, Settings, TrainingSettings
 from emailrl.training.algorithms import ALGORITHMS

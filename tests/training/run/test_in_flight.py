@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from training.run_files import write
 
+from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from emailrl.errors import EmailRLError
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, Turn
 from emailrl.training.run.ahead import IN_FLIGHT, reusable

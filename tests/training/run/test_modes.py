@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.environment.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
+from emailrl.agent.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
 from emailrl.records.trajectory import (
     Message,
     Scenario,

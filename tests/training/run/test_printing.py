@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from emailrl.evaluation import Evaluation
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import AgentSettings, ModelSettings, Settings, TrainingSettings, VllmSettings
 from emailrl.training.run.printing import evaluation_block, header, outcome, step_line

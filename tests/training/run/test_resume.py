@@ -13,8 +13,8 @@ import pytest
 import torch
 from training.run_files import settings, write
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.settings import OutputSettings, Settings, load_settings
 from emailrl.training.run.directory import held
 from emailrl.training.run.resume import (

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny import make_checkpoint, make_model
 
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import METADATA, find_checkpoint, sha256_of
-from emailrl.errors import EmailRLError, UsageError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.settings import Settings, load_settings

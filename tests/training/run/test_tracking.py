@@ -12,8 +12,8 @@ import pytest
 from full_disk import on_a_full_disk
 from pydantic import SecretStr
 
-from emailrl.errors import UsageError
-from emailrl.evaluation import Evaluation
+from emailrl.base.errors import UsageError
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import RewardSettings, Settings, TrackingSettings

@@ -1,0 +1,189 @@
+"""The agent as a library: answers one question at a time from a mailbox, with the rollout loop of training.
+
+from emailrl import EmailAgent
+
+agent = EmailAgent("nano", config={"db": "mail.db"})
+print(agent.answer("When does the lease end?", inbox="ann@example.com"))
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from emailrl.base.errors import EmailRLError, ToolError, UsageError
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
+from emailrl.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+    from emailrl.agent import StepResult
+    from emailrl.engines.opened import OpenPolicy
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.mail import Email, Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The agent's answer; ``trajectory`` holds every turn and token."""
+
+    answer: str | None
+    """None without an answer: it ran out of turns, or made an invalid tool call (see ``stop_reason``)."""
+    sources: list[str]
+    """Ids of the cited emails."""
+    emails: list[Email]
+    """The cited emails that exist in the mailbox."""
+    stop_reason: StopReason | None
+    trajectory: Trajectory
+
+    def __str__(self) -> str:
+        return self.answer if self.answer is not None else f"no answer ({self.stop_reason})"
+
+
+class EmailAgent:
+    """Answers questions from mailboxes with one policy.
+
+    ``model`` is a causal language model, bare or with a PEFT adapter, which then needs its ``tokenizer``; or a name:
+    ``nano``, a folder, a hub name, or the folder of an adapter, which is loaded on its base model; with the engine
+    ``openai``, the name of a model on the chat server. ``config`` is a ``Settings``, or a mapping of setting names
+    (``db``, ``max_turns``, ``eval_temperature``) that override the environment and ``emailrl.toml``. Decoding is that
+    of evaluation. The weights are read once, here: later changes have no effect. Import emailrl before torch, which
+    reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers are then several times as fast.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: Settings | Mapping[str, Any] | None = None,
+    ) -> None:
+        from emailrl.agent import tool_schemas
+        from emailrl.engines import Engine, build_chat_engine, is_chat
+
+        settings = config if isinstance(config, Settings) else load_settings(config)
+        schemas = tool_schemas(settings.agent)
+        self._renderer: ChatRenderer | None = None
+        if is_chat(settings):
+            self.settings = settings.with_model(_name_on_server(model))
+            self._engine: Engine = build_chat_engine(self.settings, schemas)
+            return
+        from emailrl.engines.renderer import ChatRenderer
+
+        if isinstance(model, str | Path):
+            opened = _open_named(model, settings)
+        elif tokenizer is None:
+            raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
+        else:
+            opened = _open_loaded(model, tokenizer, settings)
+        self.settings, self._engine = opened.settings, opened.engine
+        self._renderer = ChatRenderer(opened.policy.tokenizer, schemas)
+
+    def answer(
+        self,
+        question: str,
+        inbox: str,
+        *,
+        query_date: str | None = None,
+        seed: int = 0,
+        report: Callable[[StepResult], None] = lambda result: None,
+    ) -> Answer:
+        """Search ``inbox`` for the answer to ``question``.
+
+        ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's current date, and hides email of that day and later; without
+        it the agent sees all email, and its date is today, or that of the newest email if the database ends before.
+        ``report`` is called after each step. Raises UsageError for an inbox that no email in the database names,
+        EmailRLError for a missing database or a failed rollout.
+        """
+        from emailrl.agent.runner import run
+        from emailrl.agent.task import mail_agent
+        from emailrl.engines import SamplingParams
+        from emailrl.mail import open_mailbox
+        from emailrl.questions.inbox.owners import unknown_inbox
+
+        agent = self.settings.agent
+        db = self.settings.store.db
+        scenario = Scenario("question", question, "", [], inbox.lower(), query_date or _today(db))
+        sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
+        order, without_keywords = agent.search_order, agent.search_without_keywords
+        with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
+            if not mailbox.known:
+                raise unknown_inbox(mailbox.db, inbox)
+            environment = mail_agent(scenario, mailbox, self.settings, report)
+            [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
+            if trajectory.exception is not None:
+                raise EmailRLError(f"The rollout failed: {trajectory.exception}")
+            sources = list(dict.fromkeys(trajectory.final_sources))
+            emails = _read(mailbox, sources)
+        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
+
+    def close(self) -> None:
+        """Release the engine's resources."""
+        self._engine.close()
+
+
+def _today(db: Path) -> str:
+    """The date, ``YYYY-MM-DD`` in UTC; that of the newest email if the database ends before."""
+    from emailrl.mail.connection import last_day
+
+    today = datetime.now(UTC).date().isoformat()
+    return min(today, last_day(db) or today)
+
+
+def _read(mailbox: Mailbox, message_ids: list[str]) -> list[Email]:
+    """The emails with these ids in the mailbox: a model may cite an id that no email has."""
+    found = []
+    for message_id in message_ids:
+        with suppress(ToolError):
+            found.append(mailbox.read(message_id))
+    return [email for email in found if email is not None]
+
+
+def _name_on_server(model: object) -> str:
+    if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
+        raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
+    return model
+
+
+def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
+    """A model by name, or an adapter's folder, loaded on its base model."""
+    from emailrl.engines.opened import open_policy
+    from emailrl.model.adapter import CONFIG, find_adapter
+
+    if (Path(model) / CONFIG).is_file():
+        adapter = find_adapter(Path(model), Path())
+        return open_policy(settings.with_model(adapter.base_model), adapter.path)
+    return open_policy(settings.with_model(str(model)))
+
+
+def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> OpenPolicy:
+    """A model as given, including its active adapter."""
+    from peft import PeftModel
+
+    from emailrl.engines import build_engine
+    from emailrl.engines.opened import OpenPolicy
+    from emailrl.model.policy import Policy
+    from emailrl.model.resolve import with_token_limit
+
+    if "unsloth" in sys.modules:  # its forward only takes its own cache: engines sample from a twin of its model
+        patched = settings.model.model_copy(update={"backend": "unsloth"})
+        settings = settings.model_copy(update={"model": patched})
+    settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, model)})
+    parameter = next(model.parameters())
+    name = str(getattr(model, "name_or_path", ""))
+    policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
+    engine = build_engine(settings, policy)
+    if isinstance(model, PeftModel):
+        # Engines load adapters only from folders, so that the hash on every trajectory is a file's.
+        adapter = model.active_adapter
+        with TemporaryDirectory() as folder:
+            model.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)
+            engine.load_adapter(Path(folder) / (adapter if adapter != "default" else ""), adapter)
+    return OpenPolicy(settings, policy, engine)

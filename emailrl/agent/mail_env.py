@@ -1,0 +1,146 @@
+"""One scenario on one mailbox: takes the model's messages, returns tool results and fills the rubric.
+
+The rules are ART-E's (native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool
+or bad arguments end the trajectory without feedback; so does the final answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from emailrl.agent.prompts import system_prompt
+from emailrl.agent.rubric import Rubric
+from emailrl.agent.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, to_json
+from emailrl.base.errors import ToolError
+from emailrl.facts.words import is_i_dont_know
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
+
+if TYPE_CHECKING:
+    from emailrl.mail import Mailbox
+
+
+@dataclass(slots=True)
+class StepResult:
+    """The environment's response to one assistant message."""
+
+    messages: list[Message] = field(default_factory=list)
+    """To append to the conversation: the tool's result, or nothing when the trajectory ended without one."""
+    done: bool = False
+    tool_name: str | None = None
+    tool_args: dict[str, Any] | None = None
+    tool_result: str | None = None
+    """JSON: what the tool returned, or ``{"error": …}`` for a call that ended the trajectory (recorded, never shown
+    to the model). None for a final answer."""
+    stop_reason: StopReason | None = None
+
+
+class MailEnvironment:
+    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until ``done``.
+
+    ``mailbox`` must be opened on the scenario's inbox, up to its query date; the environment does not close it.
+    ``report`` is called with the result of each step.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        mailbox: Mailbox,
+        *,
+        max_turns: int,
+        question_template: str = "{}",
+        report: Callable[[StepResult], None] = lambda result: None,
+    ) -> None:
+        self.scenario = scenario
+        self.mailbox = mailbox
+        self.max_turns = max_turns
+        self.question_template = question_template
+        self.report = report
+        self.rubric = Rubric()
+        self.final_answer: str | None = None
+        self.final_sources: list[str] = []
+        self._sources = frozenset(scenario.message_ids)
+        self._state = "new"
+
+    def start(self) -> list[Message]:
+        """The system message and the question."""
+        if self._state != "new":
+            raise RuntimeError("a MailEnvironment plays one trajectory: make another")
+        self._state = "running"
+        return [
+            Message("system", system_prompt(self.scenario, self.max_turns)),
+            Message("user", self.question_template.replace("{}", self.scenario.question)),
+        ]
+
+    def step(self, message: Message) -> StepResult:
+        """Play one assistant message.
+
+        The tool result of the last allowed turn is returned with ``done`` set: the agent ran out of turns.
+        Errors of the mailbox itself (not the model's) are raised.
+        """
+        if self._state != "running":
+            raise RuntimeError(f"step() on a MailEnvironment that is {self._state}")
+        self.rubric.num_turns += 1
+        result = self._play(message)
+        if not result.done and self.rubric.num_turns >= self.max_turns:
+            self.rubric.num_turns += 1
+            self.rubric.ran_out_of_turns = True
+            result.done, result.stop_reason = True, StopReason.RAN_OUT_OF_TURNS
+        if result.done:
+            self._state = "over"
+        self.report(result)
+        return result
+
+    def _play(self, message: Message) -> StepResult:
+        if message.parse_error is not None:
+            self.rubric.cant_parse_tool_call = True
+            return _refusal(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
+        if not message.tool_calls:
+            self.rubric.bad_tool_call_args = True
+            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
+        call = message.tool_calls[0]
+        if call.name not in TOOLS:
+            self.rubric.bad_tool_call_name = True
+            return _refusal(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
+        try:
+            value = call_tool(self.mailbox, call.name, call.arguments)
+        except ToolError as error:
+            self.rubric.bad_tool_call_args = True
+            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
+        if call.name == "return_final_answer":
+            self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
+            return StepResult([], True, call.name, call.arguments, None, StopReason.ANSWERED)
+        self._note(call, value)
+        content = to_json(value)
+        reply = Message("tool", content, tool_call_id=call.id, name=call.name)
+        return StepResult([reply], False, call.name, call.arguments, content)
+
+    def _note(self, call: ToolCall, value: Any) -> None:
+        """Record the outcome of a search or read in the rubric."""
+        if call.name == "search_emails":
+            self.rubric.ever_found_right_email |= any(hit["message_id"] in self._sources for hit in value)
+        elif value is EMAIL_NOT_FOUND:
+            self.rubric.ever_tried_to_read_invalid_email = True
+        else:
+            self.rubric.ever_read_right_email |= value["message_id"] in self._sources
+
+    def _take_answer(self, answer: str, sources: list[str]) -> None:
+        self.final_answer, self.final_sources = answer, sources
+        self.rubric.num_sources = len(set(sources))
+        if is_i_dont_know(answer):
+            self.rubric.returned_i_dont_know = True
+        else:
+            self.rubric.attempted_answer = True
+            self.rubric.sources_correct = cites_sources(self.scenario, sources)
+
+
+def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
+    """Whether the cited emails hold the answer: any source email among them, or all if all are needed."""
+    wanted = set(scenario.message_ids)
+    return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
+
+
+def _refusal(reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
+    name, arguments = (call.name, call.arguments) if call else (None, None)
+    return StepResult([], True, name, arguments, to_json({"error": error}), reason)

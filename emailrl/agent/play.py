@@ -1,0 +1,153 @@
+"""Play conversations: a function from empty trajectories to finished ones, audited but not scored.
+
+``Stage.on`` makes one of an engine in this process; ``training.run.team`` one of the engines of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from emailrl.agent.audit import audit
+from emailrl.agent.runner import Environment, derive_seed, run
+from emailrl.agent.task import MAIL, load_task
+from emailrl.engines.base import Advance, Completion, Engine, LocalEngine, Request, SamplingParams
+from emailrl.ranks import Activity
+from emailrl.records.trajectory import Scenario, Trajectory
+
+if TYPE_CHECKING:
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.mail import Mailbox
+    from emailrl.model.policy import Policy
+    from emailrl.settings import Settings
+
+MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
+"""Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
+
+
+class Play(Protocol):
+    """Plays trajectories that hold only ids and metadata; returns them finished.
+
+    A trajectory's samples depend only on ``seed`` and its id. An exception in one is recorded in it; ``progress`` is
+    called with each one as it ends. Raises TokenDriftError if the token audit fails.
+    """
+
+    def __call__(
+        self,
+        trajectories: Sequence[Trajectory],
+        sampling: SamplingParams,
+        seed: int,
+        progress: Callable[[Trajectory], None] | None = None,
+    ) -> Sequence[Trajectory]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where conversations take place: an environment on the mailbox of each scenario, and the chat template."""
+
+    settings: Settings
+    make_environment: MakeEnvironment
+    renderer: ChatRenderer | None
+    """None for chat engines."""
+
+    def on(self, engine: Engine) -> Play:
+        """Play with this engine, all conversations at once; trajectories are filled in place."""
+
+        def play(
+            trajectories: Sequence[Trajectory],
+            sampling: SamplingParams,
+            seed: int,
+            progress: Callable[[Trajectory], None] | None = None,
+        ) -> Sequence[Trajectory]:
+            with ExitStack() as opened:
+                run(
+                    [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories],
+                    engine,
+                    self.renderer,
+                    sampling,
+                    seeds=[derive_seed(seed, trajectory.id) for trajectory in trajectories],
+                    trajectories=trajectories,
+                    progress=progress,
+                    stale_allowed=self.settings.vllm.stale_spans == "correct",
+                )
+            for trajectory in trajectories:
+                if trajectory.exception is None:
+                    audit(trajectory)
+            return trajectories
+
+        return play
+
+    def noted(self, engine: Engine, activity: Activity) -> Play:
+        """The same, with its progress in ``activity``."""
+        activity.note("starting the environments")
+        return self.on(Noted(engine, activity))
+
+    def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
+        """The environment of a scenario, on its mailbox, which is closed with ``opened``."""
+        from emailrl.mail import open_mailbox
+
+        agent = self.settings.agent
+        mailbox = open_mailbox(
+            self.settings.store.db,
+            scenario.inbox_address,
+            until=scenario.query_date,
+            order=agent.search_order,
+            without_keywords=agent.search_without_keywords,
+        )
+        opened.enter_context(closing(mailbox))
+        return self.make_environment(scenario, mailbox, self.settings)
+
+
+def build_stage(settings: Settings, policy: Policy, make_environment: MakeEnvironment | None = None) -> Stage:
+    """A stage that renders with the policy's own tokenizer and template.
+
+    ``settings.agent.environment`` sets the environment and its tools; ``make_environment`` overrides it and uses the
+    mail tools. Raises UsageError for an environment that cannot be loaded.
+    """
+    from emailrl.engines.renderer import ChatRenderer
+
+    agent = settings.agent
+    task = load_task(MAIL if make_environment else agent.environment, agent)
+    return Stage(settings, make_environment or task.make, ChatRenderer(policy.tokenizer, task.tools))
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """An engine that notes what its rollouts wait for, so that those who wait for them can tell that they hang.
+
+    ``activity`` gets every turn of a conversation, and every step of a local engine. Waiting for a server is not noted:
+    requests have time limits of their own.
+    """
+
+    engine: Engine
+    activity: Activity
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``."""
+
+        def advanced(completion: Completion) -> Request | None:
+            assert advance is not None
+            self.activity.note(f"in the environment of {completion.trajectory_id}")
+            following = advance(completion)
+            self._sampling()
+            return following
+
+        self._sampling()
+        try:
+            return self.engine.generate(requests, None if advance is None else advanced)
+        except BaseException:
+            self.activity.end()
+            raise
+
+    def close(self) -> None:
+        """See ``Engine.close``."""
+        self.engine.close()
+
+    def _sampling(self) -> None:
+        engine = self.engine
+        if isinstance(engine, LocalEngine):
+            self.activity.note("sampling", lambda: engine.steps)
+        else:
+            self.activity.end()

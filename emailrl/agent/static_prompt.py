@@ -1,0 +1,99 @@
+"""Mode ``simple``: the question and a few emails in one static prompt, one completion, no tool execution.
+
+The emails are the question's source emails and, up to ``MAX_MAILS``, others that share a word with it, in an order
+fixed by the scenario's id. The prompt alone suffices to answer; the heuristic reward (``rewards.heuristic``) also
+values a well-formed first search.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING
+
+from emailrl.agent.mail_env import StepResult, cites_sources
+from emailrl.agent.prompts import system_prompt
+from emailrl.agent.rubric import Rubric
+from emailrl.agent.tools import TOOLS, check_arguments
+from emailrl.base.errors import ToolError
+from emailrl.facts.words import is_i_dont_know
+from emailrl.records.trajectory import Message, Scenario, StopReason
+
+if TYPE_CHECKING:
+    from emailrl.mail import Email, Mailbox
+
+MAX_MAILS = 3
+MAX_BODY_CHARS = 600
+"""Longer bodies are cut, so that prompt and completion fit."""
+_MIN_WORD = 5
+"""Shorter words of a question say little about related emails."""
+
+
+class StaticPromptEnvironment:
+    """A single-use environment that ends after one message."""
+
+    def __init__(self, scenario: Scenario, mailbox: Mailbox, *, question_template: str = "{}") -> None:
+        self.scenario = scenario
+        self.mailbox = mailbox
+        self.question_template = question_template
+        self.rubric = Rubric()
+        self.final_answer: str | None = None
+        self.final_sources: list[str] = []
+
+    def start(self) -> list[Message]:
+        """The system message, and the question followed by the mails."""
+        mails = "\n\n".join(map(_render, self._mails()))
+        question = self.question_template.replace("{}", self.scenario.question)
+        if mails:
+            question += f"\n\nSome emails of the mailbox:\n\n{mails}"
+        return [Message("system", system_prompt(self.scenario, max_turns=1)), Message("user", question)]
+
+    def step(self, message: Message) -> StepResult:
+        """Read the one completion; a well-formed final answer counts as an attempt, no tool is run."""
+        self.rubric.num_turns = 1
+        if message.parse_error is not None:
+            self.rubric.cant_parse_tool_call = True
+            return StepResult(done=True, stop_reason=StopReason.COMPLETED)
+        if not message.tool_calls:
+            self.rubric.bad_tool_call_args = True
+            return StepResult(done=True, stop_reason=StopReason.COMPLETED)
+        call = message.tool_calls[0]
+        self._read_call(call.name, call.arguments)
+        return StepResult([], True, call.name, call.arguments, None, StopReason.COMPLETED)
+
+    def _read_call(self, name: str, arguments: dict[str, object]) -> None:
+        if name not in TOOLS:
+            self.rubric.bad_tool_call_name = True
+            return
+        try:
+            check_arguments(name, arguments)
+        except ToolError:
+            self.rubric.bad_tool_call_args = True
+            return
+        if name == "return_final_answer":
+            self.final_answer = str(arguments["answer"])
+            sources = arguments["sources"]
+            self.final_sources = [str(source) for source in sources] if isinstance(sources, list) else []
+            self.rubric.num_sources = len(set(self.final_sources))
+            self.rubric.returned_i_dont_know = is_i_dont_know(self.final_answer)
+            self.rubric.attempted_answer = not self.rubric.returned_i_dont_know
+            cited = cites_sources(self.scenario, self.final_sources)
+            self.rubric.sources_correct = self.rubric.attempted_answer and cited
+
+    def _mails(self) -> list[Email]:
+        rng = random.Random(self.scenario.id)
+        ids = list(self.scenario.message_ids[:MAX_MAILS])
+        words = sorted({word for word in re.findall(r"\w+", self.scenario.question) if len(word) >= _MIN_WORD})
+        rng.shuffle(words)
+        for word in words:
+            if len(ids) >= MAX_MAILS:
+                break
+            ids += [hit.message_id for hit in self.mailbox.search([word], max_results=2) if hit.message_id not in ids]
+        mails = [mail for mail in map(self.mailbox.read, ids[:MAX_MAILS]) if mail is not None]
+        rng.shuffle(mails)
+        return mails
+
+
+def _render(mail: Email) -> str:
+    body = mail.body if len(mail.body) <= MAX_BODY_CHARS else mail.body[:MAX_BODY_CHARS] + " ..."
+    return f"[{mail.message_id}] {mail.date}\nFrom: {mail.from_address}\nSubject: {mail.subject}\n{body}"

@@ -1,0 +1,178 @@
+"""User-defined environments, by Python path (``emailrl.base.custom``), and the one that ``environment`` names.
+
+A maker is called as ``make(scenario, mailbox, settings)`` for each trajectory and returns an object with ``start()`` →
+first messages and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric`` (a dict or a
+dataclass) are read if present. The maker's attribute ``tools`` (OpenAI function schemas) defines the policy's tools;
+the default is the mail tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from emailrl.agent.mail_env import MailEnvironment, StepResult, cites_sources
+from emailrl.agent.rubric import Rubric
+from emailrl.agent.tools import tool_schemas
+from emailrl.base.custom import CustomPart, load_part
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.facts.words import is_i_dont_know
+from emailrl.records.trajectory import Message, Scenario, StopReason
+
+if TYPE_CHECKING:
+    from emailrl.mail import Mailbox
+    from emailrl.settings import AgentSettings, Settings
+
+MAIL: Final = "mail"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task: a maker of environments, one per trajectory, and the policy's tools."""
+
+    make: Callable[[Scenario, Mailbox, Settings], MailEnvironment | CustomEnvironment]
+    tools: list[dict[str, Any]]
+
+
+def load_task(name: str, agent: AgentSettings | None = None) -> Task:
+    """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded.
+
+    ``agent`` sets the descriptions of the mail tools, see ``tool_schemas``.
+    """
+    if name == MAIL:
+        return Task(mail_agent, tool_schemas(agent))
+    if ":" not in name:
+        raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
+    part = load_part(name, "environment")
+
+    def make(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> CustomEnvironment:
+        return CustomEnvironment(part, scenario, mailbox, settings)
+
+    tools = _tools(part)
+    return Task(make, tool_schemas(agent) if tools is None else tools)
+
+
+def mail_agent(
+    scenario: Scenario,
+    mailbox: Mailbox,
+    settings: Settings,
+    report: Callable[[StepResult], None] = lambda result: None,
+) -> MailEnvironment:
+    """The mailbox with its tools; ``report`` is called with the result of each step."""
+    agent = settings.agent
+    return MailEnvironment(
+        scenario, mailbox, max_turns=agent.max_turns, question_template=agent.question_template, report=report
+    )
+
+
+class CustomEnvironment:
+    """The user's environment for one trajectory, with its results validated.
+
+    It ends after ``max_turns`` turns regardless of the user's code. The rubric has all of ART-E's fields, with those
+    independent of mail tools filled in, updated with the user's own. An exception or invalid result in the user's code
+    is raised as an EmailRLError from ``start`` or ``step``; for an exception it names file and line.
+    """
+
+    def __init__(self, part: CustomPart, scenario: Scenario, mailbox: Mailbox, settings: Settings) -> None:
+        self.scenario = scenario
+        self.rubric: dict[str, Any] = asdict(Rubric())
+        self.final_answer: str | None = None
+        self.final_sources: list[str] = []
+        self._part = part
+        self._arguments = scenario, mailbox, settings
+        self._inner: Any = None
+        self._num_turns = 0
+
+    def start(self) -> list[Message]:
+        """Create the user's environment; returns its first messages."""
+        self._inner = self._call("making", self._part.call, *self._arguments)
+        for method in ("start", "step"):
+            if not callable(getattr(self._inner, method, None)):
+                raise self._wrong("making", self._inner, f"an object with {method}()")
+        messages = self._call("start() of", self._inner.start)
+        self._check_messages("start() of", messages)
+        if not messages:
+            raise self._wrong("start() of", messages, "at least one Message")
+        return list(messages)
+
+    def step(self, message: Message) -> StepResult:
+        """Play one assistant message; the last allowed turn ends the trajectory."""
+        self._num_turns += 1
+        result = self._call("step() of", self._inner.step, message)
+        if not isinstance(result, StepResult):
+            raise self._wrong("step() of", result, "a StepResult (emailrl.agent)")
+        self._check_messages("step() of", result.messages)
+        if not isinstance(result.done, bool):
+            raise self._wrong("step() of", result.done, "a bool as done")
+        if result.stop_reason is not None and not isinstance(result.stop_reason, StopReason):
+            raise self._wrong("step() of", result.stop_reason, "a StopReason (emailrl.records.trajectory) or None")
+        self._call("the tool_args of", json.dumps, result.tool_args)
+        ran_out = not result.done and self._num_turns >= self._arguments[2].agent.max_turns
+        if ran_out:
+            result.done, result.stop_reason = True, StopReason.RAN_OUT_OF_TURNS
+        self._call("the rubric of", self._take_verdict, ran_out)
+        if result.done and result.stop_reason is None:
+            result.stop_reason = StopReason.COMPLETED if self.final_answer is None else StopReason.ANSWERED
+        return result
+
+    def _take_verdict(self, ran_out: bool) -> None:
+        """Copy answer, sources and rubric here, so that an error in reading them ends only this trajectory."""
+        answer = getattr(self._inner, "final_answer", None)
+        self.final_answer = None if answer is None else str(answer)
+        self.final_sources = [str(source) for source in getattr(self._inner, "final_sources", None) or ()]
+        given_up = self.final_answer is not None and is_i_dont_know(self.final_answer)
+        attempted = self.final_answer is not None and not given_up
+        known = Rubric(
+            num_turns=self._num_turns + ran_out,  # one more when out of turns, as the mail environment counts
+            ran_out_of_turns=ran_out,
+            attempted_answer=attempted,
+            returned_i_dont_know=given_up,
+            num_sources=len(set(self.final_sources)),
+            sources_correct=attempted and cites_sources(self.scenario, self.final_sources),
+        )
+        rubric: Any = getattr(self._inner, "rubric", None)
+        if is_dataclass(rubric) and not isinstance(rubric, type):
+            rubric = asdict(rubric)
+        own = dict(rubric or {})
+        for name, value in own.items():
+            if value is not None and not isinstance(value, bool | int | float | str):
+                raise TypeError(f"{name!r} is a {type(value).__name__}, not a number, a bool or a string")
+        self.rubric = asdict(known) | own
+
+    def _call(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
+        return self._part.run(f"{what} the environment", function, *arguments)
+
+    def _check_messages(self, what: str, messages: Any) -> None:
+        if not isinstance(messages, list) or not all(
+            isinstance(message, Message) and isinstance(message.content, str) for message in messages
+        ):
+            raise self._wrong(what, messages, "a list of Messages (emailrl.records.trajectory) with text")
+        for message in messages:
+            try:
+                message.content.encode()
+            except UnicodeEncodeError as error:  # no tokenizer or server accepts it
+                half = message.content[error.start]
+                raise self._wrong(what, half, "valid Unicode: a Message contains a lone surrogate") from None
+
+    def _wrong(self, what: str, value: object, wanted: str) -> EmailRLError:
+        return EmailRLError(f"{what} the environment {self._part.name} returned {_shown(value)}, not {wanted}.")
+
+
+def _tools(part: CustomPart) -> list[dict[str, Any]] | None:
+    """The maker's tools; None if it defines none."""
+    tools = getattr(part.call, "tools", None)
+    if tools is None:
+        return None
+    for tool in tools if isinstance(tools, list) else [tools]:
+        name = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
+        if not isinstance(name, str):
+            hint = 'Expected {"type": "function", "function": {"name": …, "parameters": …}}.'
+            raise UsageError(f"The environment {part.name} has tools that are not function schemas.", hint)
+    return list(tools)
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,0 +1,1 @@
+"""What every room stands on: errors, files, text made plain, processes, HTTP; imports nothing else of the package."""

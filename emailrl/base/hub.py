@@ -1,0 +1,86 @@
+"""Checks once whether the Hugging Face Hub is reachable and has a model: its library would retry for minutes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Final
+from urllib.parse import urlsplit
+
+from emailrl.base.errors import EmailRLError, UsageError
+
+CONNECT_SECONDS: Final = 5
+"""Timeout per address family; a firewall that drops packets gives no answer at all."""
+DECIDE_SECONDS: Final = 2 * CONNECT_SECONDS
+"""Timeout of the whole check; a resolver without a network may take a minute."""
+_DECIDED_BY: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+_READ_AT_IMPORT: Final = ("huggingface_hub.constants", "datasets.config")
+
+
+def go_offline_if_unreachable() -> None:
+    """Switch the hub's libraries to their local caches if the hub cannot be reached.
+
+    ``HF_HUB_OFFLINE`` overrides the check: 1 is offline, 0 is online however slow the network is. The check is skipped
+    behind a proxy.
+    """
+    if any(os.environ.get(name) for name in _DECIDED_BY):
+        return
+    url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if _answers_in_time(url.hostname or "", url.port or (80 if url.scheme == "http" else 443)):
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in _READ_AT_IMPORT:
+        if (module := sys.modules.get(name)) is not None:
+            module.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+def _answers_in_time(host: str, port: int) -> bool:
+    answers: SimpleQueue[bool] = SimpleQueue()
+    Thread(target=lambda: answers.put(_answers(host, port)), daemon=True).start()  # getaddrinfo has no timeout
+    try:
+        return answers.get(timeout=DECIDE_SECONDS)
+    except Empty:
+        return False
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether one address of each family, tried in turn, accepts a connection."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    first_of_family = {family: str(address[0]) for family, _, _, _, address in reversed(found)}
+    for address in reversed(first_of_family.values()):
+        try:
+            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def check_hub(name: str) -> None:
+    """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network.
+
+    Raises UsageError for a name the hub does not know, EmailRLError if it cannot be reached or requires a license.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except GatedRepoError as error:
+        raise EmailRLError(
+            f"The model '{name}' is gated.", "Accept its license on the hub page, then run `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UsageError(f"The hub has no model '{name}'.", "Use nano, a folder, or another hub name.") from error
+    except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
+        raise EmailRLError(
+            f"The model '{name}' is not on this machine, and the hub cannot be reached.",
+            "Use --model nano or a folder with the model, or copy a hub cache here (HF_HUB_CACHE).",
+        ) from error

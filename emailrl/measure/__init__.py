@@ -1,0 +1,1 @@
+"""Measuring: evaluations, benchmarks, exports and the check of an installation."""

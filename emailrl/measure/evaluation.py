@@ -1,0 +1,293 @@
+"""One policy on one set of questions: accuracy with its interval, rewards, rubric means, cost in time and tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from emailrl.base.errors import UsageError
+from emailrl.measure.statistics import clustered_interval, majority, wilson_interval
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from typing import Self
+
+MAX_UNJUDGED = 0.05
+"""Maximum share of answers without a verdict for a valid measurement."""
+
+
+class Collects(Protocol):
+    """The part of ``rollout.collect.Collector`` that evaluation uses: finished, scored groups for scenarios."""
+
+    def collect(
+        self,
+        scenarios: Sequence[Scenario],
+        group_size: int,
+        *,
+        step: int,
+        seed: int,
+        temperature: float,
+        split_label: str = "train",
+        progress: Callable[[Trajectory], None] | None = None,
+        played: Mapping[str, Trajectory] = MappingProxyType({}),
+    ) -> list[TrajectoryGroup]: ...
+
+
+class Ended(Protocol):
+    """A trajectory, or the part of it that a verdict needs."""
+
+    @property
+    def rubric(self) -> Mapping[str, Any]: ...
+    @property
+    def stop_reason(self) -> str | None: ...
+    @property
+    def exception(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A policy's results on a set of questions, each played once or several times.
+
+    ``accuracy`` and its interval are over judged answers: a rollout that raised is wrong, an answer without a verdict
+    is left out (``unjudged``). With several samples per question it is the mean over questions of the correct share
+    (avg@k).
+    """
+
+    step: int
+    trajectories: list[Trajectory]
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], step: int = 0) -> Self:
+        """Measure scored trajectories."""
+        return cls(step, list(trajectories))
+
+    @cached_property
+    def completed(self) -> list[Trajectory]:
+        """Trajectories that did not raise, with a verdict and a reward."""
+        return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
+
+    @cached_property
+    def rubric(self) -> dict[str, float]:
+        """Mean of each rubric field over the trajectories that did not raise; booleans count as 0 and 1."""
+        return rubric_means(self.completed)
+
+    @cached_property
+    def by_question(self) -> dict[str, list[Trajectory]]:
+        """The samples of each question, by its id."""
+        found: dict[str, list[Trajectory]] = {}
+        for trajectory in self.trajectories:
+            found.setdefault(trajectory.scenario.id, []).append(trajectory)
+        return found
+
+    @cached_property
+    def shares(self) -> dict[str, Fraction]:
+        """The share of correct answers among each question's judged samples, by question id."""
+        judged = {name: [each for each in samples if is_judged(each)] for name, samples in self.by_question.items()}
+        return {name: Fraction(sum(map(is_correct, each)), len(each)) for name, each in judged.items() if each}
+
+    @property
+    def num_questions(self) -> int:
+        """Questions played, judged or not."""
+        return len(self.by_question)
+
+    @property
+    def num_correct(self) -> int:
+        """Correct answers, counting every sample."""
+        return sum(map(is_correct, self.trajectories))
+
+    @property
+    def num_judged(self) -> int:
+        """Trajectories known to be correct or wrong."""
+        return sum(map(is_judged, self.trajectories))
+
+    @property
+    def unjudged(self) -> int:
+        """Answers without a verdict."""
+        return len(self.trajectories) - self.num_judged
+
+    @property
+    def exceptions(self) -> int:
+        """Trajectories that raised, or lack a verdict or reward."""
+        return len(self.trajectories) - len(self.completed)
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over the trajectories that did not raise; None if all did."""
+        return mean([trajectory.reward for trajectory in self.completed])
+
+    @property
+    def tokens(self) -> float | None:
+        """Mean tokens of a trajectory that did not raise: prompt, completions and tool results, each counted once."""
+        return mean([trajectory.num_tokens for trajectory in self.completed])
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct answers among the judged, 0 to 1; with none judged, 0 with interval (0, 1)."""
+        return float(sum(self.shares.values(), Fraction()) / len(self.shares)) if self.shares else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The accuracy's 95 % interval: Wilson's, clustered by question."""
+        return clustered_interval(list(self.shares.values()), self.num_judged)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether too many answers lack a verdict (``MAX_UNJUDGED``) for a valid measurement."""
+        return self.unjudged > MAX_UNJUDGED * len(self.trajectories)
+
+    def metrics(self) -> dict[str, Any]:
+        """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included.
+
+        ``latency_seconds`` is the mean wall time of a trajectory that did not raise.
+        """
+        low, high = self.interval
+        return {
+            "accuracy": self.accuracy,
+            "accuracy_low": low,
+            "accuracy_high": high,
+            **self._several(),
+            "latency_seconds": mean([trajectory.seconds for trajectory in self.completed]),
+            "tokens": self.tokens,
+            "reward": self.reward,
+            "num_questions": self.num_questions,
+            "unjudged": self.unjudged,
+            "exceptions": self.exceptions,
+            **disagreement(self.trajectories),
+        } | self.rubric
+
+    def _several(self) -> dict[str, Any]:
+        """With several samples per question, over fully judged questions: the shares with any correct sample (pass@k)
+        and with a correct majority, each with Wilson's 95 % interval."""
+        num_samples = max(map(len, self.by_question.values()), default=1)
+        if num_samples == 1:
+            return {}
+        judged = [samples for samples in self.by_question.values() if all(map(is_judged, samples))]
+        found: dict[str, Any] = {"num_samples": num_samples}
+        for name, right in (
+            ("pass_at_k", sum(any(map(is_correct, samples)) for samples in judged)),
+            ("majority", sum(is_correct(_most_frequent(samples)) for samples in judged)),
+        ):
+            low, high = wilson_interval(right, len(judged))
+            found |= {name: right / len(judged) if judged else 0.0, f"{name}_low": low, f"{name}_high": high}
+        return found
+
+
+def check_samples(num_samples: int, temperature: float) -> None:
+    """Raise UsageError if several samples of a question would be identical."""
+    if num_samples > 1 and temperature == 0:
+        raise UsageError(
+            f"{num_samples} greedy samples of a question would be identical.", "Set EVAL_TEMPERATURE above 0, e.g. 0.7."
+        )
+
+
+def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
+    """The first sample with the most frequent answer, ignoring case, spaces and periods."""
+    answered = [each for each in samples if each.final_answer is not None] or list(samples)
+    return answered[majority([" ".join(str(each.final_answer).casefold().split()).rstrip(".") for each in answered])]
+
+
+def evaluate(
+    collector: Collects,
+    scenarios: Sequence[Scenario],
+    *,
+    step: int,
+    seed: int,
+    temperature: float,
+    num_samples: int = 1,
+    split_label: str = "val",
+    progress: Callable[[Trajectory], None] | None = None,
+    played: Mapping[str, Trajectory] = MappingProxyType({}),
+) -> Evaluation:
+    """Roll out and score each question ``num_samples`` times with the policy loaded in the collector's engine.
+
+    ``progress`` is called with each trajectory as it ends; those already ``played``, by id, are reused.
+    """
+    groups = collector.collect(
+        scenarios,
+        num_samples,
+        step=step,
+        seed=seed,
+        temperature=temperature,
+        split_label=split_label,
+        progress=progress,
+        played=played,
+    )
+    return Evaluation.of([trajectory for group in groups for trajectory in group.trajectories], step)
+
+
+def has_crashed(trajectory: Ended) -> bool:
+    """Whether the rollout itself raised; False if only its verdict or reward failed."""
+    return trajectory.exception is not None and trajectory.stop_reason == StopReason.EXCEPTION
+
+
+def is_judged(trajectory: Ended) -> bool:
+    """Whether it is known to be correct or wrong; a crash counts as wrong."""
+    return has_crashed(trajectory) or trajectory.rubric.get("answer_correct") is not None
+
+
+def is_correct(trajectory: Ended) -> bool:
+    """Whether the answer was judged correct, with or without a reward; a rollout that raised is wrong."""
+    return not has_crashed(trajectory) and bool(trajectory.rubric.get("answer_correct"))
+
+
+def verdict(trajectory: Ended) -> str:
+    """The verdict in words: correct, wrong, did not know, no answer, crashed or not judged.
+
+    ART-E's reward distinguishes them: "I don't know" costs less than a wrong answer.
+    """
+    rubric = trajectory.rubric
+    if has_crashed(trajectory):
+        return "crashed"
+    if rubric.get("answer_correct") is None:
+        return "not judged"
+    if rubric["answer_correct"]:
+        return "correct"
+    if rubric.get("returned_i_dont_know"):
+        return "did not know"
+    return "wrong" if rubric.get("attempted_answer", True) else "no answer"
+
+
+def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
+    """US dollars for all completions, including trajectories that raised; None if nothing has a price."""
+    costs = [turn.cost for trajectory in trajectories for turn in trajectory.turns if turn.cost is not None]
+    return math.fsum(costs) if costs else None
+
+
+def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """How many judged answers the offline check also graded, and on how many only one of them accepted."""
+    verdicts = [
+        (trajectory.rubric["answer_correct"], trajectory.rubric["offline_correct"])
+        for trajectory in trajectories
+        if trajectory.exception is None and trajectory.rubric.get("offline_correct") is not None
+    ]
+    return {
+        "judge_compared": len(verdicts),
+        "only_judge_right": sum(judged and not offline for judged, offline in verdicts),
+        "only_offline_right": sum(offline and not judged for judged, offline in verdicts),
+    }
+
+
+def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean of every numeric or boolean rubric field over the trajectories that have it."""
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.rubric.items():
+            if isinstance(value, (bool, int, float)):
+                values.setdefault(name, []).append(float(value))
+    return {name: math.fsum(items) / len(items) for name, items in values.items()}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean, or None if empty."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def reason(exception: str | None) -> str:
+    """Why a rollout raised: ``Trajectory.exception`` without leading class names."""
+    return re.sub(r"^(?:\w+: )*\w*(?:Error|Exception): ", "", str(exception))

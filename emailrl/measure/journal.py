@@ -1,0 +1,290 @@
+"""Saves each trajectory as it ends, so that an interrupted process loses only the unfinished ones.
+
+Unscored trajectories are appended to a file as they end; once scored, the file is rewritten in order. Their conditions
+are kept in a separate file, and only a process with the same conditions may resume.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from emailrl.base.disk import naming, sync
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.engines import has_servers, is_chat
+from emailrl.mail import database_fingerprint
+from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.model.resolve import read_chat_template
+from emailrl.questions import fingerprint
+from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
+from emailrl.rewards.build import uses_judge
+from emailrl.settings import Settings, without_credentials
+
+
+def playing_conditions(
+    settings: Settings, scenarios: Sequence[Scenario], *, temperature: float, models: Sequence[str] = ()
+) -> Record:
+    """Everything that determines how questions are played and scored, except the policy; without secrets.
+
+    ``models`` are the base models that play, by default the one of the settings.
+    """
+    agent, rewards, db = settings.agent, settings.rewards, settings.store.db
+    asks_judge = uses_judge(rewards)
+    return {
+        "questions": fingerprint(scenarios),
+        "num_questions": len(scenarios),
+        "database": database_fingerprint(db) if db.exists() else None,
+        "engine": agent.engine,
+        "server": without_credentials(settings.openai.openai_base_url) if is_chat(settings) else None,
+        "dtype": _dtypes(settings, models or [settings.model.name]),
+        "load_in_4bit": settings.model.load_in_4bit,
+        "chat_template_sha256": _template_hash(settings.model.chat_template),
+        "environment": agent.environment,
+        "question_template": agent.question_template,
+        "search_order": agent.search_order,
+        "search_without_keywords": agent.search_without_keywords,
+        "max_turns": agent.max_turns,
+        "max_tokens": agent.max_tokens,
+        "max_model_len": settings.model.max_model_len,
+        "temperature": temperature,
+        "top_p": agent.top_p,
+        "top_k": agent.top_k,
+        "seed": settings.training.seed,
+        "reward": without_credentials(rewards.reward),
+        "reward_weights": settings.reward_weights.model_dump(),
+        "judge": "llm" if asks_judge else "offline",
+        "judge_model": rewards.judge_model if asks_judge else None,
+        "judge_server": without_credentials(rewards.judge_base_url) if asks_judge else None,
+    }
+
+
+def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
+    """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
+    if is_chat(settings) or has_servers(settings):
+        return None
+    from emailrl.model.device import DTYPES, sampling_dtype  # imports torch
+
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    found = {model: names[sampling_dtype(settings.with_model(model).model)] for model in models}
+    same = len(set(found.values())) == 1
+    return found[models[0]] if same else ", ".join(f"{model}: {name}" for model, name in found.items())
+
+
+def _template_hash(path: Path | None) -> str | None:
+    return None if path is None else hashlib.sha256(read_chat_template(path).encode()).hexdigest()
+
+
+class Busy(EmailRLError):
+    """Another process holds the same conditions file."""
+
+
+class Conditions:
+    """A file of the conditions under which trajectories are played, locked against other processes until ``close``.
+
+    The file is locked immediately, before anything is loaded or played; if nothing is played, it stays unchanged.
+    """
+
+    def __init__(self, path: Path, now: Record, *, resume: bool) -> None:
+        """With ``resume``, compare with the existing file: UsageError if it is missing or differs.
+
+        Raises Busy if another process holds it. An existing file stays until something is played.
+        """
+        self.path = path
+        self._now = json.loads(json.dumps(now))
+        self._resumed = resume
+        self._new_folders: list[Path] = []
+        self._stands = resume
+        self._idle = False
+        self._held: IO[bytes] | None = None
+        try:
+            self._hold()
+            self.is_new = os.fstat(self._held_descriptor).st_size == 0
+            """Whether nothing was played under the file before."""
+            if resume:
+                self._compare()
+            elif self.is_new:
+                self._write()
+        except BaseException:
+            self.close()
+            raise
+
+    def note(self) -> None:
+        """Keep the conditions: something is played under them."""
+        if not self._stands:
+            self._write()
+        self._idle = False
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._held is None:
+            return
+        if self._idle:
+            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # the folders are not empty
+                for folder in self._new_folders:
+                    folder.rmdir()
+        self._held.close()
+        self._held = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _held_descriptor(self) -> int:
+        assert self._held is not None
+        return self._held.fileno()
+
+    def _hold(self) -> None:
+        """Open the file, creating it if missing, and lock it."""
+        if not self._resumed:
+            self._new_folders = [folder for folder in self.path.parents if not folder.exists()]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                self._held = open(self.path, "rb+", opener=self._open)  # noqa: SIM115
+            except FileNotFoundError:
+                raise nothing_to_resume(self.path) from None
+            try:
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._held.close()
+                self._held = None
+                raise Busy(f"Another process is writing {self.path}.", "Wait for it to finish.") from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._held.fileno()), self.path.stat()):
+                    return
+            self._held.close()  # its process removed it, as nothing was played under it
+
+    def _open(self, path: str, flags: int) -> int:
+        return os.open(path, flags if self._resumed else flags | os.O_CREAT, 0o666)
+
+    def _write(self) -> None:
+        self._stands = self._idle = True
+        with naming(self.path):
+            self.path.write_bytes(json.dumps(self._now, indent=2).encode() + b"\n")
+            sync(self.path)
+
+    def _compare(self) -> None:
+        if self.is_new:
+            raise nothing_to_resume(self.path)
+        if changed := differences(self.path, self._now):
+            also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
+            raise UsageError(
+                f"{self.path} was started under other conditions: {'; '.join(changed)}.",
+                f"Repeat the original options with --resume, choose another --out, or use --overwrite.{also}",
+            )
+
+
+def nothing_to_resume(path: Path) -> UsageError:
+    """The error for a missing conditions file."""
+    return UsageError(f"Nothing to resume: {path} is missing.", "To start it, drop --resume.")
+
+
+def differences(path: Path, now: Record) -> list[str]:
+    """Describe how the conditions file differs from ``now``; UsageError if it cannot be read."""
+    try:
+        then = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} cannot be read.", "Start over with --overwrite.") from None
+    now, then = json.loads(json.dumps(now)), then if isinstance(then, dict) else {}
+    return [_difference(name, then.get(name), now.get(name)) for name in now | then if now.get(name) != then.get(name)]
+
+
+class Journal:
+    """A file of trajectories, saved as they are played; without ``conditions`` (a pipe), written only at the end."""
+
+    def __init__(self, path: Path, conditions: Conditions | None, *, resume: bool) -> None:
+        """With ``resume``, the file's trajectories count as played, except rollouts that raised; else the first
+        trajectory replaces the file."""
+        self.path = path
+        self.trajectories: dict[str, Trajectory] = {}
+        """Played trajectories, by id."""
+        self._conditions = conditions
+        self._resumed = resume
+        self._writer: TrajectoryWriter | None = None
+        if resume and path.is_file():
+            last = {trajectory.id: trajectory for trajectory in read_trajectories(path)}
+            self.trajectories = {
+                each.id: each for each in last.values() if each.stop_reason is not StopReason.EXCEPTION
+            }
+        for trajectory in self.trajectories.values():
+            if not _is_over(trajectory):
+                trajectory.exception = None  # the reason it got no reward
+
+    @property
+    def unscored(self) -> list[Trajectory]:
+        """Trajectories that no one has tried to score yet."""
+        return [each for each in self.trajectories.values() if not each.reward_terms and each.exception is None]
+
+    @property
+    def scored(self) -> list[Trajectory]:
+        """The others: with a reward, or an exception instead of one."""
+        return [each for each in self.trajectories.values() if each.reward_terms or each.exception is not None]
+
+    def is_whole(self, count: int) -> bool:
+        """Whether this many have been played and scored."""
+        return len(self.trajectories) == count and all(map(_is_over, self.trajectories.values()))
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Save a trajectory that has ended."""
+        self.trajectories[trajectory.id] = trajectory
+        if self._conditions is None:
+            return
+        if self._writer is None:
+            if not self._resumed:
+                self.path.unlink(missing_ok=True)
+            self._conditions.note()
+            self._writer = TrajectoryWriter(self.path)
+        self._writer.append(trajectory)
+
+    def finish(self, place: Callable[[Trajectory], Any] = lambda _: 0) -> None:
+        """Rewrite the file with the current trajectories, in the order of ``place``, or as they ended."""
+        self.trajectories = {each.id: each for each in sorted(self.trajectories.values(), key=place)}
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self.trajectories:
+            write_trajectories(self.path, self.trajectories.values())
+
+
+def is_complete(path: Path, conditions: Path) -> bool:
+    """Whether a file has all rollouts that its conditions file asks for, with their rewards."""
+    try:
+        then = json.loads(conditions.read_bytes())
+        count = then["num_questions"] * then["group_size"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # resuming it says what is wrong
+        return False
+    return Journal(path, None, resume=True).is_whole(count)
+
+
+def _is_over(trajectory: Trajectory) -> bool:
+    """Whether a trajectory is complete: it has its reward, or its rollout raised."""
+    return bool(trajectory.reward_terms) or trajectory.stop_reason is StopReason.EXCEPTION
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    """One difference; for hashes and lists, only that they differ."""
+    words = name.removesuffix("_sha256").replace("_", " ")
+    for value in (then, now):
+        if isinstance(value, dict | list) or (isinstance(value, str) and re.fullmatch("[0-9a-f]{16,}", value)):
+            return f"other {words}"
+    return f"{words} was {_shown(then)}, now {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

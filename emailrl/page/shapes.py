@@ -1,0 +1,248 @@
+"""JSON-ready records for the page's script: a list row per trajectory, and one trajectory in full.
+
+A row (``/data/trajectories``): ``id, file, offset`` (byte of its line), ``source, step, group, scenario, kind,
+question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped, found,
+read, cited``.
+
+One in full (``/data/trajectory``): ``id, advantage, dropped, question, gold, answer, inbox, date, exception,
+conversation`` (items with a ``role``), ``evidence, terms, rubric, facts, samples`` (``pieces, ids, mask, logprobs``
+and, of trained ones, ``old, ratio, advantages``; lists of equal length, null where a token has no value).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emailrl.measure.evaluation import verdict
+from emailrl.page.place import source_of
+from emailrl.page.tokens import TokenTexts
+from emailrl.records import Entry, Record, TrainingNote
+from emailrl.records.training import SampleNote
+from emailrl.records.trajectory import Message, StopReason, TokenSample, Trajectory, Turn
+
+_LONGEST = 200
+"""Maximum characters of a question or answer in a row."""
+_STOPS: dict[str | None, str] = {
+    StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
+    StopReason.BAD_TOOL_CALL_NAME: "no such tool",
+    StopReason.BAD_TOOL_CALL_ARGS: "wrong tool arguments",
+    StopReason.TRUNCATED: "cut off at a token limit",
+}
+"""Stop reasons that are failures in themselves, however far the search came."""
+
+
+def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]) -> list[Record]:
+    """Return the rows of a file's trajectories; ``notes`` are training's, by id."""
+    source = source_of(file)
+    found = [(entry, notes.get(entry.id)) for entry in entries if entry.id is not None]
+    return [_row(entry, note) | {"file": file.name, "source": source} for entry, note in found]
+
+
+def _row(entry: Entry, note: TrainingNote | None) -> Record:
+    return {
+        "id": entry.id,
+        "offset": entry.offset,
+        "step": entry.step,
+        "group": entry.group_id,
+        "scenario": entry.question_id,
+        "kind": entry.kind,
+        "question": _cut(entry.question),
+        "gold": _cut(entry.gold),
+        "answer": None if entry.answer is None else _cut(entry.answer),
+        "reward": _short(entry.reward),
+        "verdict": verdict(entry),
+        "failure": failure(entry),
+        "stop": entry.stop_reason,
+        "turns": entry.turns,
+        "tokens": entry.tokens,
+        "trained": entry.trained,
+        "seconds": _short(entry.seconds),
+        "advantage": _advantage(note),
+        "dropped": note and note.dropped,
+        "found": entry.rubric.get("ever_found_right_email"),
+        "read": entry.rubric.get("ever_read_right_email"),
+        "cited": entry.rubric.get("sources_correct"),
+    }
+
+
+def failure(entry: Entry) -> str:
+    """Return why a trajectory failed, as one of a few classes; ``""`` if it was correct or has no verdict.
+
+    A wrong answer, no answer and "I don't know" are split by whether a gold email was found and read, if there is one.
+    """
+    came_to = verdict(entry)
+    if came_to in ("correct", "not judged"):
+        return ""
+    if came_to == "crashed" or entry.stop_reason in _STOPS:
+        return "crashed" if came_to == "crashed" else _STOPS[entry.stop_reason]
+    found, read = entry.rubric.get("ever_found_right_email"), entry.rubric.get("ever_read_right_email")
+    if found is None:
+        return came_to
+    progress = "gold email read" if read else "gold email found, not read" if found else "gold email not found"
+    return f"{came_to}, {progress}"
+
+
+def detail(trajectory: Trajectory, *, note: TrainingNote | None = None, tokens: TokenTexts | None = None) -> Record:
+    """Return a trajectory in full; without ``tokens``, ids replace token texts."""
+    scenario = trajectory.scenario
+    return {
+        "id": trajectory.id,
+        "advantage": _advantage(note),
+        "dropped": note and note.dropped,
+        "question": scenario.question,
+        "gold": scenario.answer,
+        "answer": trajectory.final_answer,
+        "inbox": scenario.inbox_address,
+        "date": scenario.query_date,
+        "exception": trajectory.exception,
+        "conversation": list(_conversation(trajectory)),
+        "evidence": evidence(trajectory),
+        "terms": {name: _short(value) for name, value in trajectory.reward_terms.items()},
+        "rubric": trajectory.rubric,
+        "facts": {
+            "run": trajectory.run_id,
+            "mode": trajectory.mode,
+            "policy": trajectory.policy_version,
+            "adapter": trajectory.adapter_sha256,
+            "split": scenario.split,
+            "realism": scenario.how_realistic,
+            "sources": trajectory.final_sources,
+            "cost": sum(turn.cost for turn in trajectory.turns if turn.cost is not None) or None,
+        },
+        "samples": _samples(trajectory, note, tokens),
+    }
+
+
+def evidence(trajectory: Trajectory) -> Record:
+    """Return ``gold``, a list of each gold email's ``id``, ``found``, ``read`` (turns from 1, or None) and ``cited``,
+    and ``others``, the cited emails that are not gold."""
+    found, read = _first_turns(trajectory.turns)
+    gold = trajectory.scenario.message_ids
+    cited = set(trajectory.final_sources)
+    return {
+        "gold": [
+            {"id": each, "found": found.get(each), "read": read.get(each), "cited": each in cited} for each in gold
+        ],
+        "others": [each for each in dict.fromkeys(trajectory.final_sources) if each not in gold],
+    }
+
+
+def _first_turns(turns: list[Turn]) -> tuple[dict[str, int], dict[str, int]]:
+    """The turns (from 1) in which each message id was first found by a search, and first read."""
+    found: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for number, turn in enumerate(turns, 1):
+        result = _parsed(turn.tool_result)
+        if turn.tool_name == "search_emails":
+            for message_id in _ids(result):
+                found.setdefault(message_id, number)
+        elif turn.tool_name == "read_email" and isinstance(result, dict) and isinstance(result.get("message_id"), str):
+            read.setdefault(result["message_id"], number)
+    return found, read
+
+
+def _ids(hits: Any) -> Iterator[str]:
+    for hit in hits if isinstance(hits, list) else ():
+        if isinstance(hit, dict) and isinstance(hit.get("message_id"), str):
+            yield hit["message_id"]
+
+
+def _parsed(result: str | None) -> Any:
+    """The tool's JSON; None for a result of another environment's tool that is not JSON."""
+    try:
+        return json.loads(result or "null")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _conversation(trajectory: Trajectory) -> Iterator[Record]:
+    """The messages in order, each assistant message with its turn; then turns without a message."""
+    turns = list(enumerate(trajectory.turns, 1))
+    number, current = 0, None
+    for message in trajectory.messages:
+        if message.role == "assistant":
+            yield from _unanswered(current, number)
+            number, current = turns.pop(0) if turns else (0, None)
+            yield _assistant(message, number, current)
+        else:
+            current = None if message.role == "tool" else current
+            yield {"role": message.role, "text": message.content, "name": message.name}
+    yield from _unanswered(current, number)
+    for number, turn in turns:
+        call = [{"name": turn.tool_name, "arguments": turn.tool_args}] if turn.tool_name else []
+        yield {"role": "assistant", "text": "", "calls": call, "error": None, **_turn_facts(number, turn)}
+        yield from _unanswered(turn, number)
+
+
+def _assistant(message: Message, number: int, turn: Turn | None) -> Record:
+    calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+    facts = _turn_facts(number, turn) if turn else {}
+    return {"role": "assistant", "text": message.content, "calls": calls, "error": message.parse_error, **facts}
+
+
+def _unanswered(turn: Turn | None, number: int) -> Iterator[Record]:
+    """The result of a turn that is not in the conversation, such as a refusal."""
+    if turn is not None and turn.tool_result is not None:
+        yield {"role": "tool", "text": turn.tool_result, "name": turn.tool_name, "turn": number}
+
+
+def _turn_facts(number: int, turn: Turn) -> Record:
+    sampled = [each for each in turn.logprobs if each is not None]
+    return {
+        "turn": number,
+        "finish": turn.finish_reason,
+        "tokens": len(turn.completion_ids) or turn.completion_tokens,
+        "seconds": _short(turn.seconds),
+        "tool_seconds": _short(turn.tool_seconds),
+        "logprob": _short(sum(sampled) / len(sampled)) if sampled else None,
+    }
+
+
+def _samples(trajectory: Trajectory, note: TrainingNote | None, tokens: TokenTexts | None) -> list[Record]:
+    trained = note.samples if note else []
+    if len(trained) != len(trajectory.samples):
+        trained = [SampleNote()] * len(trajectory.samples)
+    return [
+        _sample(sample, numbers, note.advantage if note else None, tokens)
+        for sample, numbers in zip(trajectory.samples, trained, strict=True)
+    ]
+
+
+def _sample(sample: TokenSample, trained: SampleNote, advantage: float | None, tokens: TokenTexts | None) -> Record:
+    """One sequence; uses the recorded training mask if its length matches."""
+    length, mask = len(sample.token_ids), trained.loss_mask
+    record: Record = {
+        "ids": sample.token_ids,
+        "pieces": tokens.pieces(sample.token_ids) if tokens else None,
+        "mask": sample.loss_mask,
+        "logprobs": _shorts(sample.sampler_logprobs),
+    }
+    if len(mask) != length:
+        return record
+    advantages = trained.advantages or [advantage if on else None for on in mask]
+    numbers = {"old": trained.old_logprobs, "ratio": trained.ratio, "advantages": advantages}
+    return record | {"mask": mask} | {name: _shorts(each) for name, each in numbers.items() if len(each) == length}
+
+
+def _advantage(note: TrainingNote | None) -> float | None:
+    """The common advantage of the trained tokens, or their mean."""
+    if note is None:
+        return None
+    values = note.token_advantages
+    return _short(sum(values) / len(values) if values else note.advantage)
+
+
+def _shorts(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else float(f"{value:.6g}") for value in values]
+
+
+def _short(value: Any) -> Any:
+    """A float with six significant digits: exact enough to read, half as long in the file."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,0 +1,152 @@
+"""EmailAgent: the training loop's own rollout behind one call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from tiny import ANN, make_checkpoint, make_database, make_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from emailrl import EmailAgent
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.engines import opened
+from emailrl.engines.base import Advance, Completion, Request
+from emailrl.records.trajectory import StopReason
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("agent")
+    return make_model(folder / "model"), make_database(folder / "mail.db")
+
+
+class Expert:
+    """An engine that plays fixed texts, turn by turn."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        self.tokenizer, self.texts = tokenizer, list(texts)
+
+    def generate(self, requests: list[Request], advance: Advance) -> list[Completion]:
+        request: Request | None = requests[0]
+        while request is not None:
+            ids = self.tokenizer.encode(self.texts.pop(0) + "<|im_end|>", add_special_tokens=False)
+            request = advance(Completion(request.trajectory_id, ids, [-0.1] * len(ids), "stop"))
+        return []
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def play(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., EmailAgent]:
+    """Make an agent whose model says these texts."""
+    model, db = parts
+
+    def make(*texts: str, **config: Any) -> EmailAgent:
+        monkeypatch.setattr(opened, "build_engine", lambda _, policy: Expert(policy.tokenizer, texts))
+        return EmailAgent(str(model), config={"db": db, **config})
+
+    return make
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_it_answers_with_sources(play: Callable[..., EmailAgent]) -> None:
+    agent = play(
+        call("search_emails", '{"keywords": ["lease"]}'),
+        call("read_email", '{"message_id": "<m0@x>"}'),
+        call("return_final_answer", '{"answer": "31 May 2002", "sources": ["<m0@x>"]}'),
+        max_turns=3,
+    )
+    answer = agent.answer("When does the lease end?", inbox="Ann@Example.com")
+    assert (answer.answer, answer.sources, answer.stop_reason) == ("31 May 2002", ["<m0@x>"], StopReason.ANSWERED)
+    assert str(answer) == "31 May 2002"
+    results = [message.content for message in answer.trajectory.messages if message.role == "tool"]
+    assert "<m0@x>" in results[0] and "The lease ends on 31 May 2002." in results[1]
+
+
+def test_query_date_hides_later_mail(play: Callable[..., EmailAgent]) -> None:
+    for query_date, found in ((None, True), ("2001-05-02", True), ("2001-05-01", False)):
+        agent = play(call("search_emails", '{"keywords": ["lease"]}'), max_turns=1)
+        answer = agent.answer("When?", ANN, query_date=query_date)
+        assert ("<m0@x>" in (answer.trajectory.turns[0].tool_result or "")) is found
+        assert answer.answer is None and str(answer) == "no answer (ran_out_of_turns)"
+
+
+def test_whether_a_search_needs_keywords_is_a_setting(play: Callable[..., EmailAgent]) -> None:
+    search = call("search_emails", '{"keywords": [], "sent_after": "2001-01-01"}')
+    for allowed, reason in ((True, StopReason.RAN_OUT_OF_TURNS), (False, StopReason.BAD_TOOL_CALL_ARGS)):
+        agent = play(search, max_turns=1, search_without_keywords=allowed)
+        assert agent.answer("When?", ANN).stop_reason == reason
+
+
+def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    model, db = parts
+    config = {"db": db, "max_tokens": 12, "max_turns": 1, "eval_temperature": 1.0}
+    checkpoint = make_checkpoint(tmp_path / "run" / "best_model", model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def sampled(policy: torch.nn.Module | str) -> list[int]:
+        agent = EmailAgent(policy, tokenizer, config)
+        return agent.answer("When does the lease end?", ANN).trajectory.turns[0].completion_ids
+
+    base = AutoModelForCausalLM.from_pretrained(model)
+    bare = sampled(base)
+    assert bare == sampled(str(model))
+    adapted = sampled(PeftModel.from_pretrained(base, str(checkpoint.path)))
+    merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), str(checkpoint.path))
+    assert adapted == sampled(merged.merge_and_unload()) != bare
+    assert adapted == sampled(str(checkpoint.path))  # a folder with an adapter plays on the base it names
+
+
+def test_what_it_needs_is_said(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    model, _ = parts
+    with pytest.raises(UsageError, match="tokenizer"):
+        EmailAgent(AutoModelForCausalLM.from_pretrained(model))
+    agent = EmailAgent(str(model), config={"db": tmp_path / "none.db"})
+    with pytest.raises(EmailRLError, match=r"none\.db"):
+        agent.answer("When?", ANN)
+
+
+def test_an_inbox_that_no_mail_names_is_refused(parts: tuple[Path, Path]) -> None:
+    model, db = parts
+    agent = EmailAgent(str(model), config={"db": db, "max_turns": 1})
+    with pytest.raises(UsageError, match=r"No email in .*mail\.db is from or to nobody@elsewhere\.org") as raised:
+        agent.answer("When?", "nobody@elsewhere.org")
+    assert raised.value.hint.startswith("Its largest mailboxes: ") and ANN in raised.value.hint
+    with pytest.raises(UsageError, match=r"is from or to an@example\.com\. Did you mean ann@example\.com\?"):
+        agent.answer("When?", "an@example.com")
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_torch_finds_threads_told_to_wait_without_spinning(own: str | None, seen: str) -> None:
+    program = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+            sys.exit()
+sys.meta_path.insert(0, Watch())
+from emailrl import EmailAgent
+EmailAgent("nano")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": own} if own else {}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended.stdout.strip() == seen, ended.stderr
+
+
+def test_importing_emailrl_loads_no_model_library() -> None:
+    program = "import sys, emailrl; assert 'torch' not in sys.modules; print(emailrl.EmailAgent.__name__)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "EmailAgent"

@@ -1,0 +1,188 @@
+"""Stop rules and rubric, one by one, on a real mailbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from mail_calls import call
+
+from emailrl.agent import MailEnvironment, Rubric
+from emailrl.base.errors import EmailRLError, ToolError
+from emailrl.facts.words import is_i_dont_know
+from emailrl.records.trajectory import Message, StopReason, ToolCall
+
+Play = Callable[..., MailEnvironment]
+
+
+def test_first_messages_name_turns_user_and_date(play: Play, scenario) -> None:
+    environment = MailEnvironment(scenario, play().mailbox, max_turns=6)
+    system, user = environment.start()
+    assert (system.role, user.role, user.content) == ("system", "user", "When is the pump order due?")
+    assert "at most 6 turns" in system.content
+    assert "ida@corvane.test" in system.content and "2002-05-10" in system.content
+
+
+def test_a_whole_good_trajectory(play: Play) -> None:
+    environment = play()
+    search = environment.step(call("search_emails", keywords=["pump", "order"]))
+    assert not search.done and search.stop_reason is None
+    assert (search.tool_name, search.tool_args) == ("search_emails", {"keywords": ["pump", "order"]})
+    (reply,) = search.messages
+    assert (reply.role, reply.name, reply.tool_call_id) == ("tool", "search_emails", "c1")
+    assert reply.content == search.tool_result
+    assert [hit["message_id"] for hit in json.loads(reply.content)] == ["<2@x>", "<1@x>"]
+
+    read = environment.step(call("read_email", message_id="<1@x>"))
+    assert json.loads(read.tool_result or "")["body"] == "The pump order is due on May 20."
+
+    end = environment.step(call("return_final_answer", answer="May 20", sources=["<1@x>"]))
+    assert end.done and end.stop_reason is StopReason.ANSWERED
+    assert end.messages == [] and end.tool_result is None
+    assert (environment.final_answer, environment.final_sources) == ("May 20", ["<1@x>"])
+    assert environment.rubric == Rubric(
+        attempted_answer=True,
+        ever_found_right_email=True,
+        ever_read_right_email=True,
+        sources_correct=True,
+        num_turns=3,
+        num_sources=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "flag"),
+    [
+        (Message("assistant", "<tool_call>{", parse_error="bad JSON"), "cant_parse_tool_call", "cant_parse_tool_call"),
+        (Message("assistant", "It is due on May 20."), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("search_mail", keywords=["x"]), "bad_tool_call_name", "bad_tool_call_name"),
+        (call("search_emails"), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("search_emails", keywords=[]), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("search_emails", keywords=["x"], max_results=11), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("search_emails", keywords=["x"], sent_before="tomorrow"), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("search_emails", keywords=["x"], inbox="rita@corvane.test"), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("read_email", message_id=7), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("return_final_answer", answer=None, sources=[]), "bad_tool_call_args", "bad_tool_call_args"),
+        (call("return_final_answer", answer="x", sources="<1@x>"), "bad_tool_call_args", "bad_tool_call_args"),
+    ],
+)
+def test_what_ends_a_trajectory_at_once(play: Play, message: Message, reason: str, flag: str) -> None:
+    environment = play()
+    result = environment.step(message)
+    assert result.done and result.stop_reason == reason
+    assert result.messages == [], "a refused call is never fed back"
+    assert list(json.loads(result.tool_result or "")) == ["error"]
+    assert environment.rubric == Rubric(num_turns=1, **{flag: True})
+    assert environment.final_answer is None
+    with pytest.raises(RuntimeError):
+        environment.step(message)
+
+
+def test_only_the_first_of_several_calls_counts(play: Play) -> None:
+    message = call("search_emails", keywords=["lunch"])
+    message.tool_calls.append(ToolCall("return_final_answer", {"answer": "x", "sources": []}))
+    result = play().step(message)
+    assert not result.done and result.tool_name == "search_emails"
+
+
+def test_running_out_of_turns_counts_one_more(play: Play) -> None:
+    environment = play(max_turns=2)
+    assert not environment.step(call("search_emails", keywords=["pump"])).done
+    last = environment.step(call("search_emails", keywords=["lunch"]))
+    assert last.done and last.stop_reason is StopReason.RAN_OUT_OF_TURNS and len(last.messages) == 1
+    assert environment.rubric == Rubric(num_turns=3, ran_out_of_turns=True, ever_found_right_email=True)
+
+
+def test_an_answer_in_the_last_turn_is_in_time(play: Play) -> None:
+    environment = play(max_turns=1)
+    end = environment.step(call("return_final_answer", answer="May 20", sources=[]))
+    assert end.stop_reason is StopReason.ANSWERED
+    assert environment.rubric == Rubric(num_turns=1, attempted_answer=True)
+
+
+def test_an_invalid_id_is_told_and_noted(play: Play) -> None:
+    environment = play()
+    result = environment.step(call("read_email", message_id="<3@x>"))
+    assert not result.done and result.tool_result == '{"error":"Email not found"}'
+    assert environment.rubric == Rubric(num_turns=1, ever_tried_to_read_invalid_email=True)
+
+
+def test_a_source_mail_that_cannot_be_read_was_not_read(play: Play) -> None:
+    environment = play(message_ids=["<3@x>"])
+    environment.step(call("read_email", message_id="<3@x>"))
+    assert not environment.rubric.ever_read_right_email
+
+
+def test_any_source_mail_counts(play: Play) -> None:
+    environment = play(message_ids=["<3@x>", "<5@x>"])
+    environment.step(call("search_emails", keywords=["noodles"]))
+    environment.step(call("read_email", message_id="<5@x>"))
+    environment.step(call("return_final_answer", answer="x", sources=["<1@x>", "<5@x>", "<5@x>"]))
+    rubric = environment.rubric
+    assert rubric.ever_found_right_email and rubric.ever_read_right_email and rubric.sources_correct
+    assert rubric.num_sources == 2, "an id cited twice is one source"
+
+
+def test_where_all_source_mails_are_needed_all_must_be_cited(play: Play) -> None:
+    for cited, is_right in (["<5@x>"], False), (["<1@x>", "<5@x>"], False), (["<5@x>", "<3@x>", "<1@x>"], True):
+        environment = play(message_ids=["<3@x>", "<5@x>"], needs_all=True)
+        environment.step(call("return_final_answer", answer="x", sources=cited))
+        assert environment.rubric.sources_correct is is_right
+
+
+def test_wrong_mails_count_for_nothing(play: Play) -> None:
+    environment = play()
+    environment.step(call("search_emails", keywords=["noodles"]))
+    environment.step(call("read_email", message_id="<5@x>"))
+    environment.step(call("return_final_answer", answer="x", sources=["<5@x>"]))
+    assert environment.rubric == Rubric(num_turns=3, attempted_answer=True, num_sources=1)
+
+
+def test_null_sources_are_no_sources(play: Play) -> None:
+    environment = play()
+    end = environment.step(call("return_final_answer", answer="May 20", sources=None))
+    assert end.stop_reason is StopReason.ANSWERED and environment.final_sources == []
+    assert environment.rubric.num_sources == 0 and environment.rubric.attempted_answer
+
+
+def test_i_dont_know_is_no_attempt_and_cites_nothing_right(play: Play) -> None:
+    environment = play()
+    environment.step(call("return_final_answer", answer="I don\u2019t know.", sources=["<1@x>"]))
+    assert environment.rubric == Rubric(num_turns=1, returned_i_dont_know=True, num_sources=1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!", "IDK", "Don't know"),
+        *(' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer."),
+        "I do not know the answer to that",
+    ],
+)
+def test_spellings_of_i_dont_know(answer: str) -> None:
+    assert is_i_dont_know(answer)
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero"]
+)
+def test_what_is_not_i_dont_know(answer: str) -> None:
+    assert not is_i_dont_know(answer)
+
+
+def test_an_environment_plays_once(play: Play) -> None:
+    environment = play()
+    with pytest.raises(RuntimeError):
+        environment.start()
+    with pytest.raises(RuntimeError):
+        MailEnvironment(environment.scenario, environment.mailbox, max_turns=1).step(Message("assistant", ""))
+
+
+def test_errors_of_the_mailbox_are_not_blamed_on_the_model(play: Play) -> None:
+    environment = play()
+    environment.mailbox.close()
+    with pytest.raises(EmailRLError, match="closed") as caught:
+        environment.step(call("search_emails", keywords=["pump"]))
+    assert not isinstance(caught.value, ToolError)
+    assert not environment.rubric.bad_tool_call_args

@@ -1,0 +1,267 @@
+"""Rollouts of scripted conversations: what ends up in tokens, masks, messages and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from emailrl.agent.audit import TokenDriftError, audit
+from emailrl.agent.runner import derive_seed, run
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.renderer import ChatRenderer, Rendered
+from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
+
+SCENARIO = Scenario("7", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
+SAMPLING = SamplingParams(64)
+
+
+@dataclass
+class Result:
+    messages: list[Message] = field(default_factory=list)
+    done: bool = False
+    tool_name: str | None = None
+    tool_args: dict[str, Any] | None = None
+    tool_result: str | None = None
+    stop_reason: StopReason | None = None
+
+
+@dataclass
+class Rubric:
+    num_turns: int = 0
+
+
+class Echo:
+    """Answers each message with a tool result, and ends at the message ``bye``."""
+
+    def __init__(self, result: str = "ok", *, fails_at: int | None = None) -> None:
+        self.scenario = SCENARIO
+        self.rubric = Rubric()
+        self.final_answer: str | None = None
+        self.final_sources: list[str] = []
+        self.result = result
+        self.fails_at = fails_at
+
+    def start(self) -> list[Message]:
+        if self.fails_at == 0:
+            raise OSError("no mailbox")
+        return [Message("user", "a")]
+
+    def step(self, message: Message) -> Result:
+        self.rubric.num_turns += 1
+        if self.rubric.num_turns == self.fails_at:
+            raise ValueError("broken tool")
+        if message.content == "bye":
+            self.final_answer, self.final_sources = "May 20", ["<1@x>"]
+            return Result(done=True, tool_name="return_final_answer", stop_reason=StopReason.ANSWERED)
+        return Result([Message("tool", self.result, name="echo")], tool_name="echo", tool_result=self.result)
+
+
+class ByCharacter:
+    """A renderer whose ids are code points: prompt ``[…]``, each later message in brackets too, ``.`` to stop."""
+
+    stop_ids = frozenset([ord(".")])
+
+    def __init__(self, *, forgets: bool = False) -> None:
+        self.forgets = forgets
+
+    def tokenize(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def parse(self, ids: Sequence[int]) -> Message:
+        return Message("assistant", self.text_of(ids).removesuffix("."))
+
+    def start(self, messages: Sequence[Message]) -> Rendered:
+        text = self._text(messages)
+        return Rendered(self.tokenize(text), text)
+
+    def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
+        text = self._text(messages)
+        extends = text.startswith(text_so_far)
+        return Rendered(self.tokenize(text[len(text_so_far) if extends else 0 :]), text, extends)
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        said = [f"{m.content.upper() if self.forgets else m.content}." if m.role == "assistant" else f"[{m.content}]"
+                for m in messages]  # fmt: skip
+        return "".join(said)
+
+
+@pytest.fixture
+def renderer() -> ByCharacter:
+    return ByCharacter()
+
+
+def test_the_mask_is_one_where_the_policy_sampled(scripted: Any, renderer: ByCharacter) -> None:
+    """``[a]`` is the prompt, ``hi.`` and ``bye.`` are sampled, ``[ok]`` is the tool's."""
+    engine = scripted(["hi", "bye"])
+    (trajectory,) = run([Echo()], engine, renderer, SAMPLING, seeds=[1])
+    (sample,) = trajectory.samples
+    assert sample.token_ids == [91, 97, 93, 104, 105, 46, 91, 111, 107, 93, 98, 121, 101, 46]
+    assert sample.loss_mask == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert sample.sampler_logprobs == [
+        None, None, None, -0.5, -0.75, -1.0, None, None, None, None, -0.5, -0.75, -1.0, -1.25,
+    ]  # fmt: skip
+    assert [turn.completion_ids for turn in trajectory.turns] == [[104, 105, 46], [98, 121, 101, 46]]
+    assert [turn.prompt_tokens for turn in trajectory.turns] == [3, 10]
+    assert [request.prompt_ids for request in engine.requests] == [sample.token_ids[:3], sample.token_ids[:10]]
+    assert audit(trajectory) == 7
+
+
+def test_what_happened_is_told(scripted: Any, renderer: ByCharacter) -> None:
+    (trajectory,) = run([Echo()], scripted(["hi", "bye"]), renderer, SAMPLING, seeds=[1])
+    assert [(m.role, m.content) for m in trajectory.messages] == [
+        ("user", "a"), ("assistant", "hi"), ("tool", "ok"), ("assistant", "bye"),
+    ]  # fmt: skip
+    assert [(t.tool_name, t.tool_result, t.finish_reason) for t in trajectory.turns] == [
+        ("echo", "ok", "stop"),
+        ("return_final_answer", None, "stop"),
+    ]
+    assert trajectory.stop_reason == StopReason.ANSWERED
+    assert (trajectory.final_answer, trajectory.final_sources) == ("May 20", ["<1@x>"])
+    assert trajectory.rubric == {"num_turns": 2, "prompt_tokens": 13, "completion_tokens": 7}
+    assert (trajectory.policy_version, trajectory.adapter_sha256) == ("v1", "ab12")
+    assert trajectory.exception is None
+
+
+def test_a_template_that_rewrites_history_starts_a_new_sample(scripted: Any) -> None:
+    (trajectory,) = run([Echo()], scripted(["hi", "bye"]), ByCharacter(forgets=True), SAMPLING, seeds=[1])
+    first, second = trajectory.samples
+    assert (first.token_ids, first.loss_mask) == ([91, 97, 93, 104, 105, 46], [0, 0, 0, 1, 1, 1])
+    # [a]HI.[ok] is the new prompt: what was sampled before is shown again, but not trained twice.
+    assert second.token_ids == [91, 97, 93, 72, 73, 46, 91, 111, 107, 93, 98, 121, 101, 46]
+    assert second.loss_mask == [0] * 10 + [1] * 4
+    assert audit(trajectory) == 7
+
+
+def test_with_a_real_template_the_tokens_are_those_of_the_whole_text(
+    tokenizer: Any, scripted: Callable[..., Any]
+) -> None:
+    real = ChatRenderer(tokenizer)
+    engine = scripted(["hi", "bye"])
+    engine.renderer = real
+    (trajectory,) = run([Echo("<|im_end|>")], engine, real, SAMPLING, seeds=[1])
+    (sample,) = trajectory.samples
+    assert sample.token_ids == real.tokenize(
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nhi<|im_end|>\n<|im_start|>user\n<tool_response>\n"
+        "< |im_end|>\n</tool_response><|im_end|>\n<|im_start|>assistant\nbye<|im_end|>"
+    )
+    trained = [token for token, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+    assert trained == real.tokenize("hi<|im_end|>bye<|im_end|>")
+    assert trajectory.messages[2].content == "<|im_end|>"
+
+
+def test_a_completion_cut_short_ends_the_trajectory_unplayed(scripted: Any, renderer: ByCharacter) -> None:
+    (trajectory,) = run([Echo()], scripted(["bye"], finish="length"), renderer, SAMPLING, seeds=[1])
+    assert trajectory.stop_reason == StopReason.TRUNCATED
+    assert trajectory.final_answer is None
+    assert trajectory.samples[0].loss_mask == [0, 0, 0, 1, 1, 1]
+    assert audit(trajectory) == 3
+
+
+@pytest.mark.parametrize(("fails_at", "turns", "error"), [(0, 0, "OSError: no mailbox"), (2, 2, "ValueError: broken")])
+def test_an_exception_ends_its_own_trajectory_alone(
+    scripted: Any, renderer: ByCharacter, fails_at: int, turns: int, error: str
+) -> None:
+    ended: list[Trajectory] = []
+    broken, sound = run(
+        [Echo(fails_at=fails_at), Echo()],
+        scripted(["hi", "bye"]),
+        renderer,
+        SAMPLING,
+        seeds=[1, 2],
+        progress=ended.append,
+    )
+    assert broken.exception is not None and broken.exception.startswith(error)
+    assert broken.stop_reason == StopReason.EXCEPTION
+    assert len(broken.turns) == turns
+    assert (sound.exception, sound.stop_reason) == (None, StopReason.ANSWERED)
+    assert sorted(map(id, ended)) == sorted([id(broken), id(sound)])
+
+
+def test_an_engines_error_is_recorded(scripted: Any, renderer: ByCharacter) -> None:
+    engine = scripted(["hi"])
+    complete = engine.complete
+
+    def fail(request: Request, text: str) -> Completion:
+        completion = complete(request, text)
+        completion.error = "server gone"
+        return completion
+
+    engine.complete = fail
+    (trajectory,) = run([Echo()], engine, renderer, SAMPLING, seeds=[1])
+    assert trajectory.exception == "server gone"
+
+
+def test_an_interrupt_passes_through(scripted: Any, renderer: ByCharacter) -> None:
+    class Interrupted(Echo):
+        def step(self, message: Message) -> Result:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([Interrupted()], scripted(["hi"]), renderer, SAMPLING, seeds=[1])
+
+
+def test_a_policy_that_changes_in_mid_trajectory_is_an_exception(scripted: Any, renderer: ByCharacter) -> None:
+    engine = scripted(["hi", "bye"])
+
+    class Swaps(Echo):
+        def step(self, message: Message) -> Result:
+            engine.version = "v2"
+            return super().step(message)
+
+    (trajectory,) = run([Swaps()], engine, renderer, SAMPLING, seeds=[1])
+    assert trajectory.exception == "StaleSpanError: the policy changed from v1 to v2 mid-trajectory"
+    assert trajectory.rubric["stale_turns"] == 1 and len(trajectory.turns) == 1
+
+    engine.version = "v1"
+    (allowed,) = run([Swaps()], engine, renderer, SAMPLING, seeds=[1], stale_allowed=True)
+    assert allowed.exception is None and allowed.policy_version == "v1" and allowed.rubric["stale_turns"] == 1
+    assert [turn.policy_version for turn in allowed.turns] == ["v1", "v2"]
+    assert [turn.adapter_sha256 for turn in allowed.turns] == ["ab12", "ab12"]
+    assert audit(allowed) > 0
+    allowed.rubric.clear()
+    with pytest.raises(TokenDriftError, match="1 turns were sampled by different weights than the first"):
+        audit(allowed)
+
+
+def test_chat_engines_play_without_tokens() -> None:
+    class Chat:
+        def generate(self, requests: Sequence[Request], advance: Any) -> list[Completion]:
+            done = []
+            request: Request | None = requests[0]
+            for text in ("hi", "bye"):
+                assert request is not None and request.prompt_ids == []
+                assert request.messages[-1].role in ("user", "tool")
+                done.append(Completion("000000", [], [], "stop", message=Message("assistant", text), prompt_tokens=4))
+                request = advance(done[-1])
+            assert request is None
+            return done
+
+        def close(self) -> None: ...
+
+    (trajectory,) = run([Echo()], Chat(), None, SAMPLING, seeds=[1])
+    assert trajectory.samples == []
+    assert trajectory.stop_reason == StopReason.ANSWERED
+    assert trajectory.rubric["prompt_tokens"] == 8
+    assert audit(trajectory) == 0
+
+
+def test_each_turn_has_a_seed_of_its_own(scripted: Any, renderer: ByCharacter) -> None:
+    engine = scripted(["hi", "bye"])
+    run([Echo(), Echo()], engine, renderer, SAMPLING, seeds=[1, 2])
+    seeds = {request.trajectory_id + str(len(request.messages)): request.seed for request in engine.requests}
+    assert len(set(seeds.values())) == 4
+    assert derive_seed(1, 0) == engine.requests[0].seed
+    # The first eight bytes of the SHA-256 of "1", unit separator, "0", without the lowest bit.
+    assert derive_seed(1, 0) == 0x658E6336371AFE4B
+
+
+def test_two_trajectories_of_one_name_are_refused(scripted: Any, renderer: ByCharacter) -> None:
+    twice = [Trajectory("a", "g", SCENARIO), Trajectory("a", "g", SCENARIO)]
+    with pytest.raises(ValueError, match="same id"):
+        run([Echo(), Echo()], scripted(["bye"]), renderer, SAMPLING, seeds=[1, 2], trajectories=twice)

@@ -1,0 +1,185 @@
+"""The schemas are ART-E's, and arguments are checked against the same signatures."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from mail_calls import INBOX
+
+from emailrl.agent.tools import TOOLS, call_tool, check_arguments, to_json, tool_schemas
+from emailrl.base.errors import ToolError
+from emailrl.mail import Mailbox, open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
+from emailrl.settings import AgentSettings, StoreSettings
+
+
+@pytest.fixture
+def mailbox(db: Path) -> Mailbox:
+    return open_mailbox(db, INBOX, until="2002-05-10")
+
+
+def parameters(name: str) -> dict:
+    return next(s["function"]["parameters"] for s in tool_schemas() if s["function"]["name"] == name)
+
+
+def test_names_and_parameters_are_those_of_art_e() -> None:
+    shape = {
+        schema["function"]["name"]: (
+            list(schema["function"]["parameters"]["properties"]),
+            schema["function"]["parameters"]["required"],
+        )
+        for schema in tool_schemas()
+    }
+    assert shape == {
+        "search_emails": (
+            ["keywords", "from_addr", "to_addr", "sent_after", "sent_before", "max_results"],
+            ["keywords"],
+        ),
+        "read_email": (["message_id"], ["message_id"]),
+        "return_final_answer": (["answer", "sources"], ["answer", "sources"]),
+    }
+
+
+def test_types_come_from_the_signatures() -> None:
+    search = parameters("search_emails")["properties"]
+    assert search["keywords"] == {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "Words or phrases that must all occur in the subject or body. "
+        "May be empty where an address or a date is given.",
+    }
+    assert search["from_addr"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+    assert search["from_addr"]["default"] is None
+    assert search["max_results"] == {
+        "type": "integer",
+        "description": "Most emails to return, at most 10.",
+        "default": 10,
+    }
+    assert parameters("return_final_answer")["properties"]["sources"]["anyOf"] == [
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "null"},
+    ]
+
+
+def test_mailbox_and_inbox_are_nowhere_in_the_schemas() -> None:
+    assert "mailbox" not in str([list(s["function"]["parameters"]["properties"]) for s in tool_schemas()])
+    assert "inbox" not in str([list(s["function"]["parameters"]["properties"]) for s in tool_schemas()])
+    assert all(next(iter(inspect.signature(tool).parameters)) == "mailbox" for tool in TOOLS.values())
+
+
+def test_every_parameter_is_described() -> None:
+    for schema in tool_schemas():
+        assert schema["function"]["description"]
+        assert all(p["description"] for p in schema["function"]["parameters"]["properties"].values())
+
+
+def test_the_search_tool_says_in_which_order_it_answers() -> None:
+    newest, relevance = (
+        tool_schemas(AgentSettings(search_order=order))[0]["function"]["description"]
+        for order in ("newest", "relevance")
+    )
+    assert tool_schemas()[0]["function"]["description"] == newest and newest.endswith("keywords, newest first.")
+    assert relevance == newest.replace("newest first", "most relevant first")
+
+
+def test_the_search_tool_says_whether_it_needs_keywords() -> None:
+    def described(without_keywords: bool) -> str:
+        search = tool_schemas(AgentSettings(search_without_keywords=without_keywords))[0]["function"]
+        return search["parameters"]["properties"]["keywords"]["description"]
+
+    assert described(False) == "Words or phrases that must all occur in the subject or body."
+    assert described(True) == described(False) + " May be empty where an address or a date is given."
+
+
+def test_schemas_are_fresh_copies() -> None:
+    tool_schemas()[0]["function"]["name"] = "broken"
+    assert tool_schemas()[0]["function"]["name"] == "search_emails"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("search_emails", {}, "search_emails needs the argument 'keywords'."),
+        ("search_emails", {"keywords": "pump"}, "search_emails: 'keywords' must be a list of strings."),
+        ("search_emails", {"keywords": ["pump", 3]}, "search_emails: 'keywords' must be a list of strings."),
+        ("search_emails", {"keywords": ["x"], "max_results": True}, "search_emails: 'max_results' must be integer."),
+        ("search_emails", {"keywords": ["x"], "max_results": "5"}, "search_emails: 'max_results' must be integer."),
+        ("search_emails", {"keywords": ["x"], "from_addr": 1}, "search_emails: 'from_addr' must be string or null."),
+        ("search_emails", {"keywords": ["x"], "inbox": "a@b"}, "search_emails has no argument 'inbox'."),
+        ("search_emails", {"keywords": ["x"], "mailbox": "a@b"}, "search_emails has no argument 'mailbox'."),
+        ("read_email", {"message_id": None}, "read_email: 'message_id' must be string."),
+        ("return_final_answer", {"answer": "x"}, "return_final_answer needs the argument 'sources'."),
+        ("return_final_answer", {"answer": 4, "sources": []}, "return_final_answer: 'answer' must be string."),
+    ],
+)
+def test_arguments_that_do_not_fit(name: str, arguments: dict, message: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        check_arguments(name, arguments)
+    assert str(caught.value) == message
+
+
+def test_search_limits_and_refusals(mailbox: Mailbox) -> None:
+    with pytest.raises(ToolError, match="No keywords provided for search"):
+        call_tool(mailbox, "search_emails", {"keywords": []})
+    with pytest.raises(ToolError, match="max_results must be less than or equal to 10"):
+        call_tool(mailbox, "search_emails", {"keywords": ["pump"], "max_results": 11})
+    with pytest.raises(ToolError):
+        call_tool(mailbox, "search_emails", {"keywords": ["pump"], "sent_after": "May 3"})
+    assert len(call_tool(mailbox, "search_emails", {"keywords": ["pump"], "max_results": 10})) == 2
+
+
+def test_a_search_by_sender_and_dates_needs_no_keywords(mailbox: Mailbox) -> None:
+    found = call_tool(mailbox, "search_emails", {"keywords": [], "from_addr": "otto@corvane.test"})
+    assert found == [{"message_id": "<1@x>", "snippet": "Pump order ... The pump order is due on May 20."}]
+    dates = {"sent_after": "2002-05-03", "sent_before": "2002-05-05"}
+    found = call_tool(mailbox, "search_emails", {"keywords": [], **dates})
+    assert [hit["message_id"] for hit in found] == ["<2@x>"]
+
+
+def test_search_is_newest_first_in_the_inbox_before_the_query_date(mailbox: Mailbox) -> None:
+    hits = call_tool(mailbox, "search_emails", {"keywords": ["pump"]})
+    assert [hit["message_id"] for hit in hits] == ["<2@x>", "<1@x>"]
+    assert hits[1]["snippet"] == "<b>Pump</b> order"
+
+
+def test_read_gives_the_whole_mail_with_its_recipients(mailbox: Mailbox) -> None:
+    assert call_tool(mailbox, "read_email", {"message_id": "<1@x>"}) == {
+        "message_id": "<1@x>",
+        "date": "2002-05-02 09:30:00",
+        "subject": "Pump order",
+        "from_address": "otto@corvane.test",
+        "to_addresses": [INBOX],
+        "cc_addresses": ["cc@corvane.test"],
+        "bcc_addresses": [],
+        "body": "The pump order is due on May 20.",
+        "file_name": "1.",
+    }
+
+
+def test_read_cuts_what_no_context_window_holds(tmp_path: Path) -> None:
+    crowd = [f"p{number}@x.org" for number in range(1003)]
+    mails = [
+        RawEmail(f"<{extra}@x>", "gas", INBOX, crowd[: 1000 + extra], [], [], None, "x" * (200_000 + extra))
+        for extra in (0, 3)
+    ]
+    settings = StoreSettings(max_body_chars=0, max_recipients=0)
+    box = open_mailbox(build_database(mails, tmp_path / "long.db", settings=settings).db, INBOX)
+    whole = call_tool(box, "read_email", {"message_id": "<0@x>"})
+    assert whole["body"] == "x" * 200_000 and whole["to_addresses"] == crowd[:1000]
+    cut = call_tool(box, "read_email", {"message_id": "<3@x>"})
+    assert cut["body"] == "x" * 200_000 + " … (cut: 200,000 of 200,003 characters)"
+    assert cut["to_addresses"] == [*crowd[:1000], "… and 3 more"]
+
+
+@pytest.mark.parametrize("message_id", ["<3@x>", "<4@x>", "<9@x>", "", "' OR 1=1 --"])
+def test_read_finds_nothing_outside_the_inbox_or_after_the_query_date(mailbox: Mailbox, message_id: str) -> None:
+    assert call_tool(mailbox, "read_email", {"message_id": message_id}) == {"error": "Email not found"}
+
+
+def test_results_are_compact_json_with_letters_as_they_are() -> None:
+    assert to_json([{"message_id": "<1@x>", "snippet": "caf\u00e9 \u2013 ten"}]) == (
+        '[{"message_id":"<1@x>","snippet":"caf\u00e9 \u2013 ten"}]'
+    )

@@ -1,0 +1,62 @@
+"""Ctrl-C in the middle of an import: the library may swallow it, or turn it into an error of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emailrl.base.ending import speaks
+
+INTERRUPTED_IMPORT = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.{signal})
+    time.sleep(1)
+except KeyboardInterrupt:
+    {reaction}
+"""
+RANK = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+
+
+@pytest.mark.parametrize("name", ["typer", "pydantic"])  # of the entry point, of a command
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("reaction", ["print('swallowed')", "raise ModuleNotFoundError('Are its requirements there?')"])
+def test_an_import_cannot_swallow_it(name: str, number: str, reaction: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(INTERRUPTED_IMPORT.format(signal=number, reaction=reaction))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "emailrl", "checkpoints", "list"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "3"}, True),  # left behind by another program
+        (RANK, False),
+        (RANK | {"LOCAL_RANK": "0"}, True),
+        (RANK | {"LOCAL_RANK": "x"}, True),
+        (RANK | {"WORLD_SIZE": "2"}, True),
+        (RANK | {"RANK": "0", "WORLD_SIZE": "1"}, True),
+    ],
+)
+def test_all_but_the_later_ranks_of_a_host_report(environ: dict[str, str], expected: bool) -> None:
+    assert speaks(environ) is expected
+
+
+def test_a_local_rank_of_another_program_silences_no_interrupt(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(INTERRUPTED_IMPORT.format(signal="SIGINT", reaction="raise"))
+    done = subprocess.run(
+        [sys.executable, "-m", "emailrl"], env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH')}",
+        "LOCAL_RANK": "3"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # importing emailrl sets nothing

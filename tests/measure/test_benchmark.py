@@ -1,0 +1,353 @@
+"""Benchmark: significance by hand, the JSON contract, interruption, and the whole path with a real engine."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
+
+from emailrl.agent.rubric import Rubric
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.measure import benchmark
+from emailrl.measure.benchmark import Subject, choose_subjects, is_unfinished, run_benchmark
+from emailrl.measure.journal import Busy
+from emailrl.model.adapter import Adapter
+from emailrl.records import read_trajectories
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
+from emailrl.settings import Settings
+
+
+class Scripted:
+    """A collector whose policy answers rightly on the named questions, raises on others, and may be interrupted."""
+
+    def __init__(
+        self, right: set[str], *, raising: frozenset[str] = frozenset(), stop_after: int | None = None
+    ) -> None:
+        self.right, self.raising, self.stop_after = right, raising, stop_after
+        self.scorer = self
+        self.calls: list[int] = []
+        self.ended = 0
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        for trajectory in trajectories:
+            if trajectory.exception is None:
+                trajectory.rubric["answer_correct"] = trajectory.scenario.id in self.right
+                trajectory.reward = 1.0 if trajectory.rubric["answer_correct"] else -1.0
+                trajectory.reward_terms = {"outcome": trajectory.reward}
+
+    def collect(
+        self,
+        scenarios: Sequence[Scenario],
+        group_size: int,
+        *,
+        step: int,
+        seed: int,
+        temperature: float,
+        split_label: str = "train",
+        progress: Callable[[Trajectory], None] | None = None,
+        played: Mapping[str, Trajectory],
+    ) -> list[TrajectoryGroup]:
+        self.calls.append(len([each for each in scenarios if f"{split_label}-{each.id}-0" not in played]))
+        groups = []
+        for scenario in reversed(scenarios):  # the last one ends first
+            if self.ended == self.stop_after:
+                raise KeyboardInterrupt
+            name = f"{split_label}-{scenario.id}"
+            if before := played.get(f"{name}-0"):
+                groups.append(TrajectoryGroup(name, scenario, [before]))
+                continue
+            trajectory = Trajectory(f"{name}-0", name, scenario, seconds=0.5, turns=[Turn([1], [-0.1], "stop")])
+            trajectory.samples = [TokenSample([0, 1], [0, 1], [None, -0.1])]
+            trajectory.rubric = {"answer_correct": False, "num_turns": 1}
+            if scenario.id in self.raising:
+                trajectory.exception, trajectory.stop_reason = "OSError: gone", StopReason.EXCEPTION
+            self.ended += 1
+            if progress is not None:
+                progress(trajectory)
+            groups.append(TrajectoryGroup(name, scenario, [trajectory]))
+        self.score([each for group in groups for each in group.trajectories if not each.reward_terms])
+        return groups
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *collectors: Scripted) -> list[Subject]:
+    subjects = [Subject(f"model-{number}", "nano") for number in range(len(collectors))]
+
+    def players(chosen: Sequence[Subject], _settings: Settings) -> Iterator[tuple[Subject, Scripted]]:
+        yield from ((subject, collectors[subjects.index(subject)]) for subject in chosen)
+
+    monkeypatch.setattr(benchmark, "players", players)
+    return subjects
+
+
+def test_records_hold_the_contract_and_count_exceptions_as_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects = scripted(monkeypatch, Scripted({"q0", "q1", "q2"}, raising=frozenset({"q2"})))
+    report = run_benchmark(subjects, make_questions(4), settings_of(tmp_path), tmp_path / "out", notes=["shared inbox"])
+    [record] = report.records()
+    assert record["model"] == "model-0"
+    assert record["accuracy"] == 0.5 and record["num_questions"] == 4 and record["exceptions"] == 1
+    # Wilson for 2 of 4: centre 0.5, half-width z·√(1 + z²/4)/(4 + z²) with z = 1.959964.
+    assert record["accuracy_low"] == pytest.approx(0.150036, abs=1e-5)
+    assert record["accuracy_high"] == pytest.approx(0.849964, abs=1e-5)
+    assert record["reward"] == pytest.approx(1 / 3)  # +1, +1, -1; the one that raised has none
+    assert record["latency_seconds"] == 0.5 and record["tokens"] == 2.0 and record["cost"] is None
+    assert set(Rubric.__dataclass_fields__) <= record.keys()
+    assert record["num_turns"] == 1.0 and record["sources_correct"] is None
+    assert record["split"] == "test" and record["temperature"] == 0.0 and record["notes"] == ["shared inbox"]
+    kept = list(read_trajectories(Path(record["trajectories"])))
+    assert [trajectory.scenario.id for trajectory in kept] == ["q0", "q1", "q2", "q3"]
+
+
+def test_the_address_of_a_reward_is_recorded_without_its_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path)
+    rewards = settings.rewards.model_copy(update={"reward": "http://me:hunter2@host/score?api_key=hunter2"})
+    settings = settings.model_copy(update={"rewards": rewards})
+    report = run_benchmark(scripted(monkeypatch, Scripted({"q0"})), make_questions(1), settings, tmp_path / "out")
+    assert report.conditions["reward_name"] == "http://host/score?api_key=***"
+    assert all("hunter2" not in file.read_text() for file in (tmp_path / "out").glob("*.*"))
+
+
+def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"q{n}" for n in range(10)]
+    subjects = scripted(monkeypatch, Scripted(set(names[:1])), Scripted(set(names[1:7])))
+    report = run_benchmark(subjects, make_questions(10), settings_of(tmp_path), tmp_path / "out")
+    [comparison] = report.comparisons
+    assert (comparison.first, comparison.second, comparison.num_questions) == ("model-0", "model-1", 10)
+    assert (comparison.better_first, comparison.better_second) == (1, 6)
+    assert (comparison.p_value, comparison.unit) == (pytest.approx(0.125), "question")  # 2 · (1 + 7)/128
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [record["accuracy"] for record in written["results"]] == [0.1, 0.6]
+    assert written["comparisons"][0]["p_value"] == pytest.approx(0.125)
+    rows = list(csv.DictReader((tmp_path / "out" / "questions.csv").open(newline="")))
+    assert len(rows) == 20 and rows[10]["model"] == "model-1" and rows[11]["correct"] == "True"
+    assert [row["verdict"] for row in rows[9:12]] == ["wrong", "wrong", "correct"]
+    summary = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
+    assert [row["accuracy"] for row in summary] == ["0.1", "0.6"]
+
+
+def test_questions_about_the_same_inbox_are_compared_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [replace(each, inbox_address=f"{n % 6}@x") for n, each in enumerate(make_questions(12))]
+    subjects = scripted(monkeypatch, Scripted({each.id for each in questions}), Scripted(set()))
+    report = run_benchmark(subjects, questions, settings_of(tmp_path), tmp_path / "out")
+    [comparison] = report.comparisons
+    assert (comparison.p_value, comparison.unit) == (2 / 2**6, "inbox")
+    [written] = json.loads((tmp_path / "out" / "results.json").read_text())["comparisons"]
+    assert written["unit"] == "inbox"
+
+
+def test_an_interrupt_keeps_the_finished_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Scripted({"q3", "q4"})
+    second = Scripted({"q4"}, stop_after=2)
+    subjects = scripted(monkeypatch, first, second)
+    report = run_benchmark(subjects, make_questions(5), settings_of(tmp_path), tmp_path / "out")
+    assert report.interrupted
+    assert [result.complete for result in report.results] == [True, False]
+    half = report.results[1].evaluation
+    assert (half.num_questions, half.num_correct) == (2, 1)  # q4 and q3 had ended; q4 is right
+    [comparison] = report.comparisons
+    assert (comparison.num_questions, comparison.better_first, comparison.better_second) == (2, 1, 0)
+    assert len(list(read_trajectories(report.results[1].trajectories))) == 2
+
+
+def test_a_crash_of_the_scorer_loses_nothing_and_resuming_plays_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crashing(Scripted):
+        def score(self, trajectories: Sequence[Trajectory]) -> None:
+            raise MemoryError("the scorer died")
+
+    questions, settings, out = make_questions(3), settings_of(tmp_path), tmp_path / "out"
+    subjects = scripted(monkeypatch, Crashing(set()))
+    with pytest.raises(MemoryError):
+        run_benchmark(subjects, questions, settings, out)
+    [file] = (out / "trajectories").glob("*.jsonl")
+    assert [trajectory.scenario.id for trajectory in read_trajectories(file)] == ["q2", "q1", "q0"]
+    assert is_unfinished(out)
+    second = Scripted({"q1"})
+    heard: list[str] = []
+    scripted(monkeypatch, second)
+    report = run_benchmark(
+        subjects, questions, settings, out, resume=True, progress=lambda _, t: heard.append(t.scenario.id)
+    )
+    assert second.calls == [0] and heard == ["q2", "q1", "q0"]
+    assert report.results[0].complete and report.results[0].evaluation.num_correct == 1
+    assert [trajectory.scenario.id for trajectory in read_trajectories(file)] == ["q0", "q1", "q2"]
+    assert not is_unfinished(out)
+
+
+def test_only_what_lacks_a_verdict_is_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(Scripted):
+        def score(self, trajectories: Sequence[Trajectory]) -> None:
+            super().score(trajectories)
+            for trajectory in trajectories:
+                if trajectory.scenario.id in ("q1", "q3"):
+                    trajectory.exception, trajectory.reward, trajectory.reward_terms = "JudgeError: away", 0.0, {}
+                    trajectory.rubric["answer_correct"] = None
+
+    questions, settings, out = make_questions(5), settings_of(tmp_path), tmp_path / "out"
+    subjects = scripted(monkeypatch, Away({"q0", "q1"}, raising=frozenset({"q4"})))
+    [record] = run_benchmark(subjects, questions, settings, out).records()
+    # Judged: q0 right, q2 wrong, q4 raised; Wilson of 1 of 3.
+    assert (record["accuracy"], record["unjudged"], record["exceptions"], record["num_questions"]) == (1 / 3, 2, 3, 5)
+    assert (record["accuracy_low"], record["accuracy_high"]) == pytest.approx((0.0614919, 0.7923404), abs=1e-6)
+    rows = list(csv.DictReader((out / "questions.csv").open(newline="")))
+    assert [row["correct"] for row in rows] == ["True", "", "False", "", "False"]
+    assert [row["verdict"] for row in rows] == ["correct", "not judged", "wrong", "not judged", "crashed"]
+    assert next(csv.DictReader((out / "results.csv").open(newline="")))["unjudged"] == "2"
+    back = Scripted({"q0", "q1", "q2"})
+    scripted(monkeypatch, back)
+    [record] = run_benchmark(subjects, questions, settings, out, resume=True).records()
+    assert back.calls == [1]  # q4 alone, which raised
+    assert (record["accuracy"], record["unjudged"], record["exceptions"]) == (2 / 5, 0, 0)  # q2 keeps its verdict
+    again = Scripted(set())
+    scripted(monkeypatch, again)
+    assert run_benchmark(subjects, questions, settings, out, resume=True).records() == [record]
+    assert again.calls == []  # not even its model is loaded
+
+
+def test_answers_without_a_verdict_are_in_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(Scripted):
+        def score(self, trajectories: Sequence[Trajectory]) -> None:
+            super().score(trajectories)
+            for trajectory in trajectories:
+                if trajectory.scenario.id == "q0":
+                    trajectory.exception, trajectory.rubric["answer_correct"] = "JudgeError: away", None
+
+    subjects = scripted(monkeypatch, Away({"q1"}), Scripted({"q0", "q2"}))
+    report = run_benchmark(subjects, make_questions(3), settings_of(tmp_path), tmp_path / "out")
+    [comparison] = report.comparisons
+    assert (comparison.num_questions, comparison.better_first, comparison.better_second) == (2, 1, 1)
+
+
+def test_other_conditions_are_refused_and_two_processes_never_play_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, settings = tmp_path / "out", settings_of(tmp_path)
+    subjects = scripted(monkeypatch, Scripted({"q0"}))
+    with pytest.raises(UsageError, match="Nothing to resume"):
+        run_benchmark(subjects, make_questions(2), settings, out, resume=True)
+    run_benchmark(subjects, make_questions(2), settings, out)
+    other = settings_of(tmp_path, eval_temperature=0.5, max_turns=3)
+    with pytest.raises(UsageError, match=r"max turns was 2, now 3; temperature was 0.0, now 0.5\."):
+        run_benchmark(subjects, make_questions(2), other, out, resume=True)
+    changed = make_questions(2)
+    changed[0].answer = "30 May 2002"
+    with pytest.raises(UsageError, match=r"under other conditions: other questions\. "):
+        run_benchmark(subjects, changed, settings, out, resume=True)
+    with (out / "conditions.json").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(EmailRLError, match="Another process is writing"):
+            run_benchmark(subjects, make_questions(2), settings, out, resume=True)
+
+
+def test_a_folder_in_which_another_process_plays_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, settings, questions = tmp_path / "out", settings_of(tmp_path), make_questions(2)
+    refused: list[str] = []
+
+    class Beside(Scripted):
+        def collect(self, *arguments, **options) -> list[TrajectoryGroup]:  # type: ignore[no-untyped-def]
+            groups = super().collect(*arguments, **options)
+            for more in ({}, {"overwrite": True}, {"resume": True}):
+                with pytest.raises(Busy) as caught:
+                    run_benchmark(subjects, questions, settings, out, **more)
+                refused.append(caught.value.message)
+            return groups
+
+    subjects = scripted(monkeypatch, Beside({"q0"}))
+    report = run_benchmark(subjects, questions, settings, out)
+    assert refused == [f"Another process is writing {out / 'conditions.json'}."] * 3
+    assert len(list(read_trajectories(report.results[0].trajectories))) == 2
+    scripted(monkeypatch, Scripted(set()))
+    with pytest.raises(UsageError, match="already holds a benchmark"):
+        run_benchmark(subjects, questions, settings, out)
+    assert json.loads((out / "results.json").read_text())["results"][0]["accuracy"] == 0.5
+    [record] = run_benchmark(subjects, questions, settings, out, overwrite=True).records()
+    assert record["accuracy"] == 0.0
+
+
+def test_without_anything_ended_an_interrupt_leaves_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = scripted(monkeypatch, Scripted(set(), stop_after=0))
+    report = run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
+    assert report.interrupted and report.results == [] and not (tmp_path / "out").exists()
+
+
+def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Scripted({"q1"})
+    subjects = scripted(monkeypatch, collector)
+    settings = settings_of(tmp_path, bench_sequential=True)
+    heard: list[str] = []
+    report = run_benchmark(
+        subjects, make_questions(3), settings, tmp_path / "out", progress=lambda _, t: heard.append(t.scenario.id)
+    )
+    assert collector.calls == [1, 1, 1] and heard == ["q0", "q1", "q2"]
+    assert report.conditions["sequential"] and report.conditions["environment"] == "mail"
+    assert report.results[0].evaluation.num_correct == 1
+
+
+def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = scripted(monkeypatch, Scripted(set(), raising=frozenset({"q0", "q1"})))
+    with pytest.raises(EmailRLError, match=r"every rollout failed: gone\. .* rerun .* --resume --out .*/out"):
+        run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
+    assert (tmp_path / "out" / "results.json").is_file()
+
+
+def test_an_unwritable_place_is_told_before_anything_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Scripted({"q0"})
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(UsageError, match="out is a file"):
+        run_benchmark(scripted(monkeypatch, collector), make_questions(1), settings_of(tmp_path), tmp_path / "out")
+    assert collector.calls == []
+
+
+def test_the_subjects_chosen(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, model_name="nano")
+    assert choose_subjects([], [], settings) == [Subject("nano", "nano")]
+    with pytest.raises(EmailRLError, match="No run has a checkpoint"):
+        choose_subjects(["best"], [], settings)
+    model = make_model(tmp_path / "model")
+    best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
+    [bare] = choose_subjects([], [], settings)
+    assert bare == Subject(str(best.path), str(model), Adapter.of(best))
+    both = choose_subjects(["best", str(best.path)], ["nano"], settings)
+    assert [subject.label for subject in both] == [str(best.path), "nano"]
+
+
+def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    checkpoint = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
+    settings = settings_of(
+        tmp_path, model_name=str(model), db=make_database(tmp_path / "mail.db"), eval_temperature=1.0
+    )
+    subjects = choose_subjects(["best"], [str(model)], settings)
+    report = run_benchmark(subjects, make_questions(3), settings, tmp_path / "out")
+    adapted, base = (list(read_trajectories(result.trajectories)) for result in report.results)
+    assert {t.adapter_sha256 for t in adapted} == {checkpoint.metadata.files["adapter_model.safetensors"]}
+    assert {t.run_id for t in adapted} == {"grpo_masked"} and {t.adapter_sha256 for t in base} == {None}
+    assert [t.turns[0].completion_ids for t in adapted] != [t.turns[0].completion_ids for t in base]
+    assert [record["num_questions"] for record in report.records()] == [3, 3]
+    section = settings.benchmark.model_copy(update={"bench_sequential": True})
+    sequential = settings.model_copy(update={"benchmark": section})
+    again = run_benchmark(subjects, make_questions(3), sequential, tmp_path / "again")
+    for result, before in zip(again.results, (adapted, base), strict=True):
+        ids = [t.turns[0].completion_ids for t in read_trajectories(result.trajectories)]
+        assert ids == [t.turns[0].completion_ids for t in before]  # the same draws, alone or in a crowd
+
+
+def test_a_folder_that_holds_no_benchmark_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine" / "trajectories" / "rollout.jsonl"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}\n")
+    for overwrite in (False, True):
+        subjects = scripted(monkeypatch, Scripted(set()))
+        with pytest.raises(UsageError, match="other than a benchmark"):
+            run_benchmark(subjects, make_questions(1), Settings(), tmp_path / "mine", overwrite=overwrite)
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]

