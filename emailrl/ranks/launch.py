@@ -26,7 +26,7 @@ from emailrl.base.ctrl_c import INTERRUPTED, RUN_ID, handled_by
 from emailrl.base.ending import report
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
-from emailrl.ranks.activity import CONTINUE
+from emailrl.ranks.alone import CONTINUE
 
 _LONGEST_CONNECT: Final = 60
 """Seconds to connect to the first host, or to wait for one reply from it."""

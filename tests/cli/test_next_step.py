@@ -16,7 +16,7 @@ from emailrl.cli.train import conclude
 from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult
-from emailrl.training.run.state import RunState
+from emailrl.training.state import RunState
 
 
 def settings_with(folder: Path, **values: Any) -> Settings:

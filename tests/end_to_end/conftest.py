@@ -16,8 +16,8 @@ from emailrl.mail.demo import ask, make_world
 from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.small_model import train_tokenizer
+from emailrl.training import ending
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import ending
 
 REWARD = '''
 def share_of_even_ids(trajectory):

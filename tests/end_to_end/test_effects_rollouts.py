@@ -23,7 +23,7 @@ from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.custom import HttpReward
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
-from emailrl.training.run.filtering import make_filter
+from emailrl.training.rollouts import make_filter
 
 MakeSettings = Callable[..., Settings]
 

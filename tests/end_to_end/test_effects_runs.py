@@ -22,28 +22,28 @@ from emailrl.model import shard
 from emailrl.model.load import load_policy
 from emailrl.openrlhf import FLAGS, to_toml
 from emailrl.questions import load_scenario_set, read_jsonl
+from emailrl.ranks import ALONE
 from emailrl.ranks.launch import Launch
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, Turn
+from emailrl.runs import log
+from emailrl.runs.log import Display, Tracker
 from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.sft.searching import conversations
+from emailrl.training.assemble import open_run
 from emailrl.training.loop import train
-from emailrl.training.run import tracking
-from emailrl.training.run.assemble import open_run
-from emailrl.training.run.display import NoDisplay
-from emailrl.training.run.run import Run
-from emailrl.training.run.tracking import Tracker, start_wandb
+from emailrl.training.run import TrainingRun
 
 MakeSettings = Callable[..., Settings]
 
 
 @pytest.fixture
-def opened(make_settings: MakeSettings) -> Callable[..., Run]:
+def opened(make_settings: MakeSettings) -> Callable[..., TrainingRun]:
     """Put a run together and take it apart again."""
 
-    def opened(**changes: Any) -> Run:
+    def opened(**changes: Any) -> TrainingRun:
         settings = make_settings(**changes)
-        with open_run(settings, resume=None, overwrite=False, say=lambda line: None, display=NoDisplay()) as run:
+        with open_run(settings, ALONE, Display(), resume=None, overwrite=False) as run:
             return run
 
     return opened
@@ -177,9 +177,13 @@ class StubWandB:
 def test_where_numbers_go(make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub, folders = StubWandB(), []
     monkeypatch.setitem(sys.modules, "wandb", stub)
-    assert start_wandb(make_settings(), tmp_path, "r", lambda line: None) is None
-    named = {"wandb_mode": "offline", "wandb_project": "p", "wandb_name": "n"}
-    start_wandb(make_settings(**named), tmp_path, "r", lambda line: None)
+
+    def track(**changes: Any) -> None:
+        Tracker(tmp_path / "run", make_settings(**changes), Display(), run_id="r7", mode="masked", step=0)
+
+    track()
+    assert not stub.begun
+    track(wandb_mode="offline", wandb_project="p", wandb_name="n")
     [begun] = stub.begun
     assert (begun["mode"], begun["project"], begun["name"]) == ("offline", "p", "n")
 
@@ -189,9 +193,9 @@ def test_where_numbers_go(make_settings: MakeSettings, tmp_path: Path, monkeypat
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(tracking, "TensorBoard", StubBoard)
+    monkeypatch.setattr(log, "TensorBoard", StubBoard)
     for changes in {}, {"tensorboard": True}, {"tensorboard": True, "tensorboard_dir": tmp_path / "all"}:
-        Tracker(tmp_path / "run", make_settings(**changes), run_id="r7", step=0, say=lambda line: None).close()
+        track(**changes)
     assert folders == [tmp_path / "run" / "tensorboard", tmp_path / "all" / "r7"]
 
 

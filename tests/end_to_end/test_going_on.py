@@ -19,8 +19,8 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint
 from emailrl.records import read_records
 from emailrl.settings import Settings
+from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import run as run_module
 from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]

@@ -116,9 +116,11 @@ def run_steps(bench: Bench, folder: Path) -> None:
     """Write the model if need be, open the run, put clocks on it, run its loop, and profile a micro-batch."""
     from micro_batch_profile import profile_micro_batch
 
+    from emailrl.ranks import ALONE
+    from emailrl.runs.log import Display
     from emailrl.settings import load_settings
+    from emailrl.training.assemble import open_run
     from emailrl.training.loop import loop
-    from emailrl.training.run.assemble import open_run
 
     given = bench.given
     faulthandler.dump_traceback_later(300, exit=False)
@@ -131,7 +133,7 @@ def run_steps(bench: Bench, folder: Path) -> None:
     settings = load_settings(overrides, environ={})
     start = {"weights written": time.perf_counter() - begun}
     begun = time.perf_counter()
-    with open_run(settings, resume=None, overwrite=False, say=note) as run, run.interrupts.installed():
+    with open_run(settings, ALONE, Display(note), resume=None, overwrite=False) as run, run.interrupts.installed():
         start["model loaded"] = time.perf_counter() - begun
         bench.tell(described(bench, settings) | {"startup": start})
         prepare(bench, run)
@@ -177,7 +179,7 @@ def described(bench: Bench, settings: Any) -> dict[str, Any]:
     """What was run, on what."""
     import torch
 
-    from emailrl.training.run.checkpointing import versions
+    from emailrl.runs.run import versions
 
     training, vllm = settings.training, settings.vllm
     return {

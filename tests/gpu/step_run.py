@@ -1,4 +1,4 @@
-"""A training run that plays a script, under clocks: what ``bench_grpo_step`` puts on a ``training.run.Run``.
+"""A training run that plays a script, under clocks: what ``bench_grpo_step`` puts on a ``training.run.TrainingRun``.
 
 What a run needs of a model that can talk is replaced: calls come from a script, completions have the script's lengths,
 and rewards are drawn by seed, for members of a group must differ to be trained. All else is the run's own.

@@ -110,7 +110,7 @@ class Timeline:
 
 
 def attach(timeline: Timeline, run: Any, engine: Any) -> None:
-    """Put clocks on a ``training.run.Run`` and its ``engine`` (the product's own, inside what wraps it).
+    """Put clocks on a ``training.run.TrainingRun`` and its ``engine`` (the product's own, inside what wraps it).
 
     Names before a slash are the phases; what follows it says what part.
     """
