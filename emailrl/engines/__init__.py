@@ -106,7 +106,6 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
         max_model_len=settings.model.max_model_len,
         max_pass_tokens=settings.agent.max_tokens_per_rollout_pass,
         cache_bytes=None if settings.agent.kv_cache_gib is None else int(settings.agent.kv_cache_gib * GIB),
-        cuda_graphs=settings.agent.cuda_graphs,
     )
 
 
