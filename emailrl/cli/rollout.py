@@ -89,7 +89,7 @@ def rollout(
         num_before = len(journal.trajectories)
         seconds = _play(subject, settings, scenarios, group_size, split, journal)
     ended = list(journal.trajectories.values())
-    result = Evaluation.of(ended)
+    result = Evaluation(ended)
     show_trajectories(target, ended, settings, progress_console())
     result_console(json=json).print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
@@ -217,7 +217,7 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
     Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
     """
     from emailrl.engines import is_chat
-    from emailrl.measure.subjects import choose_subjects
+    from emailrl.measure.benchmark import choose_subjects
     from emailrl.model.resolve import same_base
 
     if checkpoint == "best" or (checkpoint is None and model is None and not is_chat(settings)):
@@ -236,7 +236,7 @@ def _play(
 ) -> float:
     """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
     from emailrl.engines import is_chat
-    from emailrl.measure.subjects import players
+    from emailrl.measure.benchmark import players
 
     if not is_chat(settings):
         say_loading(settings, subject.model_name)

@@ -208,7 +208,7 @@ def rollout_table(
     return table
 
 
-def _endings(trajectories: list[Trajectory]) -> str:
+def _endings(trajectories: Sequence[Trajectory]) -> str:
     """How many answered, did not know, gave no answer (with reasons), and raised."""
     from collections import Counter
 

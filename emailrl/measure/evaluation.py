@@ -8,35 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from emailrl.base.errors import UsageError
 from emailrl.measure.statistics import clustered_interval, majority, wilson_interval
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 
 if TYPE_CHECKING:
-    from typing import Self
+    from emailrl.agent.collect import Collector
 
 MAX_UNJUDGED = 0.05
 """Maximum share of answers without a verdict for a valid measurement."""
-
-
-class Collects(Protocol):
-    """The part of ``rollout.collect.Collector`` that evaluation uses: finished, scored groups for scenarios."""
-
-    def collect(
-        self,
-        scenarios: Sequence[Scenario],
-        group_size: int,
-        *,
-        step: int,
-        seed: int,
-        temperature: float,
-        split_label: str = "train",
-        progress: Callable[[Trajectory], None] | None = None,
-        played: Mapping[str, Trajectory] = MappingProxyType({}),
-    ) -> list[TrajectoryGroup]: ...
 
 
 class Ended(Protocol):
@@ -59,13 +41,9 @@ class Evaluation:
     (avg@k).
     """
 
-    step: int
-    trajectories: list[Trajectory]
-
-    @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], step: int = 0) -> Self:
-        """Measure scored trajectories."""
-        return cls(step, list(trajectories))
+    trajectories: Sequence[Trajectory]
+    """Scored."""
+    step: int = 0
 
     @cached_property
     def completed(self) -> list[Trajectory]:
@@ -193,7 +171,7 @@ def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
 
 
 def evaluate(
-    collector: Collects,
+    collector: Collector,
     scenarios: Sequence[Scenario],
     *,
     step: int,
@@ -202,23 +180,15 @@ def evaluate(
     num_samples: int = 1,
     split_label: str = "val",
     progress: Callable[[Trajectory], None] | None = None,
-    played: Mapping[str, Trajectory] = MappingProxyType({}),
+    played: Mapping[str, Trajectory] | None = None,
 ) -> Evaluation:
     """Roll out and score each question ``num_samples`` times with the policy loaded in the collector's engine.
 
     ``progress`` is called with each trajectory as it ends; those already ``played``, by id, are reused.
     """
-    groups = collector.collect(
-        scenarios,
-        num_samples,
-        step=step,
-        seed=seed,
-        temperature=temperature,
-        split_label=split_label,
-        progress=progress,
-        played=played,
-    )
-    return Evaluation.of([trajectory for group in groups for trajectory in group.trajectories], step)
+    how = {"step": step, "seed": seed, "temperature": temperature, "split_label": split_label}
+    groups = collector.collect(scenarios, num_samples, progress=progress, played=played or {}, **how)  # type: ignore[arg-type]
+    return Evaluation([trajectory for group in groups for trajectory in group.trajectories], step)
 
 
 def has_crashed(trajectory: Ended) -> bool:

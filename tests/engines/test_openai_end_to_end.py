@@ -13,7 +13,7 @@ from engines.asking import ANSWER, SEARCH, settings_for
 from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
-from emailrl.measure.subjects import Subject, players
+from emailrl.measure.benchmark import Subject, players
 from emailrl.questions import write_scenarios
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import StopReason

@@ -23,8 +23,8 @@ from emailrl.base.http import harmless
 from emailrl.engines import build_chat_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
+from emailrl.measure.benchmark import Subject, players
 from emailrl.measure.evaluation import Evaluation
-from emailrl.measure.subjects import Subject, players
 from emailrl.records import read_trajectories, write_trajectories
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.settings import load_settings
@@ -159,7 +159,7 @@ def test_whatever_a_server_sends_ends_its_own_trajectory_alone(
     assert [t.scenario.id for t in played if t.stop_reason is StopReason.ANSWERED] == ["good"]
     assert played[3].turns[0].tool_name == "search_emails"  # an object in place of its text is what it says
     assert played[-1].exception is None
-    metrics = Evaluation.of(played).metrics()
+    metrics = Evaluation(played).metrics()
     assert metrics["num_questions"] == len(names)
     write_trajectories(tmp_path / "all.jsonl", played)
     assert len(list(read_trajectories(tmp_path / "all.jsonl"))) == len(names)

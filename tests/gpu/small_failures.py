@@ -76,7 +76,7 @@ def report(trajectories: Sequence[Trajectory]) -> str:
     kinds = sorted({each.scenario.kind or "–" for each in trajectories})
     counts = Counter((found[id(each)], each.scenario.kind or "–") for each in trajectories)
     classes = [name for name in CLASSES if any(counts[name, kind] for kind in kinds)]
-    low, high = (evaluation := Evaluation.of(trajectories)).interval
+    low, high = (evaluation := Evaluation(trajectories)).interval
     lines = [
         f"{len(trajectories)} answers, {evaluation.accuracy:.1%} right ({low:.1%} to {high:.1%}).",
         "",

@@ -106,7 +106,7 @@ def measured(accuracy: float, questions: int = 10) -> Evaluation:
         )
         for n in range(questions)
     ]
-    return Evaluation.of(played)
+    return Evaluation(played)
 
 
 def evaluated(*accuracies: float, patience: int = 2) -> RunState:
