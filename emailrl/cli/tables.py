@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

@@ -71,6 +71,11 @@ class Completion:
     adapter_sha256: str | None = None
     """The hash of that adapter's file; None: the bare base model."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.token_ids) if self.completion_tokens is None else self.completion_tokens
+
 
 Advance = Callable[[Completion], Request | None]
 """Called as each completion ends; returns the trajectory's next request, or None when the trajectory is over."""

@@ -29,8 +29,7 @@ from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import without_credentials
 
 if TYPE_CHECKING:
-    from emailrl.agent.collect import Collector
-    from emailrl.agent.play import Stage
+    from emailrl.agent.play import Collector, Stage
     from emailrl.engines.base import Engine
     from emailrl.settings import Settings
 
@@ -203,7 +202,7 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[Subject, Collector], None, None]:
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
-    from emailrl.agent.collect import Collector
+    from emailrl.agent.play import Collector
     from emailrl.agent.task import load_task
     from emailrl.rewards.build import build_scorer
 
@@ -218,9 +217,7 @@ def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[
             yield subject, Collector(stage.on(engine), scorer, stage.settings.agent, settings.training.mode, run_id)
 
 
-def _on_chat_server(
-    subjects: Sequence[Subject], settings: Settings
-) -> Staged:
+def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Staged:
     from emailrl.agent.play import Stage
     from emailrl.agent.task import load_task
     from emailrl.engines import build_chat_engine
@@ -232,9 +229,7 @@ def _on_chat_server(
             yield subject, Stage(named, task.make, None), engine
 
 
-def _on_policies(
-    subjects: Sequence[Subject], settings: Settings
-) -> Staged:
+def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Staged:
     from emailrl.agent.play import build_stage
     from emailrl.engines.opened import open_policy
 

@@ -15,7 +15,7 @@ from emailrl.measure.statistics import clustered_interval, majority, wilson_inte
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 
 if TYPE_CHECKING:
-    from emailrl.agent.collect import Collector
+    from emailrl.agent.play import Collector
 
 MAX_UNJUDGED = 0.05
 """Maximum share of answers without a verdict for a valid measurement."""
@@ -187,7 +187,7 @@ def evaluate(
     ``progress`` is called with each trajectory as it ends; those already ``played``, by id, are reused.
     """
     how = {"step": step, "seed": seed, "temperature": temperature, "split_label": split_label}
-    groups = collector.collect(scenarios, num_samples, progress=progress, played=played or {}, **how)  # type: ignore[arg-type]
+    groups = collector.collect(scenarios, num_samples, progress=progress, played=played, **how)  # type: ignore[arg-type]
     return Evaluation([trajectory for group in groups for trajectory in group.trajectories], step)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.agent.attack import KINDS, order_of
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 from emailrl.base.disk import replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.measure.evaluation import Evaluation, is_correct, is_judged, total_cost, verdict

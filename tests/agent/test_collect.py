@@ -11,8 +11,7 @@ import pytest
 from tiny import make_database, make_questions, settings_of
 
 from emailrl.agent.audit import TokenDriftError
-from emailrl.agent.collect import Collector
-from emailrl.agent.play import Stage
+from emailrl.agent.play import Collector, Stage
 from emailrl.agent.task import mail_agent
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory

@@ -21,7 +21,7 @@ from engines.vllm_stub import BASE, VllmStub
 from hang import must_end
 from same_run import assert_same_run
 
-from emailrl.agent.collect import Collector
+from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request

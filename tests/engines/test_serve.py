@@ -298,7 +298,7 @@ def test_an_address_to_listen_on_that_does_not_exist(host: str, port: int, messa
 def test_a_key_that_no_request_can_carry_is_refused(tmp_path: Path) -> None:
     settings = load_settings({"vllm_api_key": "two words"}, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="VLLM_API_KEY is not a valid key"):
-        server_environment(settings, [])
+        server_environment(settings.vllm, [])
 
 
 def test_servers_open_to_others_without_a_key_are_warned_of(serving: Callable[..., Serving]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
 
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.measure import benchmark
 from emailrl.measure.benchmark import Subject, choose_subjects, is_unfinished, run_benchmark

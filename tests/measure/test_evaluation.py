@@ -92,7 +92,7 @@ def test_evaluate_asks_for_each_question_once_with_the_stated_decoding() -> None
             return [TrajectoryGroup(s.id, s, [trajectory(s.id, s.id == "a", 1.0)]) for s in scenarios]
 
     result = evaluate(Scripted(), [scenario("a"), scenario("b")], step=7, seed=3, temperature=0.0)
-    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": {}}
+    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": None}
     assert asked == [(2, 1, expected)]
     assert (result.step, result.num_questions, result.accuracy) == (7, 2, 0.5)
 

@@ -13,8 +13,7 @@ from threading import Thread
 from types import MappingProxyType
 
 from emailrl.agent.audit import audit
-from emailrl.agent.collect import Collector
-from emailrl.agent.play import Stage
+from emailrl.agent.play import Collector, Stage
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import Checkpoint

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from emailrl.agent.collect import Collector, Scores
-from emailrl.agent.play import Play, Stage, build_stage
+from emailrl.agent.play import Collector, Play, Scores, Stage, build_stage
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import Checkpoint

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emailrl.agent.collect import Collector
+from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted
 from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine

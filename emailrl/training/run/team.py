@@ -200,4 +200,4 @@ class Member:
         activity.note("waking the engine")
         self.engine.resume()
         play = self.stages[order.role].noted(self.engine, activity)
-        return play(order.trajectories, order.sampling, order.seed)
+        return play(order.trajectories, order.sampling, order.seed, None)
