@@ -15,8 +15,15 @@ from emailrl.agent.attack import KINDS, order_of
 from emailrl.agent.mail_env import Rubric
 from emailrl.base.disk import replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
-from emailrl.measure.evaluation import Evaluation, is_correct, is_judged, total_cost, verdict
-from emailrl.measure.statistics import paired_test, wilson_interval
+from emailrl.measure.evaluation import (
+    Evaluation,
+    is_correct,
+    is_judged,
+    paired_test,
+    total_cost,
+    verdict,
+    wilson_interval,
+)
 from emailrl.model.adapter import Adapter
 from emailrl.records.trajectory import Trajectory
 

@@ -16,8 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from emailrl.measure.evaluation import Evaluation, is_correct, is_judged, verdict
-from emailrl.measure.statistics import paired_test, wilson_interval
+from emailrl.measure.evaluation import Evaluation, is_correct, is_judged, paired_test, verdict, wilson_interval
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import StopReason, Trajectory
 

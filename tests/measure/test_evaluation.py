@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from emailrl.base.errors import UsageError
-from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, verdict
-from emailrl.measure.statistics import wilson_interval
+from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, verdict, wilson_interval
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 

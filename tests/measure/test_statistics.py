@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from emailrl.measure.statistics import (
+from emailrl.measure.evaluation import (
     clustered_interval,
     majority,
     paired_test,

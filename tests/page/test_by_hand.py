@@ -20,8 +20,7 @@ from chromium import CHROMIUM, needs_chromium
 from two_turns import UNSEEN, trajectory
 
 from emailrl.page import gather, page, place_of
-from emailrl.page.served import Served
-from emailrl.page.server import PageServer
+from emailrl.page.server import PageServer, Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 

@@ -16,7 +16,7 @@ from emailrl.cli.console import PlainConsole
 from emailrl.cli.listing import trajectory_list
 from emailrl.cli.trajectory import render_trajectory
 from emailrl.page import dump, gather, page, place_of
-from emailrl.page.served import Served
+from emailrl.page.server import Served
 from emailrl.page.tokens import TokenTexts
 from emailrl.records import (
     TrajectoryIndex,

@@ -19,7 +19,7 @@ from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import UsageError
 from emailrl.page import gather, page, place_of, redacted, served_page
-from emailrl.page.served import Served
+from emailrl.page.server import Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 from emailrl.training.run.printing import DROPPED

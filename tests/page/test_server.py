@@ -18,8 +18,7 @@ from chromium import needs_chromium, shown
 from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import UsageError
-from emailrl.page.served import Served
-from emailrl.page.server import PageServer
+from emailrl.page.server import PageServer, Served
 from emailrl.records import TrajectoryWriter, write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 

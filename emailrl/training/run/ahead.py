@@ -12,8 +12,7 @@ from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
-from emailrl.agent.audit import audit
-from emailrl.agent.play import Collector, Stage
+from emailrl.agent.play import Collector, Stage, audit
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import Checkpoint

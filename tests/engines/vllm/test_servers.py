@@ -17,7 +17,7 @@ from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask, settings_f
 from engines.vllm_stub import BASE
 from tiny import collector_of, cut_matrices, make_database, make_questions
 
-from emailrl.agent.audit import audit
+from emailrl.agent.play import audit
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
