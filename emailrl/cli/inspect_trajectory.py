@@ -56,6 +56,7 @@ def inspect_trajectory(
     redact: Redact = False,
     overwrite: Overwrite = False,
 ) -> None:
+    from emailrl.page import place
     from emailrl.records import TrajectoryIndex
     from emailrl.settings import load_settings
 
