@@ -82,13 +82,6 @@ def test_query_date_hides_later_mail(play: Callable[..., EmailAgent]) -> None:
         assert answer.answer is None and str(answer) == "no answer (ran_out_of_turns)"
 
 
-def test_whether_a_search_needs_keywords_is_a_setting(play: Callable[..., EmailAgent]) -> None:
-    search = call("search_emails", '{"keywords": [], "sent_after": "2001-01-01"}')
-    for allowed, reason in ((True, StopReason.RAN_OUT_OF_TURNS), (False, StopReason.BAD_TOOL_CALL_ARGS)):
-        agent = play(search, max_turns=1, search_without_keywords=allowed)
-        assert agent.answer("When?", ANN).stop_reason == reason
-
-
 def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:
     model, db = parts
     config = {"db": db, "max_tokens": 12, "max_turns": 1, "eval_temperature": 1.0}

@@ -211,13 +211,6 @@ def test_malformed_and_ambiguous_requests_are_refused(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_body_is_not_taken_for_the_next_request(server: PageServer) -> None:
-    request = "GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN", "Content-Length: 99", "", *[
-        "GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN"
-    ]  # fmt: skip
-    assert raw(server, *request).count(b"HTTP/1.1 ") == 1
-
-
 def remove(file: Path) -> None:
     file.unlink()
 
