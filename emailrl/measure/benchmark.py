@@ -231,7 +231,7 @@ def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Staged:
 
 def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Staged:
     from emailrl.agent.play import build_stage
-    from emailrl.engines.opened import open_policy
+    from emailrl.engines import open_policy
 
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
         with closing(open_policy(settings.with_model(model_name))) as opened:

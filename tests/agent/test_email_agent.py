@@ -15,9 +15,8 @@ from peft import PeftModel
 from tiny import ANN, make_checkpoint, make_database, make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from emailrl import EmailAgent
+from emailrl import EmailAgent, engines
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.records.trajectory import StopReason
 
@@ -50,7 +49,7 @@ def play(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[
     model, db = parts
 
     def make(*texts: str, **config: Any) -> EmailAgent:
-        monkeypatch.setattr(opened, "build_engine", lambda _, policy: Expert(policy.tokenizer, texts))
+        monkeypatch.setattr(engines, "build_engine", lambda _, policy: Expert(policy.tokenizer, texts))
         return EmailAgent(str(model), config={"db": db, **config})
 
     return make

@@ -10,9 +10,8 @@ from emailrl.agent.play import Collector, Play, Scores, Stage, build_stage
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import build_engine, check_engine, engine_gpus, has_servers
+from emailrl.engines import OpenPolicy, build_engine, check_engine, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, VersionedEngine
-from emailrl.engines.opened import OpenPolicy
 from emailrl.engines.vllm.servers import check_servers
 from emailrl.measure.evaluation import check_samples
 from emailrl.ranks import ALONE, Ranks
