@@ -120,7 +120,7 @@ def test_each_package_is_shown_once_and_developers_extras_only_if_begun(
     monkeypatch.setattr(metadata, "version", version)
     shown = [(check.area, check.name) for check in examine_packages(deep=False)]
     browser = [("extra browser", "playwright"), ("extra browser", "axe")]
-    assert shown == [("packages", "rich"), ("extra smol", "gguf"), *browser]
+    assert shown == [("", "rich"), ("extra smol", "gguf"), *browser]
     areas = [area for area, _ in groupby(examine(), key=lambda check: check.area)]
     assert "extra smol" in areas and len(areas) == len(set(areas))
 
