@@ -233,7 +233,7 @@ def is_complete(path: Path, conditions: Path) -> bool:
     """Whether a file has all rollouts that its conditions file asks for, with their rewards."""
     try:
         then = json.loads(conditions.read_bytes())
-        count = then["num_questions"] * then["group_size"]
+        count = then["num_questions"] * then["num_generations"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):  # resuming it says what is wrong
         return False
     return Journal(path, None, resume=True).is_whole(count)

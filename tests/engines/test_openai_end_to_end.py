@@ -63,7 +63,7 @@ def test_rollout_end_to_end_and_no_checkpoint_is_played(
             main()
         return caught.value.code, *capsys.readouterr()
 
-    code, out, err = run("--model", "org/big", "--group-size", "2")
+    code, out, err = run("--model", "org/big", "--num-generations", "2")
     assert code == 0, err
     record = json.loads(out.splitlines()[-1])
     assert (record["num_trajectories"], record["accuracy"]) == (4, 1.0)
