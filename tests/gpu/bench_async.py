@@ -220,7 +220,7 @@ def train(work: Path, urls: str, name: str, gpus: Sequence[str], given: argparse
     """One run, until its time is up; its steps are recorded however it ends."""
     for old in work.glob(f"run-{name}_*"):
         shutil.rmtree(old)
-    command = emailrl("train", "--engine", "vllm", "--output-dir", f"run-{name}", "--json")
+    command = emailrl("train", "--engine", "vllm", "--out", f"run-{name}", "--json")
     command += ["--batch-size", str(given.questions // len(gpus))]
     command += ["--nproc", str(len(gpus))] if len(gpus) > 1 else []
     environ = environment(given, gpus)

@@ -94,7 +94,7 @@ def measure(given: argparse.Namespace) -> None:
     """Meet the others, make the updater, take the times; rank 0 writes them."""
     import torch
 
-    from emailrl.model.tensors import checksum
+    from emailrl.model.lora import checksum
     from emailrl.ranks import RankGroup, joined
 
     settings = settings_of(given)

@@ -61,7 +61,7 @@ def train(folder: Path, given: argparse.Namespace, case: Case, steps: int) -> Pa
     log, directory = given.out / f"{name}.log", folder / f"{name}_masked"
     case["exit"] = emailrl(
         folder, given.deadline, log,
-        "train", "--trust", "--engine", "vllm", "--model", given.model, "--nproc", ranks, "--output-dir", name,
+        "train", "--trust", "--engine", "vllm", "--model", given.model, "--nproc", ranks, "--out", name,
         "--max-steps", steps,
         PER_DEVICE_TRAIN_BATCH_SIZE=given.questions // ranks, VLLM_TENSOR_PARALLEL_SIZE=per_engine,
     )  # fmt: skip

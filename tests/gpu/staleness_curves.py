@@ -137,7 +137,7 @@ def name_of(lag: int, seed: int) -> str:
 def start(given: argparse.Namespace, url: str, lag: int, seed: int) -> subprocess.Popen[bytes]:
     """Begin a run in the background."""
     name = name_of(lag, seed)
-    command = emailrl("train", "--mode", "masked", "--engine", "vllm", "--output-dir", name, "--overwrite")
+    command = emailrl("train", "--mode", "masked", "--engine", "vllm", "--out", name, "--overwrite")
     environ = environment(given, given.train_gpus) | {"VLLM_URLS": url, "MAX_STALENESS": str(lag), "SEED": str(seed)}
     with (given.work / f"{name}.log").open("wb") as log:
         return subprocess.Popen(command, cwd=given.work, env=environ, stdout=log, stderr=subprocess.STDOUT)

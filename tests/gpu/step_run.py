@@ -93,8 +93,7 @@ class Drawn:
 
 def prepare(bench: Bench, run: Any) -> None:
     """Let the run play the script, and put the clocks on."""
-    from emailrl.agent.collect import Collector
-    from emailrl.agent.play import build_stage
+    from emailrl.agent.play import Collector, build_stage
 
     timeline, engine, stage = bench.timeline, run.engine, build_stage(run.settings, run.policy)
     make = stage.make_environment

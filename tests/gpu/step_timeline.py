@@ -114,8 +114,7 @@ def attach(timeline: Timeline, run: Any, engine: Any) -> None:
 
     Names before a slash are the phases; what follows it says what part.
     """
-    from emailrl.agent.collect import Collector
-    from emailrl.agent.play import Stage
+    from emailrl.agent.play import Collector, Stage
     from emailrl.engines.renderer import ChatRenderer
 
     updater = run.updater
