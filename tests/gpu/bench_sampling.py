@@ -15,7 +15,6 @@ template, tokenizer, bookkeeping), both as shares of the wall time. ``start`` is
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import tempfile
 import time
@@ -47,7 +46,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(given: Given, case: Row) -> Row:
     """Play the questions once and say how long everything took."""
-    faulthandler.dump_traceback_later(0.9 * given.limit)
     from emailrl.engines import build_engine
     from emailrl.model.load import load_policy
     from emailrl.settings import load_settings

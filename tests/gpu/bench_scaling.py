@@ -1,6 +1,6 @@
 """Tokens per second and GPU of the 14B train step on 1, 2, 4, 8 ranks: weak and strong scaling.
 
-    python tests/gpu/bench_scaling.py --ranks 1 2 --out results          # 4 ranks from GPU 4 on: --gpus 4,5,6,7 --ranks 4
+    python tests/gpu/bench_scaling.py --ranks 1 2 --out results    # GPUs of its own: --gpus 4,5,6,7
 
 A step is ``Updater.train``: reference pass, forward and backward pass, one sum over the ranks, AdamW. Weak: 24
 trajectories (4 questions x 6) of 2 to 6 thousand tokens per rank; strong: 24 for all of them. LoRA of rank 16, bf16,
@@ -105,7 +105,8 @@ def steps(updater: Any, given: Given) -> Iterator[Row]:
         seconds, metrics = min(times, key=lambda one: one[0])
         tokens = sum(len(sample.token_ids) for sample in samples)
         yield {
-            "ranks": world, "case": f"{world} ranks", "kind": kind, "trajectories": len(samples), "tokens": tokens, "seconds": seconds,
+            "ranks": world, "case": f"{world} ranks",
+            "kind": kind, "trajectories": len(samples), "tokens": tokens, "seconds": seconds,
             "all_seconds": [one for one, _ in times], "tokens_per_second_per_gpu": tokens / seconds / world,
             "rank_tokens_mean": metrics.get("rank_tokens_mean"), "rank_tokens_max": metrics.get("rank_tokens_max"),
             "all_reduce_seconds": metrics.get("all_reduce_seconds", 0.0), "grad_norm": times[0][1]["grad_norm"],

@@ -36,7 +36,7 @@ OURS: dict[str, tuple[int, dict[str, Any]]] = {
     "exact": (16384, {"dtype": "fp32", "gradient_checkpointing": "on"}),
 }
 """Tokens of a micro-batch, and settings."""
-SIDES = [*OURS][:3] + ["trl"] + [*OURS][3:]
+SIDES = [*[*OURS][:3], "trl", *[*OURS][3:]]
 UNTIMED = ("float32", "exact")
 REFERENCES = ("padded", "float32")
 

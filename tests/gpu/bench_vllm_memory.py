@@ -56,7 +56,8 @@ def measure(given: Given, case: Row) -> Row:
     bytes_of = planned.job.shape.weight_bytes(2) + tokens * planned.job.shape.cache_bytes(2)
     return {
         "awake": awake / GIB, "planned_awake": planned.memory.sampling["vLLM"] / GIB,
-        "asleep": ", ".join(f"{one / GIB:.2f}" for one in asleep), "planned_asleep": planned.memory.training["vLLM"] / GIB,
+        "asleep": ", ".join(f"{one / GIB:.2f}" for one in asleep),
+        "planned_asleep": planned.memory.training["vLLM"] / GIB,
         "cache_tokens": tokens, "planned_cache_tokens": planned.memory.cache_tokens, "work": (share - bytes_of) / GIB,
         "wake": wake,
     }  # fmt: skip

@@ -9,6 +9,7 @@ too), ``--report`` (only that table), ``--smoke`` (a rehearsal on a CPU, whose f
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import platform
@@ -124,6 +125,7 @@ class Bench:
 
     def _one(self, given: Given, case: Row) -> None:
         """A case's process: its rows are the last line of stdout."""
+        faulthandler.dump_traceback_later(0.9 * given.limit)
         measured = self.measure(given, case)
         rows = measured if isinstance(measured, list) else [measured]
         if os.environ.get("RANK", "0") == "0":
@@ -220,7 +222,7 @@ def forget_peak() -> None:
 
 
 def write_model(given: Given, shape: str, *, apart: bool = True) -> Path:
-    """Where a shape's random weights are; written, unless they are there, by a process that leaves nothing on the GPU."""
+    """Where a shape's random weights are; written, if need be, by a process that leaves nothing on the GPU."""
     folder: Path = given.folder / shape
     if (folder / "tokenizer_config.json").exists():  # written last
         return folder
@@ -286,7 +288,7 @@ def rows_of(command: Sequence[str], *, log: Path, limit: float, environ: Mapping
         return [row | wall for row in (found if isinstance(found, list) else [found])]
     show_end(log, f"ended with {process.returncode}" if in_time else f"over {limit:.0f} s")
     told = log.read_text(errors="replace").splitlines()
-    errors_told = [line for line in told if "Error" in line] or told or ["?"]
+    errors_told = [line for line in told if "Error" in line and "ChildFailed" not in line] or told or ["?"]
     return [{"error": errors_told[-1].strip()[-200:] if in_time else f"over {limit:.0f} s"} | wall]
 
 
@@ -297,7 +299,7 @@ def show_end(log: Path, what: str) -> None:
 
 
 def ended_in_time(process: subprocess.Popen[Any], seconds: float, *, grace: float = 15) -> bool:
-    """Wait so long for a process, then interrupt it, and kill it after ``grace`` seconds; whether it ended by itself."""
+    """Wait so long for a process, then end it (see ``end``); whether it ended by itself."""
     try:
         process.wait(max(0.0, seconds))
         return True

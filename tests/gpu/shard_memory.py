@@ -164,7 +164,7 @@ def step_of(
     return {"loading": loading, "seconds": seconds, "peak": peak, "tokens": tokens, "gradients": gradients}
 
 
-def compare(shape: str, whole: Row, sharded: Row, *, offload: bool) -> list[Row]:
+def compare(whole: Row, sharded: Row, *, offload: bool) -> list[Row]:
     """Both ways side by side; the worst rank's figures."""
     expected, found = whole["gradients"], sharded["gradients"]
     distance = math.sqrt(sum(float((found[name] - one).square().sum()) for name, one in expected.items()))
