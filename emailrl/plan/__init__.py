@@ -196,14 +196,14 @@ def make_plan(
     ranks, counts_ranks = settings.training if device.is_gpu else TrainingSettings(), not (num_gpus or nodes)
     cluster = Cluster(device, num_gpus or ranks.nproc, nodes or ranks.nnodes, network)
     if cluster.gpus > MOST_GPUS:
-        raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs.", "Lower --num-gpus or --nodes.")
+        raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs.", "Lower --num-gpus or --nnodes.")
     known, model = known or Known(), settings.model.name
     remarks = list(known.measured.remarks_on(model)) if known.measured else []
     settings, confirmed, assumed = limit_to_questions(settings)
     remarks += assumed
     if cluster.gpus > 1 and counts_ranks and has_servers(settings):
         remarks.append(
-            "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nodes"
+            "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nnodes"
         )
     job = Job(find_shape(model), settings, cluster, replace(known, confirmed=confirmed))
     if cluster.gpus > 1:

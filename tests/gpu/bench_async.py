@@ -159,7 +159,7 @@ def train(given: Given, urls: str, name: str, gpus: Sequence[str]) -> Row:
     """One run, until its time is up; its row, however it ends."""
     for old in given.out.glob(f"run-{name}_*"):
         shutil.rmtree(old)
-    command = emailrl("train", "--engine", "vllm", "--output-dir", f"run-{name}", "--json")
+    command = emailrl("train", "--engine", "vllm", "--out", f"run-{name}", "--json")
     command += ["--batch-size", str(given.questions // len(gpus))]
     command += ["--nproc", str(len(gpus))] if len(gpus) > 1 else []
     environ = seen_by(given, gpus) | ({"VLLM_URLS": urls, "MAX_STALENESS": name} if urls else {})

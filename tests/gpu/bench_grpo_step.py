@@ -51,7 +51,7 @@ CLOCKS = {
     "emailrl.training.run.run:Run.end_step": "records",
     "emailrl.training.run.run:Run.record_training": "records",
     "emailrl.training.run.rollouts:Rollouts.record": "records",
-    "emailrl.agent.collect:Collector.collect": "sampling/bookkeeping",
+    "emailrl.agent.play:Collector.collect": "sampling/bookkeeping",
     "emailrl.engines.renderer:ChatRenderer.start": "sampling/template",
     "emailrl.engines.renderer:ChatRenderer.extend": "sampling/template",
     "emailrl.engines.renderer:ChatRenderer.parse": "sampling/template",
@@ -195,7 +195,7 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     clocks.put("emailrl.training.run.run:Run.end_step", ending)
     clocks.put("emailrl.agent.play:Stage.open_environment", scripted)
     clocks.put("emailrl.rewards.scorer:Scorer.score", drawn)
-    clocks.put("emailrl.agent.collect:Collector.collect", kept)
+    clocks.put("emailrl.agent.play:Collector.collect", kept)
     clocks.put(f"{engine}.generate", played)
     clocks.put(f"{engine}.release", watched)
     if given.engine == "vllm":

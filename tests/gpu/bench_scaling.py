@@ -31,7 +31,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(given: Given, case: Row) -> list[Row]:
     """As one of the ranks: meet the others, make the updater, take the times."""
-    from emailrl.model.tensors import checksum
+    from emailrl.model.lora import checksum
     from emailrl.ranks import RankGroup, joined
 
     settings = settings_of(given)

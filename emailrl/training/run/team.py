@@ -16,9 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
 from emailrl.agent.play import Play, Stage, build_stage
-from emailrl.engines import engine_gpus, has_servers
+from emailrl.engines import OpenPolicy, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, SamplingParams
-from emailrl.engines.opened import OpenPolicy
 from emailrl.mail.connection import no_database
 from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.ranks import Activity, Ranks
@@ -200,4 +199,4 @@ class Member:
         activity.note("waking the engine")
         self.engine.resume()
         play = self.stages[order.role].noted(self.engine, activity)
-        return play(order.trajectories, order.sampling, order.seed)
+        return play(order.trajectories, order.sampling, order.seed, None)
