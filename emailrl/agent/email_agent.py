@@ -66,12 +66,12 @@ class EmailAgent:
         config: Settings | Mapping[str, Any] | None = None,
     ) -> None:
         from emailrl.agent import tool_schemas
-        from emailrl.engines import Engine, build_chat_engine, is_chat
+        from emailrl.engines import Engine, build_chat_engine
 
         settings = config if isinstance(config, Settings) else load_settings(config)
         schemas = tool_schemas(settings.agent)
         self._renderer: ChatRenderer | None = None
-        if is_chat(settings):
+        if settings.is_chat:
             self.settings = settings.with_model(_name_on_server(model))
             self._engine: Engine = build_chat_engine(self.settings, schemas)
             return

@@ -216,11 +216,10 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 
     Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
     """
-    from emailrl.engines import is_chat
     from emailrl.measure.benchmark import choose_subjects
     from emailrl.model.resolve import same_base
 
-    if checkpoint == "best" or (checkpoint is None and model is None and not is_chat(settings)):
+    if checkpoint == "best" or (checkpoint is None and model is None and not settings.is_chat):
         note_runs_without_best(settings.output.output_dir)
     if checkpoint is None:
         [subject] = choose_subjects([], [] if model is None else [model], settings)
@@ -235,10 +234,9 @@ def _play(
     subject: Subject, settings: Settings, scenarios: list[Scenario], num_generations: int, split: str, journal: Journal
 ) -> float:
     """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
-    from emailrl.engines import is_chat
     from emailrl.measure.benchmark import players
 
-    if not is_chat(settings):
+    if not settings.is_chat:
         say_loading(settings, subject.model_name)
     total, played = len(scenarios) * num_generations, dict(journal.trajectories)
     with closing(players([subject], settings)) as playing:

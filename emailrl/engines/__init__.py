@@ -26,32 +26,8 @@ __all__ = [
     "build_engine",
     "check_engine",
     "check_player",
-    "engine_gpus",
-    "has_servers",
-    "is_chat",
     "open_policy",
-    "vllm_in_process",
 ]
-
-
-def is_chat(settings: Settings) -> bool:
-    """Whether the configured engine is a chat server, which needs no policy, tokenizer or adapter."""
-    return settings.agent.engine == "openai"
-
-
-def has_servers(settings: Settings) -> bool:
-    """Whether vLLM servers sample, rather than an engine on the trainer's own GPU."""
-    return settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls)
-
-
-def vllm_in_process(settings: Settings) -> bool:
-    """Whether vLLM samples on the trainer's own GPU."""
-    return settings.agent.engine == "vllm" and not settings.vllm.vllm_urls
-
-
-def engine_gpus(settings: Settings) -> int:
-    """GPUs, each with a rank, that share one engine in the trainer's process."""
-    return settings.vllm.vllm_tensor_parallel_size if vllm_in_process(settings) else 1
 
 
 def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> Engine:
@@ -63,7 +39,7 @@ def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> En
 
 def check_engine(settings: Settings, *, trainable: bool) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot serve a policy, before any model is loaded."""
-    if is_chat(settings):
+    if settings.is_chat:
         raise UsageError(
             "The openai engine returns no token ids: it works in rollout and benchmark, but not in training.",
             "Use --engine transformers or vllm.",
@@ -76,7 +52,7 @@ def check_engine(settings: Settings, *, trainable: bool) -> None:
 
 def check_player(settings: Settings) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot run rollouts, before any model is loaded."""
-    if is_chat(settings):
+    if settings.is_chat:
         from emailrl.engines.openai import checked_key
 
         checked_key(settings)

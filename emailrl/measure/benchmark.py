@@ -20,7 +20,6 @@ from emailrl.agent.attack import under_attack
 from emailrl.base.disk import check_own
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_runs
-from emailrl.engines import is_chat
 from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, reason
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
 from emailrl.measure.report import REPORT_FILES, Comparison, Report, Result, Subject, draw_accuracies, write_report
@@ -188,7 +187,7 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
     """
     output_dir = settings.output.output_dir
-    if is_chat(settings):
+    if settings.is_chat:
         if checkpoints:
             raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
         return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
@@ -208,7 +207,7 @@ def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[
 
     load_task(settings.agent.environment)  # check the user's code before a model is loaded
     scorer = build_scorer(settings)
-    staged = _on_chat_server if is_chat(settings) else _on_policies
+    staged = _on_chat_server if settings.is_chat else _on_policies
     with closing(staged(subjects, settings)) as pairs:
         for subject, stage, engine in pairs:
             if subject.attacked:

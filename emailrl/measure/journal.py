@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from emailrl.base.disk import Lock, naming, sync
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.engines import has_servers, is_chat
 from emailrl.mail import database_fingerprint
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.measure.evaluation import has_crashed
@@ -42,7 +41,7 @@ def playing_conditions(
         "num_questions": len(scenarios),
         "database": database_fingerprint(db) if db.exists() else None,
         "engine": agent.engine,
-        "server": without_credentials(settings.openai.openai_base_url) if is_chat(settings) else None,
+        "server": without_credentials(settings.openai.openai_base_url) if settings.is_chat else None,
         "dtype": _dtypes(settings, models or [settings.model.name]),
         "load_in_4bit": settings.model.load_in_4bit,
         "chat_template_sha256": _template_hash(settings.model.chat_template),
@@ -67,7 +66,7 @@ def playing_conditions(
 
 def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
     """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
-    if is_chat(settings) or has_servers(settings):
+    if settings.is_chat or settings.has_servers:
         return None
     from emailrl.model.device import DTYPES, sampling_dtype  # imports torch
 

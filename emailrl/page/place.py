@@ -17,7 +17,7 @@ import emailrl
 from emailrl.base.disk import not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import CONFIRMED, list_checkpoints, run_folders
-from emailrl.records import Entry, Record, TrajectoryIndex, read_metrics
+from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
 _HEAD_BYTES = 4096
@@ -265,15 +265,6 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
         "count": count,
         "bytes": file.stat().st_size,
     }
-
-
-def trajectories_of(index: TrajectoryIndex, wanted: int | None) -> list[tuple[Trajectory, Entry]]:
-    """Return a file's trajectories, or the one at position ``wanted``, each with its entry.
-
-    Skips lines without a trajectory; ``EmailRLError`` if ``wanted`` is one.
-    """
-    positions = index.readable if wanted is None else [position_in(index, wanted)]
-    return [(index.trajectory(each), index[each]) for each in positions]
 
 
 def run_record(place: Place, files: list[Record]) -> Record:

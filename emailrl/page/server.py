@@ -23,8 +23,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page import Place, detail, dump, place_of, rows, run_record, served_page
 from emailrl.page.place import file_record
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
-from emailrl.records import Entry, Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
-from emailrl.records.trajectory import Trajectory
+from emailrl.records import Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
 
 MAX_ROWS = 5000
 """Maximum rows per response."""
@@ -94,7 +93,7 @@ class _File:
         """The file and its training record as last read."""
         self._record: Record = {}
         self._bad_lines: list[str] = []
-        self._tokens: dict[str, TokenTexts | None] = {}
+        self._tokens: TokenTexts | None = None
 
     def record(self) -> tuple[Record, list[str]]:
         """The file's entry in the run's record, and its skipped lines."""
@@ -117,23 +116,14 @@ class _File:
         return rows(self.path, self._index[readable[0] : readable[-1] + 1], self._notes)
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
-        position = bisect_left(self._index, offset, key=_offset)
+        position = bisect_left(self._index, offset, key=lambda entry: entry.offset)
         if position == len(self._index) or self._index[position].offset != offset:
             return None
         found = self._index.trajectory(position)
         note = training_notes(self.path)[0].get(found.id)
-        return detail(found, note=note, tokens=self._tokenizer(found, model_name))
-
-    def _tokenizer(self, trajectory: Trajectory, model_name: str) -> TokenTexts | None:
-        """The tokenizer of the policy that made a trajectory, found once per policy."""
-        policy = trajectory.policy_version
-        if self._tokens.get(policy) is None:
-            self._tokens[policy] = fitting_tokenizer(tokenizer_folders(self.path, model_name), trajectory)
-        return self._tokens[policy]
-
-
-def _offset(entry: Entry) -> int:
-    return entry.offset
+        if self._tokens is None:
+            self._tokens = fitting_tokenizer(tokenizer_folders(self.path, model_name), found)
+        return detail(found, note=note, tokens=self._tokens)
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:

@@ -10,7 +10,7 @@ from emailrl.agent.play import Collector, Play, Scores, Stage, build_stage
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import OpenPolicy, build_engine, check_engine, engine_gpus, has_servers
+from emailrl.engines import OpenPolicy, build_engine, check_engine
 from emailrl.engines.base import PolicyEngine
 from emailrl.engines.vllm.servers import VllmServers, check_servers
 from emailrl.measure.evaluation import check_samples
@@ -125,7 +125,7 @@ def _sampler(settings: Settings, ranks: Ranks, engine: PolicyEngine, interrupts:
     """This engine, or the engines of all ranks."""
     if not plays_on_all(settings, ranks):
         return engine
-    return Team(ranks, engine, interrupts, per_engine=engine_gpus(settings))
+    return Team(ranks, engine, interrupts, per_engine=settings.engine_gpus)
 
 
 def _play(sampler: PolicyEngine | Team, stage: Stage, ranks: Ranks, role: Role) -> Play:
@@ -224,7 +224,7 @@ def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
     check_shard(settings, ranks)
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
-    if has_servers(settings):
+    if settings.has_servers:
         check_servers(settings.vllm)
 
 
