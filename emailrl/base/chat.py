@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from emailrl.base.credentials import split_credentials, without_credentials
 from emailrl.base.errors import UsageError
-from emailrl.base.reply import IncompleteReply, WholeReplies
+from emailrl.base.http import IncompleteReply, WholeReplies
 
 MAX_COUNT = 10**9
 """Token counts and prices this large are invalid, and would overflow sums."""

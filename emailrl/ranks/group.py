@@ -17,10 +17,9 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.base.ctrl_c import is_importing
-from emailrl.base.ending import bounded
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
+from emailrl.base.process import bounded, is_importing
 from emailrl.ranks.alone import ALONE, CONTINUE, Activity, Place, Ranks, T, said
 from emailrl.ranks.pulse import Call, Caller, Listener
 from emailrl.settings import Settings

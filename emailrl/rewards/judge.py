@@ -17,12 +17,9 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
 
-from emailrl.base.destination import tell
 from emailrl.base.disk import check_cache
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.remote_text import harmless, sendable
-from emailrl.base.reply import wait_for
-from emailrl.base.retry import may_pass, pause, pause_asked_for
+from emailrl.base.http import harmless, may_pass, pause, pause_asked_for, sendable, tell, wait_for
 from emailrl.settings import RewardSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 
 if TYPE_CHECKING:

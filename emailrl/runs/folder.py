@@ -21,7 +21,7 @@ from emailrl.base.disk import LOCK, Lock, check_own, check_place
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints, remove_checkpoints
 
-OPTION = "--output-dir"
+OPTION = "--out"
 REPLACED = ".replaced"
 REPLACING = ".replacing"
 RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
@@ -105,7 +105,7 @@ def check_replaceable(directory: Path) -> None:
     if entries - {LOCK} and not (recorded or moved or list_checkpoints(directory)):
         raise UsageError(
             f"{directory} is not an emailrl run, so --overwrite leaves it alone.",
-            "Drop --overwrite, or choose another folder with --output-dir.",
+            "Drop --overwrite, or choose another folder with --out.",
         )
 
 

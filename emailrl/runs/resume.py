@@ -34,7 +34,7 @@ from emailrl.checkpoints import (
     verify,
     write_checkpoint,
 )
-from emailrl.model.tensors import writing_tensors
+from emailrl.model.lora import writing_tensors
 from emailrl.records import read_records
 from emailrl.runs.folder import OPTION, held, remove_records
 

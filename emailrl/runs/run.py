@@ -115,15 +115,12 @@ class Run(Generic[S]):
 
     @contextmanager
     def rescued(self) -> Iterator[None]:
-        """Save the last complete step however the block ends, and stop showing the run."""
+        """Save the last complete step if the block is interrupted or fails."""
         try:
             yield
-            self.interrupts.check()  # an interrupt during the last step also stops what follows the run
         except (Exception, KeyboardInterrupt):
             self.rescue()
             raise
-        finally:
-            self.tracker.display.end()
 
     def rescue(self) -> None:
         """Save the last complete step of a run that ends early, if its weights are still available."""

@@ -109,7 +109,7 @@ def check_agrees(
         hint = f"Resume with --mode {before.mode}."
         if before.mode == SFT:
             hint = f"Continue it with emailrl sft, or start a run from it: --adapter {path}, without --resume."
-        raise UsageError(f"{path} is from a run of mode {before.mode}.", hint)
+        raise UsageError(f"{path} is from mode {before.mode}.", hint)
     adapter, recorded = settings.training.adapter, before.settings.get("training", {}).get("adapter")
     if adapter is not None and str(adapter) != recorded:
         raise UsageError(

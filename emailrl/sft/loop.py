@@ -214,6 +214,7 @@ def sft(
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():
             reason = loop(run)
+            run.interrupts.check()  # an interrupt during the last step also stops what follows
         return run.finish(reason)
 
 

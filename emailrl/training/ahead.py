@@ -13,7 +13,7 @@ from threading import Thread
 
 from emailrl.agent.play import Play
 from emailrl.base.errors import EmailRLError
-from emailrl.engines.base import PinnedEngine, VersionedEngine
+from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
 from emailrl.ranks import Activity
 from emailrl.runs.log import Clock, Display
 from emailrl.training.rollouts import Collected, Rollouts
@@ -24,7 +24,7 @@ LOOK_AGAIN = 1.0
 STOP_SECONDS = 5.0
 """Seconds to wait for a step's rollouts to stop; a custom environment that hangs is abandoned."""
 
-PlayOn = Callable[[PinnedEngine, Activity], Play]
+PlayOn = Callable[[PinnedVersion, Activity], Play]
 """Plays with an engine, and notes its progress."""
 Result = tuple[Collected, StepQuestions]
 
@@ -34,7 +34,7 @@ class Batch:
     """The rollouts of one step, running in their own thread."""
 
     step: int
-    engine: PinnedEngine
+    engine: PinnedVersion
     activity: Activity = field(default_factory=Activity)
     loaded: Future[float] = field(default_factory=Future)
     """How long loading its version took, in seconds."""
@@ -56,12 +56,12 @@ class Ahead:
         self,
         rollouts: Rollouts,
         play_on: PlayOn,
-        engine: VersionedEngine,
+        engine: VllmServers,
         state: RunState,
         *,
         staleness: int,
         last_step: int,
-        hand_over: Callable[[int], PinnedEngine],
+        hand_over: Callable[[int], PinnedVersion],
         limit: float,
     ) -> None:
         self._rollouts, self._play_on, self._engine, self._state = rollouts, play_on, engine, state

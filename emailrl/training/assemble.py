@@ -7,15 +7,14 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.agent.collect import Collector, Scores
-from emailrl.agent.play import Play, Stage, build_stage
+from emailrl.agent.play import Collector, Play, Scores, Stage, build_stage
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import build_engine, check_engine, engine_gpus, has_servers
+from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import PolicyEngine
-from emailrl.engines.vllm.fleet import check_servers
+from emailrl.engines.vllm.servers import check_servers
 from emailrl.measure.evaluation import check_samples
 from emailrl.model.policy import Policy
 from emailrl.model.shard import check_shardable
@@ -63,7 +62,7 @@ from emailrl.training.update import Updater
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Prepared:
     """What is known of a run before its model is loaded."""
 
     mode: Mode
@@ -119,15 +118,15 @@ def open_run(
                 before = stack.enter_context(resumed(resume, directory, overwrite=overwrite))
         elif overwrite:
             check_replaceable(base)
-        plan = _plan(settings, mode, algorithm, before, ranks)
-        loaded = stack.enter_context(_loaded(plan, ranks, display))
+        ready = _prepared(settings, mode, algorithm, before, ranks)
+        loaded = stack.enter_context(_loaded(ready, ranks, display))
         if before is None:
             directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
             changes = []
         else:
             directory, changes = before.directory, _cleared(before, loaded.state)
-        run = stack.enter_context(_assembled(plan, loaded, ranks, directory, display))
-        _announce(run, plan, ranks, changes)
+        run = stack.enter_context(_assembled(ready, loaded, ranks, directory, display))
+        _announce(run, ready, ranks, changes)
         yield run
 
 
@@ -147,11 +146,11 @@ def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
             f"Mode {mode.name} trains on a static email prompt, not in the environment {environment}.",
             "Use --mode masked or rollout.",
         )
-    if has_servers(settings):
-        check_servers(settings)
+    if settings.has_servers:
+        check_servers(settings.vllm)
 
 
-def _plan(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resumed | None, ranks: Ranks) -> Plan:
+def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resumed | None, ranks: Ranks) -> Prepared:
     """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
     checkpoint = before.checkpoint if before else None
     start = find_start(settings, checkpoint)
@@ -171,7 +170,7 @@ def _plan(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resumed 
         state = read_state(checkpoint, RunState)
         ended = state.stop_reason(settings.evaluation, total, epochs)
         check_unfinished(before.directory, state, ended, confirms=bool(data.confirm))
-    return Plan(mode, algorithm, before, start, data, notes, scorers, total, epochs)
+    return Prepared(mode, algorithm, before, start, data, notes, scorers, total, epochs)
 
 
 def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
@@ -185,9 +184,9 @@ def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Sc
 
 
 @contextmanager
-def _loaded(plan: Plan, ranks: Ranks, display: Display) -> Iterator[Loaded]:
+def _loaded(ready: Prepared, ranks: Ranks, display: Display) -> Iterator[Loaded]:
     """Load the model on every rank; the engine is closed at the end."""
-    settings, adapter, total = plan.start.settings, plan.start.adapter, plan.total_steps
+    settings, adapter, total = ready.start.settings, ready.start.adapter, ready.total_steps
 
     def load() -> Loaded:
         policy = load_trained(settings, adapter, ranks, mesh)
@@ -195,8 +194,8 @@ def _loaded(plan: Plan, ranks: Ranks, display: Display) -> Iterator[Loaded]:
         stack.callback(leave_and_close, ranks, engine)
         own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
         updater, state = build_updater(policy, own, total_steps=total, ranks=ranks), RunState()
-        if plan.checkpoint:
-            state, moments = load_state(plan.checkpoint, RunState)
+        if ready.checkpoint:
+            state, moments = load_state(ready.checkpoint, RunState)
             updater.load_state_dict(moments)
         return Loaded(own, policy, engine, updater, state)
 
@@ -221,12 +220,14 @@ def _cleared(before: Resumed, state: RunState) -> list[str]:
 
 
 @contextmanager
-def _assembled(plan: Plan, loaded: Loaded, ranks: Ranks, directory: Path, display: Display) -> Iterator[TrainingRun]:
-    settings, mode, state, checkpoint = loaded.settings, plan.mode, loaded.state, plan.checkpoint
+def _assembled(
+    ready: Prepared, loaded: Loaded, ranks: Ranks, directory: Path, display: Display
+) -> Iterator[TrainingRun]:
+    settings, mode, state, checkpoint = loaded.settings, ready.mode, loaded.state, ready.checkpoint
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     origin = Origin(
-        run_id, mode.name, settings.training.algorithm, plan.data.database_fingerprint,
-        plan.data.questions_fingerprint, plan.start.parent, checkpoint.reference if checkpoint else None,
+        run_id, mode.name, settings.training.algorithm, ready.data.database_fingerprint,
+        ready.data.questions_fingerprint, ready.start.parent, checkpoint.reference if checkpoint else None,
     )  # fmt: skip
     with ExitStack() as stack:
         tracker = stack.enter_context(
@@ -240,24 +241,24 @@ def _assembled(plan: Plan, loaded: Loaded, ranks: Ranks, directory: Path, displa
         interrupts = Interrupts(tracker.say)
         sampler: PolicyEngine | Team = loaded.engine
         if plays_on_all(settings, ranks):
-            sampler = Team(ranks, loaded.engine, interrupts, per_engine=engine_gpus(settings))
+            sampler = Team(ranks, loaded.engine, interrupts, per_engine=settings.engine_gpus)
         stage = build_stage(settings, loaded.policy, mode.make_environment)
         stages: dict[Role, Stage] = {"train": stage, "eval": build_stage(settings, loaded.policy)}
         collectors = {
             role: Collector(_play(sampler, stages[role], ranks, role), scorer, settings.agent, mode.name, run_id)
-            for role, scorer in plan.scorers.items()
+            for role, scorer in ready.scorers.items()
         }
-        wanted = make_filter(plan.algorithm, settings.algorithm, answers=mode.reward is None)
+        wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
         lag = staleness(settings)
         run = TrainingRun(
             settings=settings, directory=directory, origin=origin, state=state, policy=loaded.policy,
             updater=loaded.updater, tracker=tracker, interrupts=interrupts,
-            saved_step=state.step if checkpoint else None, mode=mode, algorithm=plan.algorithm, val=plan.data.val,
-            confirm=plan.data.confirm, engine=sampler, evaluator=collectors["eval"],
+            saved_step=state.step if checkpoint else None, mode=mode, algorithm=ready.algorithm, val=ready.data.val,
+            confirm=ready.data.confirm, engine=sampler, evaluator=collectors["eval"],
             rollouts=Rollouts(
-                settings.training, plan.data.train, directory, wanted, collectors["train"], plan.epochs, ranks.world
+                settings.training, ready.data.train, directory, wanted, collectors["train"], ready.epochs, ranks.world
             ),
-            total_steps=plan.total_steps, staleness=lag, play_on=stage.noted if lag else None,
+            total_steps=ready.total_steps, staleness=lag, play_on=stage.noted if lag else None,
         )  # fmt: skip
         if run.ahead is not None:
             stack.enter_context(closing(run.ahead))
@@ -273,14 +274,14 @@ def _play(sampler: PolicyEngine | Team, stage: Stage, ranks: Ranks, role: Role) 
 # -- what it says ---------------------------------------------------------------------------------------------------
 
 
-def _announce(run: TrainingRun, plan: Plan, ranks: Ranks, changes: list[str]) -> None:
+def _announce(run: TrainingRun, ready: Prepared, ranks: Ranks, changes: list[str]) -> None:
     """Print the header and all notes, and start the display."""
-    settings, data, step, total = run.settings, plan.data, run.state.step, run.total_steps
+    settings, data, step, total = run.settings, ready.data, run.state.step, run.total_steps
     sizes = {"num_train": len(data.train), "num_eval": len(data.val), "num_ranks": ranks.world}
     run.tracker.say(header(settings, run_dir=run.directory, start=step, total=total, **sizes))
-    notes = [*plan.notes, *run.policy.notes]
+    notes = [*ready.notes, *run.policy.notes]
     if plays_on_all(settings, ranks):
-        each, several = engine_gpus(settings), ranks.world
+        each, several = settings.engine_gpus, ranks.world
         notes.append(f"rollouts run on {several // each} engines, each on {each} of {several} ranks")
     run.tracker.say("\n".join(f"Note: {note}" for note in notes + changes))
     run.tracker.display.start(run.directory, step, total)
@@ -314,7 +315,7 @@ def header(
 
 def _sampling(settings: Settings) -> str:
     """The servers that sample, and how far ahead, if they do."""
-    if not has_servers(settings):
+    if not settings.has_servers:
         return ""
     servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()]
     steps = staleness(settings)

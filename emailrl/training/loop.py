@@ -80,8 +80,10 @@ def train(
                 finish(run, loop(run))
             export = ["the export"] if settings.output.export_dir else []
             skipped = ["measuring best_model again", *export] if confirms(run) else export
+            run.interrupts.check()  # an interrupt during the last step also stops what follows the run
             confirm_best(run)
             skipped = export
+            run.interrupts.check()
             return TrainResult.of(run.directory, run.state)
     except NothingLeft as finished:
         display.result(str(finished))

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from emailrl.agent.collect import Collector
-from emailrl.agent.play import Play
+from emailrl.agent.play import Collector, Play
 from emailrl.base.errors import EmailRLError
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emailrl.agent.collect import Collector
+from emailrl.agent.play import Collector
 from emailrl.base.disk import naming
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import remove_checkpoints
-from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
+from emailrl.engines.base import Sampler
+from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
 from emailrl.measure.evaluation import Evaluation, evaluate
 from emailrl.records import write_records
 from emailrl.records.trajectory import Scenario
@@ -52,7 +53,7 @@ class TrainingRun(Run[RunState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.play_on is not None:
-            assert isinstance(self.engine, VersionedEngine)
+            assert isinstance(self.engine, VllmServers)
             self.ahead = Ahead(
                 self.rollouts, self.play_on, self.engine, self.state, staleness=self.staleness,
                 last_step=self.total_steps, hand_over=self.hand_over, limit=self.settings.training.rank_timeout,
@@ -78,12 +79,12 @@ class TrainingRun(Run[RunState]):
             self.engine.load_adapter(self._saved(step), version_of(step))
             self._loaded_step = step
 
-    def hand_over(self, step: int) -> PinnedEngine:
+    def hand_over(self, step: int) -> PinnedVersion:
         """An engine that samples from the policy after ``step``, or the current one if that is no longer kept.
 
-        It remains to be loaded: see ``VersionedEngine.hand_over``.
+        It remains to be loaded: see ``VllmServers.hand_over``.
         """
-        assert isinstance(self.engine, VersionedEngine)
+        assert isinstance(self.engine, VllmServers)
         if not (self.directory / "policy" / version_of(step)).exists():
             step = self.state.step
         if step == self._loaded_step:

@@ -19,9 +19,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, Literal
 
 from emailrl.agent.play import Play, Stage, build_stage
-from emailrl.base.ctrl_c import handled_by
 from emailrl.base.errors import UsageError
-from emailrl.engines import build_engine, engine_gpus, has_servers
+from emailrl.base.process import handled_by
+from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.mail.connection import no_database
 from emailrl.model.adapter import CONFIG, WEIGHTS
@@ -80,7 +80,7 @@ def build_updater(
         settings.agent,
         total_steps=total_steps,
         across=Across(ranks, sharded=policy.sharded),
-        largest_gap=max(LARGEST_GAP, TIMES_TOLERANCE * tolerance) if has_servers(settings) else math.inf,
+        largest_gap=max(LARGEST_GAP, TIMES_TOLERANCE * tolerance) if settings.has_servers else math.inf,
     )
 
 
@@ -97,7 +97,7 @@ def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:
 
 def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
     """Whether every rank has an engine: there are several ranks and no vLLM servers."""
-    return not ranks.is_alone and not has_servers(settings)
+    return not ranks.is_alone and not settings.has_servers
 
 
 def leave_and_close(ranks: Ranks, engine: PolicyEngine) -> None:
@@ -291,7 +291,7 @@ class Follower:
             if not settings.store.db.is_file():
                 raise no_database(settings.store.db)
             self.engine = build_engine(settings, policy)
-            self._hands_in = self.ranks.rank % engine_gpus(settings) == 0
+            self._hands_in = self.ranks.rank % settings.engine_gpus == 0
             make = MODES[settings.training.mode].make_environment
             self.stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
         return build_updater(policy, settings, total_steps=task.total_steps, ranks=self.ranks)
@@ -312,7 +312,7 @@ class Follower:
     def _play(self, order: PlayPart, activity: Activity) -> Sequence[Trajectory]:
         activity.note("waking the engine")
         play = self.stages[order.role].noted(self._woken(), activity)
-        return play(order.trajectories, order.sampling, order.seed)
+        return play(order.trajectories, order.sampling, order.seed, None)
 
 
 @contextmanager

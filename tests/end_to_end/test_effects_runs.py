@@ -55,7 +55,7 @@ def test_long_completions_are_charged(opened: Any) -> None:
         run = opened(reward="simple", **changes)  # 8 tokens at most
         played = group(rewards=[0.0], right=[False]).trajectories[0]
         played.turns = [Turn([1] * 7, [0.0] * 7, "stop")]
-        run.collector.scorer.score([played])
+        run.rollouts.collector.scorer.score([played])
         return played.reward_terms.get("overlong")
 
     assert charge() is None

@@ -9,7 +9,7 @@ import torch
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints, sha256_of, verify
-from emailrl.measure.statistics import wilson_interval
+from emailrl.measure.evaluation import wilson_interval
 from emailrl.ranks import ALONE
 from emailrl.records import read_records, read_trajectories
 from emailrl.runs.log import Display

@@ -11,10 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from emailrl.base.destination import tell
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.remote_text import sendable
-from emailrl.base.retry import may_pass, pause, pause_asked_for
+from emailrl.base.http import may_pass, pause, pause_asked_for, sendable, tell
 from emailrl.questions.llm.cache import Reply, ReplyCache
 from emailrl.questions.llm.harvest import read_reply
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of

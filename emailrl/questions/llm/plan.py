@@ -17,8 +17,8 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
-from emailrl.base.destination import is_this_machine
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import is_this_machine
 from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.inbox.mailbox import MailReader
