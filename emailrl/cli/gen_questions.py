@@ -116,7 +116,8 @@ def gen_questions(
     is_limited = limit is not None and (generator == "llm" or len(scenarios) == limit)
     for note in split_notes(scenarios, len(chosen), is_limited=is_limited, allow_shared=shares):
         progress_console().print(f"Note: {note}", style="yellow", soft_wrap=True)
-    suggest_benchmark(settings, target, scenarios)
+    if any(scenario.split in (None, "test") for scenario in scenarios):
+        suggest_benchmark(settings, target)
     if json:
         print_json(_result(scenarios, target, db) | {"generator": generator, "seconds": seconds, **more})
 
