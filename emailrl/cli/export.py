@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from emailrl.base.errors import UsageError
-from emailrl.cli.completion import one_of
 from emailrl.cli.inputs import note_runs_without_best
-from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
+from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, one_of, path_option
 from emailrl.cli.output import print_json, print_next, progress_console, result_console
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ import typer
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.cli.completion import inboxes
 from emailrl.cli.next_step import suggest_benchmark
-from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
+from emailrl.cli.options import Json, Overrides, Overwrite, Trust, inboxes, path_option, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.cli.tables import questions_table
 

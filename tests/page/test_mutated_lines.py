@@ -13,8 +13,7 @@ from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import EmailRLError
 from emailrl.cli.console import PlainConsole
-from emailrl.cli.listing import trajectory_list
-from emailrl.cli.trajectory import render_trajectory
+from emailrl.cli.trajectory import render_trajectory, trajectory_list
 from emailrl.page import dump, gather, page, place_of
 from emailrl.page.served import Served
 from emailrl.page.tokens import TokenTexts
