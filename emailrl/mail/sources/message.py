@@ -10,7 +10,7 @@ import binascii
 import re
 from collections.abc import Mapping
 
-from emailrl.mail.parties import clean_text
+from emailrl.mail.schema import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
 from emailrl.mail.sources.charsets import decode
 from emailrl.mail.sources.headers import MAX_ADDRESS_CHARS, addresses_of, header_text, parse_date

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from emailrl.base.workers import in_order, worker_processes
-from emailrl.mail.parties import clean_text
+from emailrl.mail.schema import clean_text
 from emailrl.mail.sources.message import parse_message
 from emailrl.mail.sources.raw_email import RawEmail, Skipped
 from emailrl.mail.sources.rows import JsonLine, TableMail, parse_line
