@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from asyncio import sleep
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
 T = TypeVar("T")
 LONGEST_WAIT: Final = 60.0
 """Seconds; waits double from one second up to this, even if the server asks for more."""
+sleep = asyncio.sleep
 _LATER: Final = (408, 409, 425, 429)
 
 

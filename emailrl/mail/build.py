@@ -20,7 +20,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -46,7 +46,7 @@ from emailrl.mail.connection import (
     reason,
 )
 from emailrl.mail.schema import create_indexes, create_tables, create_triggers, drop_triggers, parties_text
-from emailrl.mail.sieve import KEPT_BY, Listing, Sieve, SiftedMail, keys_of, sift
+from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
 from emailrl.settings import StoreSettings
 
@@ -105,14 +105,12 @@ def build_database(
     started = time.monotonic()
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
-    judge = functools.partial(sift, settings=settings)
     with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append) as (db, building):
         old = db if append and db.exists() else None
         with _naming(db), contextlib.closing(_Loader(building, old)) as loader:
             for keys in loader.old_keys():
                 sieve.remember(keys)
-            sifted = emails.read(judge, workers) if isinstance(emails, Source) else (judge(one) for one in emails)
-            with contextlib.closing(sifted) as mails:
+            with contextlib.closing(_sifted(emails, settings, workers)) as mails:
                 _stage_all(mails, sieve, loader, limit, progress)
             if loader.mails:
                 loader.write(progress)
@@ -122,6 +120,13 @@ def build_database(
             raise _nothing_stored(sieve.skipped)
     seconds = round(time.monotonic() - started, 3)
     return BuildReport(loader.mails, loader.recipients, sieve.skipped, seconds, db, sieve.defects)
+
+
+def _sifted(
+    emails: Iterable[RawEmail | Skipped] | Source, settings: StoreSettings, workers: int | None
+) -> Generator[SiftedMail | Skipped]:
+    judge = functools.partial(sift, settings=settings)
+    yield from emails.read(judge, workers) if isinstance(emails, Source) else map(judge, emails)
 
 
 def _stage_all(
@@ -308,7 +313,7 @@ class _Loader:
         self._sql.executescript(_STAGING)
         self._unstaged: list[tuple[object, ...]] = []
 
-    def old_keys(self) -> Iterator[tuple[bytes, ...]]:
+    def old_keys(self) -> Iterator[Keys]:
         """Yield the keys of every old email."""
         if self._old:
             rows = driver(self._old).execute("SELECT message_id, subject, from_address, body, date FROM emails")

@@ -79,8 +79,16 @@ class LLMJudge:
 
         own = self._settings
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
-        body = {"model": own.judge_model, "messages": messages, "temperature": 0, "max_tokens": own.judge_max_tokens}
-        verdict = wait_for(ask(self._client, verdict_of, retries=own.judge_retries, **body))
+        request = ask(
+            self._client,
+            verdict_of,
+            retries=own.judge_retries,
+            model=own.judge_model,
+            messages=messages,
+            temperature=0,
+            max_tokens=own.judge_max_tokens,
+        )
+        verdict = wait_for(request)
         if isinstance(verdict, Failed):
             raise JudgeError(
                 f"The judge {own.judge_model} at {without_credentials(own.judge_base_url)} returned no verdict: "

@@ -178,8 +178,8 @@ class QuestionWriter:
 
         own = self._settings
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}]
-        body = {"model": own.generator_model, "messages": messages, "max_tokens": own.generator_max_tokens}
-        reply = await ask(client, read, retries=own.generator_retries, wait=wait, **body)
+        model, limit, retries = own.generator_model, own.generator_max_tokens, own.generator_retries
+        reply = await ask(client, read, retries=retries, wait=wait, model=model, messages=messages, max_tokens=limit)
         if isinstance(reply, retry.Failed):
             failure = redacted(reply.why, self._key, *secrets_in(own.generator_base_url)).rstrip(".")
             raise (PromptRefused if reply.status in _REFUSED else GenerationError)(
