@@ -8,19 +8,19 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     # `python -m` puts the working folder first: a torch.py in a stranger's folder is not for us to run.
     del sys.path[0]
 
-from emailrl.base import ctrl_c
+from emailrl.base import process
 
 
 def main() -> NoReturn:
     """Run the command line (``emailrl.cli.app.main``); Ctrl-C works while it is still being imported."""
     os.environ["PYTHONSAFEPATH"] = "1"  # ranks, servers and their children do not import from the folder either
     try:
-        ctrl_c.install()
+        process.install()
         from emailrl.cli.app import main as run
 
         run()
     except KeyboardInterrupt:  # before or after ``run`` handles it
-        ctrl_c.leave()
+        process.leave()
 
 
 if __name__ == "__main__":

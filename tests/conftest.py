@@ -52,7 +52,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("emailrl.base.retry.sleep", sleep)
+    monkeypatch.setattr("emailrl.base.http.sleep", sleep)
     return waited
 
 

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from emailrl.base.credentials import split_credentials, without_credentials
 from emailrl.base.errors import UsageError
-from emailrl.base.reply import IncompleteReply, WholeReplies
-from emailrl.base.retry import Failed, pause_asked_for, retried
+from emailrl.base.http import Failed, IncompleteReply, WholeReplies, pause_asked_for, retried
 
 T = TypeVar("T")
 MAX_COUNT = 10**9

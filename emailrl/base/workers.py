@@ -20,8 +20,8 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from emailrl.base.ctrl_c import SIGNALS
 from emailrl.base.errors import EmailRLError
+from emailrl.base.process import SIGNALS
 
 T = TypeVar("T")
 Submit = Callable[..., Future[Any]]

@@ -18,10 +18,10 @@ import typer.main
 from typer.core import TyperGroup
 
 import emailrl
-from emailrl.base import ctrl_c
-from emailrl.base.ending import ending_with
+from emailrl.base import process
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import guard_streams, tell
+from emailrl.base.process import ending_with
 from emailrl.cli.output import fail
 
 COMMANDS: Final = {
@@ -184,7 +184,7 @@ def main() -> NoReturn:
 
 def _run() -> NoReturn:
     closed = _prepare_streams()
-    ctrl_c.install()
+    process.install()
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()
@@ -195,7 +195,7 @@ def _run() -> NoReturn:
     except _WrongUsage as error:
         fail(_describe(error), _way_out(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        result = ctrl_c.INTERRUPTED
+        result = process.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) closed the pipe; flushing the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -212,8 +212,8 @@ def _run() -> NoReturn:
         hint = "Change its permissions or use another path." if isinstance(error, PermissionError) else ""
         hint = "Free some space." if full else hint
         fail(f"{error.filename}: {error.strerror}{'.' * bool(hint)}" if error.filename else str(error), hint, 1)
-    if result == ctrl_c.INTERRUPTED:
-        ctrl_c.ending()
-        if ctrl_c.reports():
+    if result == process.INTERRUPTED:
+        process.ending()
+        if process.reports():
             tell("interrupted")
     sys.exit(result if isinstance(result, int) else 0)

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.base.ctrl_c import INTERRUPTED
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.process import INTERRUPTED
 from emailrl.cli.answer import Steps, render_answer, why_not
 from emailrl.cli.completion import inboxes
 from emailrl.cli.inputs import note_adapters, note_runs_without_best

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from emailrl.base.ending import report
 from emailrl.base.plain import cut, one_line, tell
+from emailrl.base.process import report
 
 if TYPE_CHECKING:
     from rich.console import Console

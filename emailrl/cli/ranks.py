@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from emailrl.base.ctrl_c import INTERRUPTED, leave
 from emailrl.base.errors import UsageError
+from emailrl.base.process import INTERRUPTED, leave
 from emailrl.cli.output import say
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.ranks.place import Place

@@ -54,7 +54,7 @@ def serve(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.base.destination import is_this_machine
+    from emailrl.base.http import is_this_machine
     from emailrl.engines.vllm.serve import running, supervise, wait_until_well
     from emailrl.settings import load_settings
 
@@ -102,7 +102,7 @@ def _servers(
         check_own(log := log_file(folder, number), "--log-dir")
         check_port(host, number)
         command = server_command(settings, host=host, port=number, on_gpu=bool(share), extra=extra)
-        environment = server_environment(settings, share)
+        environment = server_environment(settings.vllm, share)
         name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
         servers.append(Server(f"http://{name}:{number}", command, environment, log))
     return servers

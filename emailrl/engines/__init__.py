@@ -121,7 +121,8 @@ def _build_vllm(settings: Settings, policy: Policy) -> PolicyEngine:
     if settings.vllm.vllm_urls:
         from emailrl.engines.vllm.servers import VllmServers
 
-        return VllmServers(settings, probe, stops)
+        agent, vllm, most = settings.agent, settings.vllm, settings.model.max_model_len
+        return VllmServers(agent, vllm, probe, stops, max_model_len=most)
     from emailrl.engines.vllm.local import VllmEngine
 
     return VllmEngine(settings, policy, probe, stops)

@@ -15,9 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from emailrl.base.destination import tell
 from emailrl.base.errors import UsageError
-from emailrl.base.remote_text import harmless, sendable
+from emailrl.base.http import harmless, sendable, tell
 from emailrl.engines.base import Advance, Completion, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.records.trajectory import Message, ToolCall

@@ -26,9 +26,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from emailrl import __version__
-from emailrl.base.ctrl_c import TEMPORARY
 from emailrl.base.disk import Lock, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.process import TEMPORARY
 from emailrl.mail.connection import (
     MARK,
     OTHER_FILE,

@@ -350,9 +350,9 @@ Sampled = tuple[dict[str, int], int | None, int]
 def _sampled_by_vllm(shape: Shape, settings: Settings, layout: Layout, total: int) -> Sampled:
     """Of in-process vLLM on each of its GPUs."""
     weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
-    share, each = int(vllm_share(settings, weights, total)), engine_gpus(settings)
+    share, each = int(vllm_share(settings.agent, settings.vllm, weights, total)), engine_gpus(settings)
     parts = {"vLLM": share}
-    if layout.on_gpu and capture_sizes(settings, total):
+    if layout.on_gpu and capture_sizes(settings.agent, settings.vllm, total):
         parts["CUDA graphs"] = graph_bytes(layers=shape.layers, hidden=shape.hidden)
     cache = max(share - weights // each - VLLM_WORK, 0)
     return (
@@ -376,7 +376,7 @@ def _vllm_sleeps(shape: Shape, settings: Settings, layout: Layout, total: int) -
             layers=shape.layers,
             **shape.widths,
         )
-    return sleeps(settings, trainer, total)
+    return sleeps(settings.agent, settings.vllm, trainer, total)
 
 
 def _sampled_in_process(

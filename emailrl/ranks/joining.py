@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from emailrl.base.ctrl_c import is_importing
-from emailrl.base.ending import bounded
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
+from emailrl.base.process import bounded, is_importing
 from emailrl.ranks.alone import ALONE, Ranks
 from emailrl.ranks.group import RankGroup
 from emailrl.ranks.place import Place

@@ -22,10 +22,9 @@ from types import FrameType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from emailrl.base.ctrl_c import INTERRUPTED, RUN_ID, handled_by
-from emailrl.base.ending import report
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
+from emailrl.base.process import INTERRUPTED, RUN_ID, handled_by, report
 from emailrl.ranks.activity import CONTINUE
 
 _LONGEST_CONNECT: Final = 60

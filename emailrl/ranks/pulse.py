@@ -14,8 +14,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, NoReturn
 
-from emailrl.base.ending import SECONDS, bounded, report
 from emailrl.base.errors import EmailRLError
+from emailrl.base.process import SECONDS, bounded, report
 from emailrl.ranks.activity import Activity, Failure
 
 LONGEST_INTERVAL: Final = 1.0

@@ -15,10 +15,8 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from emailrl.base.custom import CustomPart, is_path, load_part
-from emailrl.base.destination import tell
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.reply import Client, wait_for
-from emailrl.base.retry import Failed, pause_asked_for, retried
+from emailrl.base.http import Client, Failed, pause_asked_for, retried, tell, wait_for
 from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
 from emailrl.rewards.rubric import Reward

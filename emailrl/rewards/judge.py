@@ -13,11 +13,8 @@ import json
 import re
 
 from emailrl.base.cache import ReplyCache
-from emailrl.base.destination import tell
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.remote_text import harmless, sendable
-from emailrl.base.reply import wait_for
-from emailrl.base.retry import Failed
+from emailrl.base.http import Failed, harmless, sendable, tell, wait_for
 from emailrl.settings import RewardSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
 
 SYSTEM_PROMPT = """\

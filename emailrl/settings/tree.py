@@ -209,7 +209,7 @@ class RewardSettings(Section):
     judge_api_key: SecretStr | None = None
     """API key of the judge if its endpoint is not OpenRouter."""
     litellm_timeout: Annotated[float, Field(gt=0)] = 60
-    """Seconds to wait for a remote completion; also applies to vLLM servers if it is set and VLLM_TIMEOUT is not."""
+    """Seconds to wait for a completion of a chat server or judge; vLLM servers have VLLM_TIMEOUT."""
     judge_max_tokens: Positive = 16
     """Maximum tokens per verdict; raise it for reasoning models."""
     judge_retries: NonNegative = 3

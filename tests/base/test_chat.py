@@ -18,7 +18,7 @@ from local_server import Answer, DrippingServer, answering
 
 from emailrl.base.chat import ChatReply, complete, connect, describe
 from emailrl.base.errors import UsageError
-from emailrl.base.reply import Client, IncompleteReply, WholeReplies, wait_for
+from emailrl.base.http import Client, IncompleteReply, WholeReplies, wait_for
 
 GOOD = json.dumps({
     "id": "1", "object": "chat.completion", "created": 0, "model": "m",

@@ -18,7 +18,7 @@ from engines.chat_server import StubServer, said
 from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
-from emailrl.base.destination import tell
+from emailrl.base.http import tell
 from emailrl.model.smol_base import INSTALL
 from emailrl.questions import read_jsonl
 from emailrl.questions.beside import questions_file, write_demo

@@ -13,7 +13,7 @@ from local_server import LocalServer, QuietHandler
 from tiny import make_checkpoint, make_database, make_model, make_questions
 from training.run_files import plant, tree
 
-from emailrl.base.destination import tell
+from emailrl.base.http import tell
 from emailrl.questions import write_scenarios
 from emailrl.quickstart import MARK, quickstart
 from emailrl.records import read_trajectories

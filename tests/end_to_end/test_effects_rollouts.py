@@ -160,9 +160,8 @@ VLLM = {
 @shows("vllm_enable_sleep")
 def test_vllm_sleeps_as_it_is_told(make_settings: MakeSettings) -> None:
     small = Trainer(weights=1, adapter=1, activations=1)
-    assert [sleeps(make_settings(vllm_enable_sleep=value), small, 100) for value in ("auto", "on", "off")] == [
-        False, True, False,
-    ]  # fmt: skip
+    chosen = [make_settings(vllm_enable_sleep=value) for value in ("auto", "on", "off")]
+    assert [sleeps(each.agent, each.vllm, small, 100) for each in chosen] == [False, True, False]
 
 
 @shows(*VLLM)

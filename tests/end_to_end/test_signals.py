@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from emailrl.base.ending import SECONDS
+from emailrl.base.process import SECONDS
 from emailrl.checkpoints import list_checkpoints
 from emailrl.mail.demo import demo_emails
 

@@ -19,7 +19,7 @@ from local_server import DrippingServer
 from tiny import make_database, make_questions
 
 from emailrl.base.errors import UsageError
-from emailrl.base.remote_text import harmless
+from emailrl.base.http import harmless
 from emailrl.engines import build_chat_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api

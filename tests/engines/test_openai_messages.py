@@ -16,7 +16,7 @@ from engines.asking import ask, settings_for
 from local_server import Answer, answering
 
 from emailrl.base.errors import UsageError
-from emailrl.base.reply import WholeReplies
+from emailrl.base.http import WholeReplies
 from emailrl.engines.openai import OpenAIEngine
 
 KEY = "my-own-key-0123"

@@ -190,23 +190,6 @@ def test_a_server_that_dies_is_restarted_and_one_that_keeps_dying_given_up(
     assert all_gone(command.starts())
 
 
-def test_a_killed_keeper_leaves_nothing_behind(serving: Callable[..., Serving]) -> None:
-    """The server ignores SIGTERM and holds the port, and its child has a session of its own."""
-    flags = ("--gpus", "", "--max-restarts", "1", "--", "--stubborn", "--leaves-group")
-    command = serving("--replicas", "2", *flags)
-    command.ready()
-    first, other = command.starts()
-    os.kill(parent(first["pid"]), signal.SIGKILL)
-    until(lambda: "is back" in command.said())
-    assert "died (its keeper was killed by SIGKILL: " in command.said() and "died (exit code" not in command.said()
-    assert all_gone([first]) and lives(other["pid"]) and lives(other["child"])
-    for one in filter(lambda one: lives(one["pid"]), command.starts()):
-        os.kill(parent(one["pid"]), signal.SIGKILL)
-    command.process.send_signal(signal.SIGTERM)
-    command.process.wait(30)
-    assert all_gone(command.starts())
-
-
 def test_a_server_that_does_not_start_ends_the_command_with_its_last_words(serving: Callable[..., Serving]) -> None:
     command = serving("--replicas", "2", "--gpus", "", "--", "--broken")
     assert command.process.wait(60) == 1
@@ -300,7 +283,7 @@ def test_ipv6(serving: Callable[..., Serving]) -> None:
     ("host", "port", "message", "hint"),
     [
         ("127.0.0.1", 65536, "would go up to 65536; the last one is 65535", "--port"),
-        ("", 8000, "--host '' is not an address: it is empty", "127.0.0.1"),
+        ("", 8000, "--host '' is not an address: ", "127.0.0.1"),
         ("[::1]", 8000, "--host '[::1]' is not an address: ", "::1"),
         ("a" * 64 + ".b", 8000, "is not an address: ", "127.0.0.1"),
         ("192.0.2.1", 8000, "Port 8000 on 192.0.2.1 cannot be used: ", "--host"),  # kept for documents, so never here

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from emailrl.base.ending import bounded
+from emailrl.base.process import bounded
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.weights import sampling_weights
@@ -56,7 +56,6 @@ class StandIn:
         self.log: list[Any] = []
         self.ignores = False
         self.waiting: dict[str, tuple[list[int], Params, Any]] = {}
-        self.largest_batch = 0
         self._weights = sampling_weights(self.policy.model)
         self._sampler = TransformersEngine(self.policy.model, [1], max_rows=8)
         self._asleep = False
@@ -98,7 +97,6 @@ class StandIn:
         self.waiting[name] = prompt["prompt_token_ids"], params, lora_request
 
     def step(self) -> list[Any]:
-        self.largest_batch = max(self.largest_batch, len(self.waiting))
         name, (ids, params, lora) = next(iter(self.waiting.items()))
         del self.waiting[name]
         path = None if lora is None or self.ignores else Path(lora.lora_path)
@@ -113,8 +111,7 @@ class StandIn:
         self.scheduler.update_from_output(scheduled, SimpleNamespace(sampled_token_ids=[said.token_ids]))
         logprobs = self._entries([*ids, *said.token_ids], len(ids), params.temperature)
         output = SimpleNamespace(token_ids=said.token_ids, logprobs=logprobs, finish_reason=said.finish_reason)
-        prompt = [None, *self._entries(ids, 1, 1.0)]
-        return [SimpleNamespace(request_id=name, finished=True, outputs=[output], prompt_logprobs=prompt)]
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[output])]
 
     def _entries(self, ids: list[int], start: int, temperature: float) -> list[dict[int, Any]]:
         tokens = torch.tensor([ids])

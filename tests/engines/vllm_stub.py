@@ -27,8 +27,6 @@ class VllmStub:
         self.adapters: dict[str, Path | None] = {BASE: None}
         self.served: list[str] = []
         """The model of each completion, probes apart."""
-        self.mixed = 0
-        """How often it was asked for a prompt's log-probabilities beside other completions, which may end vLLM."""
         self.ignore_adapters = False
         self.adapter_instead: Path | None = None
         self.list_loaded = True
@@ -75,8 +73,7 @@ class VllmStub:
 
     def _listed(self, name: str) -> dict[str, Any]:
         path, length = self.adapters[name], self.window if name == BASE else None
-        parent, root = (None, "/the/base") if path is None else (BASE, str(path))
-        return {"id": name, "parent": parent, "root": root, "max_model_len": length}
+        return {"id": name, "parent": None if path is None else BASE, "max_model_len": length}
 
     def _load(self, body: dict[str, Any]) -> tuple[Any, ...]:
         name, path = body["lora_name"], Path(body["lora_path"])
@@ -89,9 +86,6 @@ class VllmStub:
         return 200, {}
 
     def _complete(self, body: dict[str, Any]) -> tuple[Any, ...]:
-        under_way = [one for one in list(self.http.running) if "prompt" in one]
-        if len(under_way) > 1 and any("prompt_logprobs" in one for one in under_way):
-            self.mixed += 1
         if self.failures:
             return self.failures.pop(0)
         name = body["model"]
@@ -114,18 +108,12 @@ class VllmStub:
     def _choice(self, body: dict[str, Any], prompt: list[int], completion: Completion) -> dict[str, Any]:
         temperature = 1.0 if self.untempered else body["temperature"]
         sampled = completion.token_ids
-        choice: dict[str, Any] = {
+        return {
             "finish_reason": completion.finish_reason,
             "token_ids": sampled,
             "prompt_token_ids": prompt,
             "logprobs": {"token_logprobs": self._score([*prompt, *sampled], len(prompt), temperature)},
         }
-        if "prompt_logprobs" in body:
-            scores = self._score(prompt, 1, 1.0)
-            choice["prompt_logprobs"] = [None] + [
-                {str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True)
-            ]
-        return choice
 
     def _score(self, ids: list[int], start: int, temperature: float) -> list[float]:
         tokens = torch.tensor([ids])

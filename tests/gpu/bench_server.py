@@ -33,7 +33,7 @@ from bench_sampling import write_model
 from random_adapter import write_adapter
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.vllm import fleet
+from emailrl.engines.vllm import servers as module
 from emailrl.engines.vllm.serve import Server, running, server_command, server_environment, wait_until_well
 from emailrl.model.resolve import resolve_model
 from emailrl.settings import Settings, load_settings
@@ -42,8 +42,8 @@ PROMPT = 256
 PER_PROMPT = 8
 WAYS = ("now", "before")
 TICK = os.sysconf("SC_CLK_TCK")
-KEPT = fleet.KEPT
-NO_PROBE: Any = SimpleNamespace(vocabulary=2**31)
+KEPT = module.KEPT
+NO_PROBE: Any = SimpleNamespace(vocabulary=2**31, temperature=None)
 UNKNOWN: Any = SimpleNamespace(adapter_sha256="")
 
 
@@ -64,7 +64,10 @@ def main() -> None:
     )  # fmt: skip
     servers = [
         Server(
-            url_of(given, way), command(settings, given, way), server_environment(settings, gpus), work / f"{way}.log"
+            url_of(given, way),
+            command(settings, given, way),
+            server_environment(settings.vllm, gpus),
+            work / f"{way}.log",
         )
         for way in WAYS
     ]
@@ -118,10 +121,11 @@ def command(settings: Settings, given: argparse.Namespace, way: str) -> list[str
     return [word for word in words if word not in dropped]
 
 
-def fleet_of(url: str, rows: int) -> fleet.Fleet:
+def fleet_of(url: str, rows: int) -> module.VllmServers:
     """A server whose adapter is not proven, for so many completions at once."""
     given = {"engine": "vllm", "vllm_urls": url, "max_batch_trajectories": rows, "max_model_len": 2048}
-    found = fleet.Fleet(load_settings(given | {"vllm_retries": 0}, environ={}), NO_PROBE, [])
+    settings = load_settings(given | {"vllm_retries": 0}, environ={})
+    found = module.VllmServers(settings.agent, settings.vllm, NO_PROBE, [])
     found.replicas[0].alive = True
     return found
 
@@ -134,11 +138,9 @@ def load(url: str, adapter: Path) -> None:
 
 def sample(given: argparse.Namespace, way: str, requests: list[Request]) -> list[Completion]:
     """All completions, through emailrl's own client."""
-    fleet.KEPT = None if way == "before" else KEPT  # type: ignore[assignment]
-    version = fleet.Version("adapter", UNKNOWN, "adapter")
-    pinned = fleet.PinnedVersion(
-        fleet_of(url_of(given, way), len(requests)), version, load=None, sampled=lambda *_: None, close=lambda: None
-    )
+    module.KEPT = None if way == "before" else KEPT  # type: ignore[assignment]
+    version = module.Version("adapter", UNKNOWN, "adapter")
+    pinned = module.PinnedVersion(fleet_of(url_of(given, way), len(requests)), version)
     completions = pinned.generate(requests)
     assert not any(completion.error for completion in completions), completions[0].error
     return completions

@@ -124,16 +124,16 @@ def prepare(bench: Bench, run: Any) -> None:
 
 
 def watch_proofs(bench: Bench, probe: Any) -> None:
-    """Note by how much the engine's log-probabilities of the probe's text are off."""
-    from emailrl.engines.vllm.probe import mean_gap
+    """Note by how much the engine's log-probabilities of the tokens drawn after the probe's prefixes are off."""
+    from emailrl.engines.vllm.probe import _logprobs, mean_gap
 
-    inner = probe.check_prompt
+    inner = probe.check
 
-    def check_prompt(who: str, prompt: Sequence[float], expected: Any) -> None:
-        bench.proofs.append(mean_gap(prompt, expected.prompt))
-        inner(who, prompt, expected)
+    def check(who: str, drawn: Sequence[int], logprobs: Sequence[float], expected: Any) -> None:
+        bench.proofs.append(mean_gap(logprobs, _logprobs(expected.logits, drawn, probe.temperature)))
+        inner(who, drawn, logprobs, expected)
 
-    probe.check_prompt = check_prompt
+    probe.check = check
 
 
 def keep(owner: Any, method: str, kept: Any) -> None:

@@ -23,7 +23,15 @@ from emailrl.engines.budget import GIB
 from emailrl.model.adapter import read_adapter_config
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.place import Place
-from emailrl.settings import Settings, TrainingSettings, check_key, without_credentials
+from emailrl.settings import (
+    AgentSettings,
+    ModelSettings,
+    Settings,
+    TrainingSettings,
+    VllmSettings,
+    check_key,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     from emailrl.model.policy import Policy
@@ -74,20 +82,19 @@ and an H200 a step of reading prompts and sampling then takes 82 ms instead of 4
 """
 
 
-def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
+def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSettings, *, on_gpu: bool) -> dict[str, Any]:
     """The fields of ``vllm.EngineArgs`` that servers and in-process vLLM have in common.
 
     Log-probabilities are taken after temperature, unless top-p or top-k would change them too (``check_sampling``).
     vLLM loads no tokenizer: ids in, ids out, which with no statistics halves a server's own time per sampled token.
     """
-    vllm, agent = settings.vllm, settings.agent
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
-        "max_model_len": settings.model.max_model_len,
+        "max_model_len": model.max_model_len,
         "tensor_parallel_size": vllm.vllm_tensor_parallel_size,
         "enforce_eager": vllm.vllm_enforce_eager,
         "enable_prefix_caching": vllm.vllm_enable_prefix_caching,
-        "logprobs_mode": "raw_logprobs" if is_filtered(settings) else "processed_logprobs",
+        "logprobs_mode": "raw_logprobs" if is_filtered(agent) else "processed_logprobs",
         "disable_log_stats": True,
         "enable_lora": True,
     }
@@ -96,9 +103,9 @@ def shared_arguments(settings: Settings, *, on_gpu: bool) -> dict[str, Any]:
     if not on_gpu:
         # On a CPU a seeded request whose prompt is read in parts raises "CPU Generator does not use offset" (0.31).
         arguments["enable_chunked_prefill"] = False
-    if settings.model.load_in_4bit:
+    if model.load_in_4bit:
         arguments["quantization"] = "bitsandbytes"
-    return arguments | further_arguments(settings)
+    return arguments | further_arguments(vllm, model)
 
 
 def engine_arguments(
@@ -116,12 +123,11 @@ def engine_arguments(
     ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``sleeps``,
     ``graphs`` by ``capture_sizes``.
     """
-    vllm = settings.vllm
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
         "seed": settings.training.seed % 2**32,
-        "gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
+        "gpu_memory_utilization": settings.vllm.vllm_gpu_memory_utilization,
         "enable_sleep_mode": sleeps and on_gpu,
         "max_num_seqs": settings.agent.max_batch_trajectories,
         "max_loras": 1,
@@ -132,19 +138,18 @@ def engine_arguments(
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
-    return arguments | shared_arguments(settings, on_gpu=on_gpu)
+    return arguments | shared_arguments(settings.agent, settings.vllm, settings.model, on_gpu=on_gpu)
 
 
-def further_arguments(settings: Settings) -> dict[str, Any]:
+def further_arguments(vllm: VllmSettings, model: ModelSettings) -> dict[str, Any]:
     """The object in VLLM_ENGINE_ARGS; UsageError for any other value, and for arguments that emailrl sets itself."""
-    text = settings.vllm.vllm_engine_args
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json.loads(vllm.vllm_engine_args or "{}")
     except (ValueError, RecursionError) as error:
         raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
     if not isinstance(arguments, dict):
         raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
-    owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if settings.model.load_in_4bit else {})
+    owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if model.load_in_4bit else {})
     owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -181,9 +186,9 @@ def adapter_rank(path: Path) -> int:
     return int(read_adapter_config(path)["r"])
 
 
-def is_filtered(settings: Settings) -> bool:
+def is_filtered(agent: AgentSettings) -> bool:
     """Whether training rollouts sample from a truncated distribution."""
-    return settings.agent.top_p < 1 or settings.agent.top_k > 0
+    return agent.top_p < 1 or agent.top_k > 0
 
 
 def check_vllm(settings: Settings, *, trainable: bool) -> None:
@@ -193,11 +198,23 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
     settings, for the Unsloth backend with in-process vLLM (its patches affect vLLM's model too), and for ranks of a
     host that cannot be divided into engines.
     """
-    check_sampling(settings, trainable=trainable)
-    read_path_map(settings.vllm.vllm_adapter_path_map)
-    further_arguments(settings)
-    if read_urls(settings.vllm.vllm_urls):
-        check_key("VLLM_API_KEY", api_key(settings))
+    agent, vllm = settings.agent, settings.vllm
+    # vLLM returns log-probabilities before temperature, or after top-p and top-k; training needs those in between.
+    if is_filtered(agent) and agent.temperature not in (0, 1):
+        raise UsageError(
+            f"vLLM returns log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
+            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
+            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
+        )
+    if trainable and vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
+        raise UsageError(
+            "STALE_SPANS=correct needs an importance correction.",
+            "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
+        )
+    read_path_map(vllm.vllm_adapter_path_map)
+    further_arguments(vllm, settings.model)
+    if read_urls(vllm.vllm_urls):
+        check_key("VLLM_API_KEY", api_key(vllm))
         return
     if settings.model.backend == "unsloth":
         raise UsageError(
@@ -209,7 +226,7 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
             "The vllm engine is not installed.",
             "Run in the clone: pip install -e '.[vllm]', or set VLLM_URLS, or use --engine transformers.",
         )
-    ranks, per_engine = Place.here().local_world, settings.vllm.vllm_tensor_parallel_size
+    ranks, per_engine = Place.here().local_world, vllm.vllm_tensor_parallel_size
     if Place.here().world > 1 and ranks % per_engine:
         raise UsageError(
             f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}.",
@@ -217,62 +234,38 @@ def check_vllm(settings: Settings, *, trainable: bool) -> None:
         )
 
 
-def check_sampling(settings: Settings, *, trainable: bool) -> None:
-    """Raise UsageError for sampling settings whose log-probabilities vLLM cannot return as training needs them.
-
-    It returns them before temperature, or after temperature, top-p and top-k; training needs them in between.
-    """
-    agent = settings.agent
-    if is_filtered(settings) and agent.temperature not in (0, 1):
-        raise UsageError(
-            f"vLLM returns log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
-            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
-            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
-        )
-    if trainable and settings.vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
-        raise UsageError(
-            "STALE_SPANS=correct needs an importance correction.",
-            "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
-        )
-
-
-def api_key(settings: Settings) -> str:
+def api_key(vllm: VllmSettings) -> str:
     """VLLM_API_KEY, empty if unset."""
-    return settings.vllm.vllm_api_key.get_secret_value() if settings.vllm.vllm_api_key else ""
+    return vllm.vllm_api_key.get_secret_value() if vllm.vllm_api_key else ""
 
 
 def read_urls(text: str) -> list[str]:
     """The servers' unique addresses, without ``/v1``, default ports and capitals; UsageError for an invalid one."""
-    addresses = [address.strip() for address in text.split(",") if address.strip()]
     urls = []
-    for number, address in enumerate(addresses, start=1):
+    for number, address in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
         try:
             urls.append(_read_url(address))
         except (ValueError, httpx.InvalidURL) as error:
-            what = f"{without_credentials(address)!r} is not a server's address ({error})"
-            hint = "Expected http://host:8000."
             if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
-                what, hint = (
-                    f"address {number} is not valid",
-                    "Expected http://user:password@host:8000, percent-encoded.",
-                )
-            raise UsageError(f"VLLM_URLS: {what}.", hint) from None
+                hint = "Expected http://user:password@host:8000, percent-encoded."
+                raise UsageError(f"VLLM_URLS: address {number} is not valid.", hint) from None
+            what = f"{without_credentials(address)!r} is not a server's address ({error})"
+            raise UsageError(f"VLLM_URLS: {what}.", "Expected http://host:8000.") from None
     return list(dict.fromkeys(urls))
 
 
 def _read_url(address: str) -> str:
     """A server's address in its shortest form; ValueError or httpx.InvalidURL if no request can be sent to it."""
     parts = urlsplit(address)
-    if parts.scheme not in ("http", "https"):
-        raise ValueError("it does not start with http:// or https://")
-    if not address.isprintable() or " " in address:
-        raise ValueError("it has a space or a control character")
-    if "?" in address or "#" in address:
-        raise ValueError("it has a query or a fragment")
-    if not parts.hostname:
-        raise ValueError("it has no host name")
-    if parts.port == 0:  # the attribute raises for all other invalid ports
-        raise ValueError("port 0 cannot be used")
+    wrong = {
+        "it does not start with http:// or https://": parts.scheme not in ("http", "https"),
+        "it has a space or a control character": not address.isprintable() or " " in address,
+        "it has a query or a fragment": "?" in address or "#" in address,
+        "it has no host name": not parts.hostname,
+        "port 0 cannot be used": parts.port == 0,  # the attribute raises for all other invalid ports
+    }
+    if reason := next((reason for reason, holds in wrong.items() if holds), None):
+        raise ValueError(reason)
     userinfo, at, host = parts.netloc.rpartition("@")
     host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
     return f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}"
@@ -315,7 +308,7 @@ class Trainer:
         return cls(weights, ADAPTER_BYTES * adapter, tokens * itemsize * numbers[keep], graphs)
 
     @classmethod
-    def of(cls, policy: Policy, settings: Settings) -> Trainer | None:
+    def of(cls, policy: Policy, training: TrainingSettings) -> Trainer | None:
         """A loaded policy's, None if it is not trained with fused layers: the needs of others are not known."""
         from emailrl.model.fused.model import fused_backbone
 
@@ -324,7 +317,7 @@ class Trainer:
             return None
         frozen = [parameter for parameter in policy.model.parameters() if not parameter.requires_grad]
         return cls.of_sizes(
-            settings.training,
+            training,
             weights=sum(parameter.numel() * parameter.itemsize for parameter in frozen),
             adapter=sum(parameter.numel() for _, parameter in policy.trainable_parameters()),
             itemsize=policy.dtype.itemsize,
@@ -333,41 +326,38 @@ class Trainer:
         )
 
 
-def sleeps(settings: Settings, trainer: Trainer | None, card_bytes: float) -> bool:
+def sleeps(agent: AgentSettings, vllm: VllmSettings, trainer: Trainer | None, card_bytes: float) -> bool:
     """Whether vLLM releases a GPU of ``card_bytes`` to the trainer between rollouts.
 
     It does as VLLM_ENABLE_SLEEP says; with ``auto``, unless both are known to fit.
     """
-    wanted = settings.vllm.vllm_enable_sleep
-    if wanted != "auto" or trainer is None:
-        return wanted != "off"
-    both = trainer.weights + trainer.adapter + trainer.activations + vllm_share(settings, trainer.weights, card_bytes)
-    if capture_sizes(settings, card_bytes):
+    if vllm.vllm_enable_sleep != "auto" or trainer is None:
+        return vllm.vllm_enable_sleep != "off"
+    both: float = trainer.weights + trainer.adapter + trainer.activations
+    both += vllm_share(agent, vllm, trainer.weights, card_bytes)
+    if capture_sizes(agent, vllm, card_bytes):
         both += trainer.graphs
     return both > SHARE_FOR_BOTH * card_bytes
 
 
-def vllm_share(settings: Settings, weight_bytes: int, card_bytes: float) -> float:
+def vllm_share(agent: AgentSettings, vllm: VllmSettings, weight_bytes: int, card_bytes: float) -> float:
     """Bytes of vLLM on each of its GPUs while it samples; KV_CACHE_GIB overrides VLLM_GPU_MEMORY_UTILIZATION."""
-    cache = settings.agent.kv_cache_gib
-    if cache is None:
-        return settings.vllm.vllm_gpu_memory_utilization * card_bytes
-    return weight_bytes // settings.vllm.vllm_tensor_parallel_size + VLLM_WORK + cache * GIB
+    if agent.kv_cache_gib is None:
+        return vllm.vllm_gpu_memory_utilization * card_bytes
+    return weight_bytes // vllm.vllm_tensor_parallel_size + VLLM_WORK + agent.kv_cache_gib * GIB
 
 
-def capture_sizes(settings: Settings, card_bytes: float) -> list[int]:
+def capture_sizes(agent: AgentSettings, vllm: VllmSettings, card_bytes: float) -> list[int]:
     """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them.
 
     It chooses on small GPUs and on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if
     VLLM_ENGINE_ARGS bears on it.
     """
-    vllm = settings.vllm
-    if not GRAPHS_FROM_GIB * GIB <= card_bytes < math.inf or vllm.vllm_enforce_eager:
-        return []
     given = any(word in vllm.vllm_engine_args for word in ("cudagraph", "compilation", "batched_tokens", "speculative"))
-    if given or vllm.vllm_tensor_parallel_size > 1:
+    is_large = GRAPHS_FROM_GIB * GIB <= card_bytes < math.inf
+    if not is_large or given or vllm.vllm_enforce_eager or vllm.vllm_tensor_parallel_size > 1:
         return []
-    rows = settings.agent.max_batch_trajectories
+    rows = agent.max_batch_trajectories
     return sorted({1, 2, 4, *range(8, rows, 8), rows, *(tokens for tokens in LARGE_STEPS if tokens > rows)})
 
 

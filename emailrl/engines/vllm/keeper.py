@@ -4,8 +4,8 @@
 
 Only the parent holds the other end of standard input: it closes when the parent closes it or dies, even by SIGKILL.
 The server then gets SIGTERM, SECONDS to end, and SIGKILL. Processes left by a dead server (vLLM's engine process holds
-GPU memory) are adopted and killed too. If this process is killed itself, the server is killed with it, and the parent
-adopts the rest. Exits with the server's exit code, or 128 + N for signal N.
+GPU memory) are adopted and killed too. If this process is killed itself, the server is killed with it.
+Exits with the server's exit code, or 128 + N for signal N.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,50 +28,37 @@ _prctl: Callable[..., int] = ctypes.CDLL(None).prctl if sys.platform == "linux" 
 
 def keep(command: Sequence[str], grace: float) -> int:
     """Run ``command`` in its own session until it or standard input ends; returns its exit code."""
-    adopt_orphans()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # a descendant whose parent dies becomes this process's child
     server = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=end_with_parent,  # nothing else runs here between fork and exec
+        preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # nothing else runs here between fork and exec
     )
     threading.Thread(target=_end_when_released, args=(server.pid, grace), daemon=True).start()
     code = server.wait()
-    _remove_rest(server.pid)
+    _signal_group(server.pid, signal.SIGKILL)
+    _end_children()
     return code if code >= 0 else 128 - code
 
 
 def _end_when_released(server: int, grace: float) -> None:
     while os.read(0, 1):  # not sys.stdin: interpreter shutdown would wait for its lock
         pass
-    with suppress(ProcessLookupError):
-        os.killpg(server, signal.SIGTERM)
+    _signal_group(server, signal.SIGTERM)
     threading.Event().wait(grace)  # the process exits earlier if the server does
+    _signal_group(server, signal.SIGKILL)
+
+
+def _signal_group(server: int, number: int) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(server, signal.SIGKILL)
+        os.killpg(server, number)
 
 
-def _remove_rest(server: int) -> None:
-    """Kill the server's group and processes that left it: orphans are now this process's children."""
-    with suppress(ProcessLookupError):
-        os.killpg(server, signal.SIGKILL)
-    end_children()
-
-
-def adopt_orphans() -> None:
-    """From now on, a descendant whose parent dies becomes a child of this process, whatever its session or group."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_with_parent() -> None:
-    """Kill this process as soon as its parent dies."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def end_children(besides: Collection[int] = ()) -> None:
+def _end_children() -> None:
     """Kill this process's children, and theirs as they are adopted, and wait until all have ended."""
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    while listed.exists() and (children := [int(pid) for pid in listed.read_text().split() if int(pid) not in besides]):
+    while listed.exists() and (children := [int(pid) for pid in listed.read_text().split()]):
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)

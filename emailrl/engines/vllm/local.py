@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from emailrl.base.ending import bounded
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.process import bounded
 from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, report
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
-from emailrl.engines.vllm.probe import SAMPLED, Probe
+from emailrl.engines.vllm.probe import Probe
 from emailrl.model.device import card_bytes
 from emailrl.settings import Settings
 
@@ -57,8 +57,8 @@ class VllmEngine:
         self._stop_ids = sorted(stop_ids)
         self.can_sleep = policy.device.type == "cuda"
         card = card_bytes(policy.device)
-        self._graphs = capture_sizes(settings, card)
-        self._may_sleep = sleeps(settings, Trainer.of(policy, settings), card)
+        self._graphs = capture_sizes(settings.agent, settings.vllm, card)
+        self._may_sleep = sleeps(settings.agent, settings.vllm, Trainer.of(policy, settings.training), card)
         if self._may_sleep and not self.can_sleep:
             report("vLLM cannot sleep without a GPU: it holds its memory during training.")
         self._engine: Any = None
@@ -199,15 +199,13 @@ class VllmEngine:
             self._start()
         self._take_adapter()
         agent = self._settings.agent
-        sampling = SamplingParams(SAMPLED, agent.temperature, agent.top_p, agent.top_k)
-        self._add(self._probe.ids, self._params(sampling, 0, SAMPLED, prompt_logprobs=0))
-        outputs: list[Any] = []
-        while not outputs:
-            outputs = self._step()
-        ids, sampled = self._probe.ids, outputs[0].outputs[0]
-        prompt = [entry[token].logprob for token, entry in zip(ids[1:], outputs[0].prompt_logprobs[1:], strict=True)]
-        self._probe.check_prompt("vLLM", prompt, expected)
-        self._probe.check_sampled("vLLM", list(sampled.token_ids), logprobs_of(sampled))
+        params = self._params(SamplingParams(1, agent.temperature, agent.top_p, agent.top_k), 0, 1)
+        names = [self._add(prefix, params) for prefix in self._probe.prefixes]
+        drawn: dict[str, Any] = {}
+        while len(drawn) < len(names):
+            drawn |= {output.request_id: output.outputs[0] for output in self._step()}
+        tokens = [drawn[name].token_ids[0] for name in names]
+        self._probe.check("vLLM", tokens, [logprobs_of(drawn[name])[0] for name in names], expected)
         self.adapter_sha256, self._proven = expected.adapter_sha256, True
 
     def _take_adapter(self) -> None:
@@ -230,7 +228,7 @@ class VllmEngine:
             raise EmailRLError(f"vLLM did not load the adapter {self._path}.")
         self._lora = request
 
-    def _params(self, sampling: SamplingParams, seed: int, max_tokens: int, **more: Any) -> Any:
+    def _params(self, sampling: SamplingParams, seed: int, max_tokens: int) -> Any:
         from vllm import SamplingParams as Params
         from vllm.sampling_params import RequestOutputKind
 
@@ -244,7 +242,6 @@ class VllmEngine:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            **more,
         )
 
     def _add(self, prompt_ids: list[int], params: Any) -> str:

@@ -1,10 +1,10 @@
-"""Check that an engine samples from the weights it was given: compare its log-probabilities of one text with the
-trainer's.
+"""Check that an engine samples from the weights it was given, by the log-probabilities of tokens that it draws.
 
-A silently ignored or stale adapter is the costliest failure of training with a
-separate sampler (verl #7495, vLLM #42125). Two checks: the log-probabilities must agree with those of the trainer's own
-model to rounding; and if the trainer's changed between two adapters, an engine whose output is bit-identical has not
-changed its weights. The second check catches what rounding hides from the first.
+A silently ignored or stale adapter is the costliest failure of training with a separate sampler (verl #7495, vLLM
+#42125, #53888). Two checks on the tokens drawn after prefixes of a text: their log-probabilities must agree with those
+of the trainer's own model to rounding; and if the trainer's changed between two adapters, an engine whose output is
+bit-identical has not changed its weights, which rounding may hide from the first check. The log-probabilities of a
+prompt would say as much, but asking for them beside other requests may crash vLLM (#16668).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,14 +32,16 @@ TEXT = (
     "The lease ends on 31 May 2002; Ann signed it in Houston. Please send me the agreement before Friday, thanks."
 )
 LONGEST = 128
-"""Length of the probe in tokens."""
-SAMPLED = 8
-"""Tokens sampled after the probe, to check decoding, and that log-probabilities are taken after temperature."""
+"""Length of the text in tokens, and how many tokens of a rollout's completion are compared."""
+SHORTEST = 8
+"""Tokens that a rollout's completion needs to be compared."""
 PREFIXES = 32
-"""Prefixes of the probe after which one token each is sampled, if the probe's own tokens cannot be compared."""
+"""Prefixes of the text, the longest ones, after each of which an engine draws one token."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 ROUNDING = 0.1
 """Mean gap allowed in 16 bits, as different kernels round differently."""
+FEW = 3
+"""Factor of the tolerance: the gap of a few drawn tokens is noisier than the mean over many."""
 
 
 class ProbeError(EmailRLError):
@@ -51,14 +54,12 @@ class Expected:
 
     adapter_sha256: str | None
     """None is the bare base model."""
-    prompt: list[float]
-    """The trainer's log-probabilities of ``Probe.ids[1:]``."""
     logits: Tensor
     """``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
 
 
 class Probe:
-    """A text and its log-probabilities under the trainer's base model with one adapter after another.
+    """A text, and what the trainer's base model with one adapter after another makes of it.
 
     ``temperature`` is the training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype).
     """
@@ -68,11 +69,9 @@ class Probe:
         self.temperature = temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
-        first = max(len(self.ids) - PREFIXES, 0)
-        self.prefixes = [self.ids[:end] for end in range(first + 1, len(self.ids) + 1)]
-        """The longest prefixes of the text, itself included."""
-        self._answers: dict[str, tuple[Expected, list[float]]] = {}
-        """The last log-probabilities of the text from every engine, and those expected."""
+        self.prefixes = [self.ids[:end] for end in range(1, len(self.ids) + 1)][-PREFIXES:]
+        self._answers: dict[str, tuple[Expected, list[int], list[float]]] = {}
+        """The last tokens that every engine drew after the prefixes, and what was expected."""
 
     @property
     def vocabulary(self) -> int:
@@ -82,17 +81,13 @@ class Probe:
     def load(self, path: Path | None) -> Expected:
         """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.
 
-        ``score`` and ``check_sampled`` use that adapter from now on.
+        ``score`` and ``check_completion`` use that adapter from now on.
         """
         with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
             sha256 = None if path is None else pool.submit(adapter_sha256, path)
             self._weights.load(path)
-            logits = self._logits(self.ids, 0)
-        return Expected(
-            None if sha256 is None else sha256.result(),
-            _logprobs(logits[:-1], self.ids[1:], 1.0),
-            logits[-len(self.prefixes) :].float().cpu(),
-        )
+            logits = self._logits(self.ids, len(self.ids) - len(self.prefixes))
+        return Expected(None if sha256 is None else sha256.result(), logits.float().cpu())
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
         """The trainer's log-probabilities of ``ids[start:]``; at temperature 0, of the untempered distribution."""
@@ -109,59 +104,47 @@ class Probe:
             logits: Tensor = projection(model)(hidden_states(model, tokens)[0, start:])
         return logits
 
-    def check_prompt(self, who: str, prompt: Sequence[float], expected: Expected) -> None:
-        """Compare an engine's log-probabilities of ``ids[1:]`` with the expected ones.
+    def check(self, who: str, drawn: Sequence[int], logprobs: Sequence[float], expected: Expected) -> None:
+        """Compare the token that an engine drew after each of ``prefixes`` with the expected logits.
 
         Raises ProbeError naming ``who``, also if they are those of another adapter bit for bit.
         """
-        gap = mean_gap(prompt, expected.prompt)
-        if not gap <= self.tolerance:
-            raise ProbeError(
-                f"{who} is not sampling from the adapter it was given: log-probabilities are off by {gap:.4f} nats.",
-                f"Check its base model and dtype; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
-            )
-        before, answer = self._answers.get(who, (expected, []))
-        moved = mean_gap(expected.prompt, before.prompt)
+        own = partial(_logprobs, expected.logits, drawn)
+        self._compare(who, logprobs, own)
+        before, *answer = self._answers.get(who, (expected,))
+        moved = mean_gap(own(self.temperature), _logprobs(before.logits, drawn, self.temperature))
         # After a step without an update the adapter is unchanged, so identical output is correct.
         changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / 100
-        if changed and list(prompt) == answer:
+        if changed and answer == [list(drawn), list(logprobs)]:
             raise ProbeError(
                 f"{who} did not load the new adapter: its output is bit-identical, "
                 f"while the trainer's moved by {moved:.2g}.",
                 "Restart it.",
             )
-        self._answers[who] = expected, list(prompt)
+        self._answers[who] = expected, list(drawn), list(logprobs)
 
-    def check_next(self, who: str, sampled: Sequence[int], logprobs: Sequence[float], expected: Expected) -> None:
-        """Compare the tokens that an engine drew after each of ``prefixes`` with the expected logits; raises
-        ProbeError naming ``who``."""
-
-        def own(temperature: float) -> list[float]:
-            return _logprobs(expected.logits, sampled, temperature)
-
-        self._check_drawn(who, logprobs, own)
-
-    def check_sampled(
-        self, who: str, sampled: Sequence[int], logprobs: Sequence[float], prompt: Sequence[int] | None = None
+    def check_completion(
+        self, who: str, prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[float]
     ) -> None:
-        """Compare the tokens that an engine drew one after another after ``prompt`` (None: the text) with the trainer's
-        model; raises ProbeError naming ``who``."""
-        before = self.ids if prompt is None else prompt
-        ids, start = [*before, *sampled], len(before)
-        self._check_drawn(who, logprobs, lambda temperature: self.score(ids, start, temperature))
+        """Compare the tokens that an engine sampled after ``prompt`` with the trainer's model; raises ProbeError naming
+        ``who``."""
+        ids, start = [*prompt, *sampled[:LONGEST]], len(prompt)
+        self._compare(who, logprobs[:LONGEST], partial(self.score, ids, start))
 
-    def _check_drawn(self, who: str, logprobs: Sequence[float], own: Callable[[float], list[float]]) -> None:
-        gap = mean_gap(logprobs, own(self.temperature))
-        # Few tokens are sampled, so their gap is noisier than the mean over the text.
-        if not gap <= 3 * self.tolerance:
-            untempered = mean_gap(logprobs, own(1.0)) <= 3 * self.tolerance
-            raise ProbeError(
-                f"{who} returns log-probabilities of sampled tokens that are off by {gap:.4f} nats"
-                + (": they are taken before temperature." if untempered else "."),
-                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
-                if untempered
-                else f"Check that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is {self.tolerance:g}.",
-            )
+    def _compare(self, who: str, logprobs: Sequence[float], own: Callable[[float], list[float]]) -> None:
+        gap, allowed = mean_gap(logprobs, own(self.temperature)), FEW * self.tolerance
+        if gap <= allowed:
+            return
+        what, hint = (
+            f"{who} is not sampling from the adapter it was given: log-probabilities of sampled tokens are off by "
+            f"{gap:.4f} nats.",
+            "Check its base model and dtype, and that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is "
+            f"{self.tolerance:g}.",
+        )
+        if mean_gap(logprobs, own(1.0)) <= allowed:
+            what = f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature."
+            hint = "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
+        raise ProbeError(what, hint)
 
 
 def _logprobs(logits: Tensor, tokens: Sequence[int], temperature: float) -> list[float]:

@@ -1,35 +1,28 @@
-"""One vLLM server: its HTTP requests, its loaded adapters, and strict parsing of its answers.
+"""One vLLM server: what is asked of it over HTTP, its loaded adapters, and strict reading of its answers.
 
 Pydantic parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Annotated, Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from emailrl.base.errors import EmailRLError
+from emailrl.base.http import IncompleteReply, may_pass
 from emailrl.base.plain import counted
-from emailrl.base.reply import IncompleteReply
-from emailrl.base.retry import may_pass
-from emailrl.engines.base import Completion, Request
+from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import Expected, Probe
 from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 COMPLETIONS = "/v1/completions"
 HEALTH_TIMEOUT = 10.0
 """Timeout in seconds of requests that cost a server nothing: its health, its models, unloading an adapter."""
-FULL = 0.02
-"""Poll interval in seconds for a replica at its request limit."""
 TOO_OLD = "vLLM 0.26 or newer is required."
 LONGEST = 200
 """Maximum characters quoted from a server's error message."""
@@ -38,60 +31,10 @@ HIGHEST_LOGPROB = 1e-4
 LOWEST_LOGPROB = -110.0
 """The smallest positive float32 is 2^-149, or -103.3 nats: a token of lower probability has probability 0 and cannot be
 sampled. The rest leaves room for rounding."""
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ReplicaDown(Exception):
     """The server is unreachable or unhealthy, or something else answers in its place."""
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class ListedModel(_Answer):
-    """A model of ``/v1/models``: a base model (no ``parent``) or an adapter."""
-
-    id: str
-    parent: str | None = None
-    root: str | None = None
-    """An adapter's folder, as the server sees it."""
-    max_model_len: int | None = None
-
-
-class ModelList(_Answer):
-    """``/v1/models``."""
-
-    data: list[ListedModel]
-
-
-class SampledLogprobs(_Answer):
-    """Log-probabilities of the sampled tokens, in nats."""
-
-    token_logprobs: list[FiniteFloat]
-
-
-class PromptLogprob(_Answer):
-    """One token's entry at one prompt position."""
-
-    logprob: FiniteFloat
-
-
-class Choice(_Answer):
-    """One completion; ``prompt_logprobs`` holds a mapping by token id for each position, None for the first."""
-
-    token_ids: list[TokenId]
-    logprobs: SampledLogprobs
-    finish_reason: str | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
-
-
-class CompletionAnswer(_Answer):
-    """``/v1/completions``."""
-
-    model: str
-    choices: Annotated[list[Choice], Field(min_length=1)]
 
 
 @dataclass(eq=False)
@@ -102,58 +45,22 @@ class Replica:
     url: str
     """Without ``/v1``; user and password, if any, are kept separately."""
     key: str = ""
-    most: int = 64
-    """Maximum concurrent requests, across threads."""
-    alive: bool = False
+    needed: int | None = None
+    """Conversations get no longer than this, so a smaller window than ``max_model_len`` is enough if it is as large."""
+    alive: bool = True
+    """False once it has failed, until it is admitted again."""
     base: str = ""
     """The server's name for its base model."""
     max_model_len: int | None = None
-    needed: int | None = None
-    """Conversations get no longer than this, so a smaller window than ``max_model_len`` is enough if it is as large."""
     loaded: list[str] = field(default_factory=list)
     """Adapters this engine loaded there, newest last."""
-    in_flight: Counter[str] = field(default_factory=Counter)
-    """Requests in flight, by adapter; none of an adapter without any."""
+    in_flight: list[str] = field(default_factory=list)
+    """The model of each request in flight, of all threads."""
 
     def __post_init__(self) -> None:
-        self._counting, self._claimed = Lock(), False
         self._secrets = [self.key, *secrets_in(self.url)]
         self.shown = without_credentials(self.url)
         self.url, self._credentials = split_credentials(self.url)  # httpx logs request URLs
-
-    def begin(self, name: str, *, above_cap: bool = False) -> bool:
-        """Count a new request for ``name``; False if the replica is at its limit or reserved."""
-        with self._counting:
-            if self._claimed or (self.in_flight.total() >= self.most and not above_cap):
-                return False
-            self.in_flight[name] += 1
-            return True
-
-    def end(self, name: str) -> None:
-        """Count a request as finished."""
-        with self._counting:
-            self.in_flight[name] -= 1
-            if not self.in_flight[name]:  # waiting requests add up all names many times per second
-                del self.in_flight[name]
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """Wait until no request is in flight, and start none inside the block."""
-        while not self._claim():
-            await asyncio.sleep(FULL)
-        try:
-            while self.in_flight.total():
-                await asyncio.sleep(FULL)
-            yield
-        finally:
-            self._claimed = False
-
-    def _claim(self) -> bool:
-        with self._counting:
-            if self._claimed:
-                return False
-            self._claimed = True
-            return True
 
     def __str__(self) -> str:
         return f"The vLLM server {self.shown}"
@@ -163,41 +70,40 @@ class Replica:
         return redacted(text, *self._secrets)
 
     async def complete(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
-        """Request a completion; returns the response whatever its status."""
-        return await self._send(client, "POST", COMPLETIONS, body)
+        """Request a completion; returns the response whatever its status, raises httpx.RequestError without one."""
+        self.in_flight.append(body["model"])
+        try:
+            return await self._send(client, "POST", COMPLETIONS, body)
+        finally:
+            self.in_flight.remove(body["model"])
 
     async def check_health(self, client: httpx.AsyncClient) -> None:
         """Check the server's health, and that it lists its models: a proxy may answer ``/health`` with its own page."""
-        await self._call(client, "GET", "/health", timeout=HEALTH_TIMEOUT)
-        await self.listed(client)
+        await self._call(client, "/health", timeout=HEALTH_TIMEOUT)
+        await self.models(client)
 
-    async def listed(self, client: httpx.AsyncClient) -> list[ListedModel]:
+    async def models(self, client: httpx.AsyncClient) -> list[str]:
         """The models it lists; also records its base model and context window.
 
         Raises ReplicaDown if the window has become smaller, as conversations would be cut earlier from then on.
         """
-        response = await self._call(client, "GET", "/v1/models", timeout=HEALTH_TIMEOUT)
-        data = read_answer(ModelList, str(self), response).data
-        bases = [model for model in data if not model.parent]
-        if not bases:
+        response = await self._call(client, "/v1/models", timeout=HEALTH_TIMEOUT)
+        listed = read_answer(_ModelList, str(self), response).data
+        base = next((model for model in listed if not model.parent), None)
+        if base is None:
             raise EmailRLError(f"{self} lists no base model.", "Check that it is a vLLM server.")
-        window, before = bases[0].max_model_len, self.max_model_len
+        window, before = base.max_model_len, self.max_model_len
         if window is not None and before is not None and window < min(before, self.needed or before):
             raise ReplicaDown(f"its --max-model-len is {window} now and was {before}; restart it with the larger one")
-        self.base, self.max_model_len = bases[0].id, window
-        return data
-
-    async def lists(self, client: httpx.AsyncClient, name: str) -> bool:
-        """Whether it lists a model."""
-        return any(model.id == name for model in await self.listed(client))
+        self.base, self.max_model_len = base.id, window
+        return [model.id for model in listed]
 
     async def load(self, client: httpx.AsyncClient, name: str, path: str) -> None:
         """Load an adapter under a new name and check that it is listed."""
-        if not await self.lists(client, name):
-            response = await self._call(
-                client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, refused=True
-            )
-            if not await self.lists(client, name):
+        if name not in await self.models(client):
+            body = {"lora_name": name, "lora_path": path}
+            response = await self._call(client, "/v1/load_lora_adapter", body, refused=True)
+            if name not in await self.models(client):
                 raise EmailRLError(
                     f"{self} did not load the adapter {path}: {self.redact(refusal(response)).rstrip('.')},"
                     " and does not list it.",
@@ -209,61 +115,41 @@ class Replica:
 
     async def unload(self, client: httpx.AsyncClient, name: str) -> None:
         """Unload an adapter; a missing one is no error."""
-        await self._call(
-            client, "POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout=HEALTH_TIMEOUT, refused=True
-        )
+        body = {"lora_name": name}
+        await self._call(client, "/v1/unload_lora_adapter", body, timeout=HEALTH_TIMEOUT, refused=True)
         self.loaded.remove(name)
 
-    async def probe(
-        self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: dict[str, Any], expected: Expected
+    async def prove(
+        self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: SamplingParams, expected: Expected
     ) -> None:
-        """Compare its log-probabilities with the expected ones; ProbeError if they differ.
-
-        They are those of tokens sampled after prefixes of the text, and those of the text itself unless other requests
-        run: prompt log-probabilities may crash vLLM's engine then (vllm #16668).
-        """
-
-        async def sample(prompts: list[list[int]], **changes: Any) -> list[Choice]:
-            body = sampling | {"model": name, "prompt": prompts, "max_tokens": 1, "seed": 0} | changes
-            try:
-                response = await self._call(client, "POST", COMPLETIONS, body)
-            except EmailRLError:
-                if not await self.lists(client, name):
-                    raise ReplicaDown("it restarted and lost its adapters") from None
-                raise
-            return read_choices(str(self), response, name, vocabulary=probe.vocabulary, most=1, count=len(prompts))
-
-        if self.in_flight.total():
-            while not self.begin(name, above_cap=True):
-                await asyncio.sleep(FULL)
-            try:
-                drawn = await sample(probe.prefixes)
-            finally:
-                self.end(name)
-        else:
-            async with self.alone():
-                [whole] = await sample([probe.ids], prompt_logprobs=0)
-                drawn = await sample(probe.prefixes)
-            probe.check_prompt(str(self), prompt_logprobs(str(self), probe.ids, whole), expected)
-        tokens = [token for each in drawn for token in each.token_ids]
-        probe.check_next(
-            str(self), tokens, [value for each in drawn for value in each.logprobs.token_logprobs], expected
-        )
+        """Compare the tokens it draws after the probe's prefixes with the expected ones; ProbeError if they differ."""
+        body = _body(name, sampling, max_tokens=1, seed=0) | {"prompt": probe.prefixes}
+        try:
+            response = await self._call(client, COMPLETIONS, body)
+        except EmailRLError:
+            if name not in await self.models(client):
+                raise ReplicaDown("it restarted and lost its adapters") from None
+            raise
+        drawn = read_choices(str(self), response, name, probe.vocabulary, most=1, count=len(probe.prefixes))
+        if not all(each.token_ids for each in drawn):
+            raise EmailRLError(f"{self} returns no token when asked for one.", "Check that it is a vLLM server.")
+        logprobs = [each.logprobs.token_logprobs[0] for each in drawn]
+        probe.check(str(self), [each.token_ids[0] for each in drawn], logprobs, expected)
 
     async def _call(
         self,
         client: httpx.AsyncClient,
-        method: str,
         path: str,
         body: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
         refused: bool = False,
     ) -> httpx.Response:
-        """Send one request; a 4xx that a retry cannot change is returned with ``refused``, else EmailRLError."""
+        """Get ``path``, or post ``body`` to it; a 4xx that a retry cannot change is returned with ``refused``, else
+        EmailRLError."""
         limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
-            response = await self._send(client, method, path, body, limit)
+            response = await self._send(client, "GET" if body is None else "POST", path, body, limit)
         except httpx.RequestError as error:
             raise ReplicaDown(self.redact(cause(error))) from error
         if may_pass(response.status_code):
@@ -274,40 +160,27 @@ class Replica:
         return response
 
     async def _send(
-        self,
-        client: httpx.AsyncClient,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None,
-        timeout: Any = httpx.USE_CLIENT_DEFAULT,
+        self, client: httpx.AsyncClient, method: str, path: str, body: Any, timeout: Any = httpx.USE_CLIENT_DEFAULT
     ) -> httpx.Response:
         return await client.request(method, self.url + path, json=body, timeout=timeout, auth=self._credentials)
 
 
-# -- what is asked
+def completion_body(request: Request, name: str, stop_ids: Sequence[int], room: int) -> dict[str, Any]:
+    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out."""
+    tokens = min(request.sampling.max_tokens, room)
+    body = _body(name, request.sampling, max_tokens=tokens, seed=request.seed)
+    return body | {"prompt": request.prompt_ids, "stop_token_ids": list(stop_ids)}
 
 
-def completion_body(request: Request, name: str, *, stop_ids: list[int], room: int) -> dict[str, Any]:
-    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out.
-
-    Every sampling parameter is explicit: the server takes missing ones from the model's generation config.
-    """
-    sampling = request.sampling
+def _body(name: str, sampling: SamplingParams, *, max_tokens: int, seed: int) -> dict[str, Any]:
+    """Every sampling parameter is explicit: the server takes missing ones from the model's generation config."""
     return {
         "model": name,
-        "prompt": request.prompt_ids,
-        "max_tokens": min(sampling.max_tokens, room),
-        "seed": request.seed,
-        "stop_token_ids": stop_ids,
-    } | sampling_body(sampling.temperature, sampling.top_p, sampling.top_k)
-
-
-def sampling_body(temperature: float, top_p: float, top_k: int) -> dict[str, Any]:
-    """Fields common to all completions."""
-    return {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
@@ -327,7 +200,7 @@ def read_completion(
     Raises as ``read_choices``, and EmailRLError if its prompt ids differ or it stopped at a token that ends no turn of
     the trainer's model: the next prompt would continue a turn that the policy did not end.
     """
-    [choice] = read_choices(str(replica), response, body["model"], vocabulary=vocabulary, most=body["max_tokens"])
+    [choice] = read_choices(str(replica), response, body["model"], vocabulary, most=body["max_tokens"])
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", TOO_OLD)
     reason = choice.finish_reason
@@ -350,6 +223,38 @@ def cause(error: httpx.RequestError | ReplicaDown) -> str:
 
 
 # -- what is answered
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Model(_Answer):
+    id: str
+    parent: str | None = None
+    """The base model of an adapter."""
+    max_model_len: int | None = None
+
+
+class _ModelList(_Answer):
+    data: list[_Model]
+
+
+class _Logprobs(_Answer):
+    token_logprobs: list[FiniteFloat]
+    """Of the sampled tokens, in nats."""
+
+
+class _Choice(_Answer):
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    logprobs: _Logprobs
+    finish_reason: str | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _Completions(_Answer):
+    model: str
+    choices: Annotated[list[_Choice], Field(min_length=1)]
 
 
 A = TypeVar("A", bound=_Answer)
@@ -375,58 +280,42 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
 
 
 def read_choices(
-    who: str, response: httpx.Response, name: str, *, vocabulary: int, most: int, count: int = 1
-) -> list[Choice]:
+    who: str, response: httpx.Response, name: str, vocabulary: int, *, most: int, count: int = 1
+) -> list[_Choice]:
     """The completions of ``count`` prompts by model ``name``.
 
     Raises as ``read_answer``, and EmailRLError for a completion that no sampler can draw: more than ``most`` tokens, or
     fewer though it ended by length, ids outside ``vocabulary``, implausible log-probabilities.
     """
-    answer = read_answer(CompletionAnswer, who, response)
+    answer = read_answer(_Completions, who, response)
     if answer.model != name:
         raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
     if len(answer.choices) != count:
-        raise EmailRLError(
-            f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.",
-            TOO_OLD,
-        )
+        raise EmailRLError(f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.", TOO_OLD)
     for choice in answer.choices:
-        _check_choice(who, choice, vocabulary, most)
+        if fault := _fault(choice, vocabulary, most):
+            raise EmailRLError(f"{who} {fault[0]}.", fault[1])
     return answer.choices
 
 
-def _check_choice(who: str, choice: Choice, vocabulary: int, most: int) -> None:
-    """Raise EmailRLError for a completion that no sampler can draw."""
+def _fault(choice: _Choice, vocabulary: int, most: int) -> tuple[str, str] | None:
+    """What is wrong with a completion that no sampler can draw, and what to do about it."""
     ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
     lowest, highest, last = min(logprobs, default=0.0), max(logprobs, default=0.0), max(ids, default=0)
     if len(ids) != len(logprobs):
-        what, hint = f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
-    elif len(ids) > most:
-        what, hint = f"returns {len(ids)} tokens when asked for at most {most}", "Check that it is a vLLM server."
-    elif lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
+        return f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
+    if len(ids) > most:
+        return f"returns {len(ids)} tokens when asked for at most {most}", "Check that it is a vLLM server."
+    if lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
         wrong = lowest if lowest < LOWEST_LOGPROB else highest
         what = f"returns {wrong:.6g} as the log-probability of a token that it sampled"
-        hint = "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
-    elif last >= vocabulary:  # the trainer's embedding has no row for it
-        what, hint = f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
-    elif choice.finish_reason == "length" and len(ids) < most:
-        what = f"cut a completion after {len(ids)} of {counted(most, 'token')}"
-        hint = (
-            "Check its --max-model-len, and start it with --generation-config vllm: a model's may set max_new_tokens."
-        )
-    else:
-        return
-    raise EmailRLError(f"{who} {what}.", hint)
-
-
-def prompt_logprobs(who: str, ids: Sequence[int], choice: Choice) -> list[float]:
-    """The log-probabilities of ``ids[1:]``; EmailRLError if one is missing."""
-    entries = choice.prompt_logprobs or []
-    found = [(entry or {}).get(str(token)) for token, entry in zip(ids[1:], entries[1:], strict=False)]
-    values = [one.logprob for one in found if one is not None]
-    if len(entries) != len(ids) or len(values) != len(ids) - 1:
-        raise EmailRLError(f"{who} returns no prompt log-probabilities.", TOO_OLD)
-    return values
+        return what, "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
+    if last >= vocabulary:  # the trainer's embedding has no row for it
+        return f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
+    if choice.finish_reason == "length" and len(ids) < most:
+        hint = "Check its --max-model-len, and give it --generation-config vllm: a model's may set max_new_tokens."
+        return f"cut a completion after {len(ids)} of {counted(most, 'token')}", hint
+    return None
 
 
 def refusal(response: httpx.Response) -> str:

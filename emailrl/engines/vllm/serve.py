@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -24,13 +23,12 @@ from typing import Final
 import httpx
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.plain import cut, one_line
+from emailrl.base.plain import counted, cut, one_line
 from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
-from emailrl.engines.vllm.keeper import adopt_orphans, end_children
 from emailrl.model.layout import dtype_name
 from emailrl.model.resolve import base_name, resolve_model
-from emailrl.settings import Settings, check_key
+from emailrl.settings import Settings, VllmSettings, check_key
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 GRACE = 5.0
@@ -80,24 +78,22 @@ def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, ex
         "disable_uvicorn_access_log": True,  # a line per request and health check, in a log that is never cut
         "generation_config": "vllm",  # the model's own may limit completions to fewer tokens than asked for
     }
-    flags = as_flags(arguments | shared_arguments(settings, on_gpu=on_gpu))
+    flags = as_flags(arguments | shared_arguments(settings.agent, vllm, model, on_gpu=on_gpu))
     # As a module: the script of the CPU builds is broken.
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *extra]
 
 
-def server_environment(settings: Settings, gpus: Sequence[str]) -> dict[str, str]:
+def server_environment(vllm: VllmSettings, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of one server: only ``gpus`` are visible (none: a CPU build); the API key is not in its flags.
 
     Raises UsageError for a key that no request can carry.
     """
     environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    if key := api_key(settings):
+    if key := api_key(vllm):
         check_key("VLLM_API_KEY", key)
         environment["VLLM_API_KEY"] = key
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return environment
+    return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
 def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -113,11 +109,9 @@ def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> li
 
 def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
     """Each replica's GPUs, consecutive ones; none on a machine without GPUs. UsageError if there are too few."""
-    if not gpus:
-        return [[] for _ in range(replicas)]
-    if len(gpus) < replicas * each:
+    if gpus and len(gpus) < replicas * each:
         raise UsageError(
-            f"{replicas} replicas on {each} GPU{'s' * (each > 1)} each need {replicas * each}, and there"
+            f"{replicas} replicas on {counted(each, 'GPU')} each need {replicas * each}, and there"
             f" {'is' if len(gpus) == 1 else 'are'} {len(gpus)}.",
             "Lower --replicas or --tensor-parallel, or name more with --gpus.",
         )
@@ -134,13 +128,10 @@ def check_port(host: str, port: int) -> None:
     if port > LAST_PORT:
         raise UsageError(f"The servers' ports would go up to {port}; the last one is {LAST_PORT}.", "Lower --port.")
     try:
-        if not host:
-            raise ValueError("it is empty")
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(host or "(empty)", port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # ValueError: the name has a part of more than 63 characters
-        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--host {host!r} is not an address: {reason}.", "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
+            f"--host {host!r} is not an address: {error}.", "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
         ) from None
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -157,24 +148,21 @@ def check_port(host: str, port: int) -> None:
 # -- one server
 
 
-@dataclass
 class Server:
     """A server on its own port; ``log`` gets all its output, across restarts."""
 
-    url: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: Path
-    starts: int = 0
-    was_well: bool = False
-    """Since its last start."""
-    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _missed: int = field(default=0, init=False)
-    _log_start: int = field(default=0, init=False)
+    def __init__(self, url: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.url, self.command, self.environment, self.log = url, command, environment, log
+        self.starts = 0
+        self.was_well = False
+        """Since its last start."""
+        self.began = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._missed = self._log_start = 0
 
     def start(self) -> None:
         """Start it under a keeper, which stops it when this process ends."""
-        self.starts, self.was_well, self._missed = self.starts + 1, False, 0
+        self.starts, self.was_well, self._missed, self.began = self.starts + 1, False, 0, time.monotonic()
         with self.log.open("ab") as log:
             self._log_start = log.seek(0, os.SEEK_END)
             self._process = subprocess.Popen(
@@ -194,20 +182,16 @@ class Server:
             self._missed += 1
         return None if self._missed < MISSED else f"it answered none of {MISSED} health checks: {self._last_words()}"
 
-    @property
-    def keeper(self) -> int | None:
-        """The process id of its keeper; None before the first start."""
-        return None if self._process is None else self._process.pid
-
     def release(self) -> None:
         """Tell its keeper to stop it, without waiting."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
-    def end(self) -> bool:
-        """Stop it and wait for its keeper; False if the keeper was killed, so that processes of it may be left."""
+    def end(self) -> None:
+        """Stop it and wait for its keeper."""
         self.release()
-        return self._process is None or self._process.wait() >= 0
+        if self._process is not None:
+            self._process.wait()
 
     def _answers(self) -> bool:
         try:  # every second: reading the certificates, which http does not use, takes ten times as long as the rest
@@ -242,7 +226,6 @@ def _ending(code: int) -> str:
 @contextmanager
 def running(servers: Sequence[Server]) -> Iterator[None]:
     """Start the servers, and stop them when the block ends."""
-    adopt_orphans()
     try:
         for server in servers:
             server.start()
@@ -251,16 +234,7 @@ def running(servers: Sequence[Server]) -> Iterator[None]:
         for server in servers:
             server.release()
         for server in servers:
-            _end(server, servers)
-
-
-def _end(server: Server, servers: Sequence[Server]) -> None:
-    """End one of the servers; if its keeper was killed, also what that left behind: this process adopts it.
-
-    All other children of this process are keepers.
-    """
-    if not server.end():
-        end_children(besides={one.keeper for one in servers if one.keeper is not None} - {server.keeper})
+            server.end()
 
 
 def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
@@ -300,24 +274,22 @@ def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: 
     A server that is not healthy ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is
     left.
     """
-    alive, since = list(servers), dict.fromkeys(map(id, servers), time.monotonic())
+    alive = list(servers)
     while alive:
         for server in list(alive):
-            was_well = server.was_well
-            why = server.check()
-            if why is None and not server.was_well and time.monotonic() - since[id(server)] > timeout:
+            was_well, why = server.was_well, server.check()
+            if why is None and not server.was_well and time.monotonic() - server.began > timeout:
                 why = f"it is not ready after {timeout:g} s"
             if why is None:
                 if server.was_well and not was_well:
                     say(f"{server.url} is back.")
                 continue
-            _end(server, servers)
+            server.end()
             if server.starts > restarts:
                 say(f"{server.url} died ({why}); it will not be restarted again (--max-restarts {restarts}).")
                 alive.remove(server)
                 continue
             say(f"{server.url} died ({why}); restart {server.starts} of {restarts}.")
-            since[id(server)] = time.monotonic()
             server.start()
         time.sleep(PAUSE)
     raise EmailRLError("No server is left.", f"The logs are in {servers[0].log.parent}.")

@@ -2,8 +2,9 @@
 
 An adapter is loaded on every replica, checked to be listed there and verified by its log-probabilities (``probe``)
 before it is sampled from; every completion records its hash. Of each replica, one completion per version is scored by
-the trainer's model too. Conversations keep the version they started with while later ones are loaded. A replica that
-dies is reported and excluded, its requests go to the others, and it is readmitted once it is healthy and its adapter is
+the trainer's model too. Conversations keep the version they started with while later ones are loaded: rollouts and
+evaluations of different versions may run in several threads, each call in its own event loop. A replica that dies is
+reported and excluded, its requests go to the others, and it is readmitted once it is healthy and its adapter is
 verified.
 """
 
@@ -11,51 +12,102 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
+import sys
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import closing
-from functools import partial
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx
 
-from emailrl.base.disk import LOCK, is_locked
-from emailrl.base.errors import UsageError
-from emailrl.engines.base import Advance, Completion, Request, report
-from emailrl.engines.vllm.arguments import read_path_map
-from emailrl.engines.vllm.fleet import Fleet, PinnedVersion, Version
-from emailrl.engines.vllm.probe import LONGEST, SAMPLED, Probe
-from emailrl.engines.vllm.replica import ListedModel, Replica, ReplicaDown
-from emailrl.settings import Settings
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import Client, may_pass, pause_asked_for, tell
+from emailrl.engines.base import Advance, Completion, Request, SamplingParams, converse, report
+from emailrl.engines.budget import most_requests
+from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
+from emailrl.engines.vllm.probe import SHORTEST, Expected, Probe
+from emailrl.engines.vllm.replica import (
+    HEALTH_TIMEOUT,
+    Replica,
+    ReplicaDown,
+    cause,
+    completion_body,
+    read_completion,
+)
+from emailrl.settings import AgentSettings, VllmSettings
 
-PREFIX: Final = "emailrl"
-"""Prefix of the names of adapters that runs load into servers."""
-HINT: Final = "Give each training run servers of its own; emailrl serve starts some."
-Load = Callable[[httpx.AsyncClient], Awaitable[None]]
+KEPT: Final = 16
+"""Connections per pool above which idle ones are closed: httpcore compares every idle one with all others, twice per
+request."""
+LOOK_AGAIN: Final = 2.0
+"""Poll interval in seconds while all servers are down."""
+LONGEST_WAIT: Final = 8.0
+"""Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
+OTHER_FILES: Final = 1024
+"""Files that a process may hold open besides its connections."""
+
+T = TypeVar("T")
+Act = Callable[[httpx.AsyncClient], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """An adapter as the servers know it, or the bare base model (``served`` and ``path`` are None)."""
+
+    label: str
+    """The trainer's name for it."""
+    expected: Expected
+    served: str | None = None
+    """Its name on the servers, never used for another adapter."""
+    folder: Path | None = None
+    """Where the trainer has it."""
+    path: str | None = None
+    """The same folder, as the servers see it."""
 
 
 class VllmServers:
-    """Samples on the servers of ``settings.vllm.vllm_urls``, from their base model until ``load_adapter`` is called."""
+    """Samples on the servers of VLLM_URLS, from their base model until ``load_adapter`` is called."""
 
-    def __init__(self, settings: Settings, probe: Probe, stop_ids: Collection[int]) -> None:
-        self._probe = probe
-        self.fleet = Fleet(settings, probe, stop_ids)
-        self._kept = settings.vllm.staleness(servers=True) + 2
-        self._path_map = read_path_map(settings.vllm.vllm_adapter_path_map)
+    def __init__(
+        self,
+        agent: AgentSettings,
+        vllm: VllmSettings,
+        probe: Probe,
+        stop_ids: Collection[int],
+        *,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.probe, self.stop_ids, self.max_model_len = probe, sorted(stop_ids), max_model_len
+        self.replicas = _replicas(vllm, max_model_len)
+        self.conversations = most_requests(agent, len(self.replicas))
+        self.retries, self.timeout = vllm.vllm_retries, vllm.vllm_timeout
+        self._return_timeout = vllm.vllm_return_timeout
+        self._key = api_key(vllm)
+        self._sampling = SamplingParams(1, agent.temperature, agent.top_p, agent.top_k)
+        self._kept = vllm.staleness(servers=True) + 2
+        self._path_map = read_path_map(vllm.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
         self._version: Version | None = None
         """The version that new conversations sample from; None before the first is verified."""
-        self._held: Counter[str | None] = Counter()
+        self.held: Counter[str | None] = Counter()
+        """How many engines are pinned to a version, by its name on the servers."""
         self._rollouts: dict[Version, dict[str, tuple[Request, Completion] | None]] = {}
         """For each recent version, by replica, its first completion in a rollout, until it is scored; then None. The
         probe's model has the last version."""
+        _allow_connections(self.conversations)
 
     @property
     def alive(self) -> list[Replica]:
         """The replicas in use."""
-        return self.fleet.alive
+        return [replica for replica in self.replicas if replica.alive]
+
+    # -- versions
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before.
@@ -63,12 +115,23 @@ class VllmServers:
         Running conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the
         replica), or none is left; new conversations then keep using the previous version.
         """
-        self.fleet.run(partial(self._take, version=self._prepare(path, version)))
+        self.run(partial(self.take, self._prepare(path, version)))
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
         """See ``VersionedEngine.hand_over``."""
-        new = self._prepare(path, version)
-        return self._pinned(new, partial(self._take, version=new))
+        return PinnedVersion(self, self._prepare(path, version), is_new=True)
+
+    def pin(self) -> PinnedVersion:
+        """An engine pinned to the version loaded now."""
+        if self._version is None:
+            self.load_adapter(None, "")
+        assert self._version is not None
+        return PinnedVersion(self, self._version)
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``. Raises EmailRLError when no replica is left."""
+        with closing(self.pin()) as pinned:
+            return pinned.generate(requests, advance)
 
     def settle(self) -> None:
         """See ``VersionedEngine.settle``."""
@@ -77,112 +140,36 @@ class VllmServers:
             if version is newest:
                 self._score(drawn)
             elif any(list(drawn.values())):  # a copy: other threads add to it
-                self._probe.load(version.folder)
+                self.probe.load(version.folder)
                 try:
                     self._score(drawn)
                 finally:
-                    self._probe.load(newest.folder if newest is not None else None)
+                    self.probe.load(newest.folder if newest is not None else None)
 
     def _score(self, drawn: dict[str, tuple[Request, Completion] | None]) -> None:
         """Compare completions with the probe's model, which has their version."""
         for who, kept in list(drawn.items()):
             if kept is not None:
                 request, completion = kept
-                sampled, logprobs = completion.token_ids[:LONGEST], completion.logprobs[:LONGEST]
-                self._probe.check_sampled(who, sampled, logprobs, request.prompt_ids)
+                self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
                 drawn[who] = None
+
+    def keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
+        """Keep a replica's first completion by a version that is long enough to be scored."""
+        like_training = request.sampling.temperature == self.probe.temperature
+        if like_training and len(completion.token_ids) >= SHORTEST:
+            self._rollouts.get(version, {}).setdefault(who, (request, completion))
 
     def _prepare(self, path: Path | None, version: str) -> Version:
         """A version with all that must be computed by the trainer's model."""
-        expected = self._probe.load(path)  # also checks its files before a server reads them
-        if self._version is None:
-            self.fleet.run(partial(self._check_unshared, own=path))
-        sha256 = expected.adapter_sha256
-        new = Version(
-            version,
-            expected,
-            served=None if sha256 is None else self._new_name(version, sha256),
-            folder=path,
-            path=None if path is None else self._as_seen_there(path.absolute()),
-        )
+        expected = self.probe.load(path)  # also checks its files before a server reads them
+        new = Version(version, expected)
+        if path is not None:
+            plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
+            served = f"emailrl-{self._run}-{plain}-{str(expected.adapter_sha256)[:12]}"
+            new = Version(version, expected, served, path, self._as_seen_there(path.absolute()))
         self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
         return new
-
-    async def _take(self, client: httpx.AsyncClient, version: Version) -> None:
-        """Load and verify a version, and unload old ones."""
-        await self.fleet.admit(client, self.fleet.replicas, version, again=self._version is not None)
-        self._version = version
-        await self.fleet.unload(client, kept=self._kept, held=set(+self._held))
-
-    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """See ``Engine.generate``. Raises EmailRLError when no replica is left."""
-        with closing(self.pin()) as pinned:
-            return pinned.generate(requests, advance)
-
-    def pin(self) -> PinnedVersion:
-        """An engine pinned to the version loaded now."""
-        return self._pinned(self._current())
-
-    def release(self) -> None:
-        """Verify what was sampled, before it is trained on; the servers keep their GPUs."""
-        self.settle()
-
-    def resume(self) -> None:
-        """Readmit excluded replicas that are healthy again."""
-        if self._version is not None and (away := [each for each in self.fleet.replicas if not each.alive]):
-            self.fleet.run(partial(self.fleet.admit, replicas=away, version=self._version, again=True))
-
-    def close(self) -> None:
-        """Unload this engine's adapters from the healthy replicas."""
-        self.fleet.run(partial(self.fleet.unload, kept=0))
-
-    def _current(self) -> Version:
-        if self._version is None:
-            self.load_adapter(None, "")
-        assert self._version is not None
-        return self._version
-
-    def _pinned(self, version: Version, load: Load | None = None) -> PinnedVersion:
-        self._held[version.served] += 1
-        release = partial(self._held.subtract, [version.served])
-        return PinnedVersion(self.fleet, version, load=load, sampled=partial(self._keep, version), close=release)
-
-    def _keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
-        """Keep a replica's first completion by a version that is long enough to be compared."""
-        like_training = request.sampling.temperature == self._probe.temperature
-        if like_training and len(completion.token_ids) >= SAMPLED:
-            self._rollouts.get(version, {}).setdefault(who, (request, completion))
-
-    async def _check_unshared(self, client: httpx.AsyncClient, own: Path | None) -> None:
-        """Raise UsageError if a replica holds an adapter of another run under way; report runs that cannot be seen
-        here.
-
-        The probe asks for a prompt's log-probabilities, which may end a vLLM engine that answers other requests
-        meanwhile; a run holds back only its own. vLLM lists an adapter with its folder as ``root`` and its base model
-        as ``parent`` (seen with 0.26), so a run is recognized by the folder that its adapters were loaded from. ``own``
-        is the folder of this engine's adapter.
-        """
-
-        async def models(replica: Replica) -> list[ListedModel]:
-            try:
-                return await replica.listed(client)
-            except ReplicaDown:
-                return []
-
-        replicas = self.fleet.replicas
-        for replica, listed in zip(replicas, await asyncio.gather(*map(models, replicas)), strict=True):
-            loaded = [each for each in listed if each.root and each.parent and each.id.startswith(f"{PREFIX}-")]
-            others = {_run_of(self._as_seen_here(Path(each.root or ""))) for each in loaded}
-            for run in sorted(filter(None, others - {None if own is None else _run_of(own)})):
-                if is_locked(run / LOCK):
-                    raise UsageError(f"{replica} is in use by another training run, {run}.", HINT)
-                if not run.exists():
-                    report(f"{replica} holds adapters of another run, {run}, which is not visible here. {HINT}")
-
-    def _new_name(self, version: str, sha256: str) -> str:
-        """A globally unique name, from run, version and content."""
-        plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
-        return f"{PREFIX}-{self._run}-{plain}-{sha256[:12]}"
 
     def _as_seen_there(self, path: Path) -> str:
         if self._path_map is None:
@@ -192,17 +179,284 @@ class VllmServers:
             raise UsageError(f"The adapter {path} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
         return str(there / path.relative_to(here))
 
-    def _as_seen_here(self, path: Path) -> Path:
-        """The inverse of ``_as_seen_there``."""
-        if self._path_map is None or not path.is_relative_to(self._path_map[1]):
-            return path
-        here, there = self._path_map
-        return here / path.relative_to(there)
+    async def take(self, version: Version, client: httpx.AsyncClient) -> None:
+        """Load and verify a version on all replicas, and unload old ones."""
+        await self._admit(client, self.replicas, version)
+        self._version = version
+        await self._unload(client, kept=self._kept)
 
+    async def _unload(self, client: httpx.AsyncClient, *, kept: int) -> None:
+        """Unload all versions but the last ``kept``, those held and those with requests in flight."""
+        for replica in self.replicas:
+            for name in replica.loaded[: max(len(replica.loaded) - kept, 0)]:
+                if replica.alive and not (kept and self.held[name]) and name not in replica.in_flight:
+                    try:
+                        await replica.unload(client, name)
+                    except ReplicaDown as error:
+                        self.leave_out(replica, str(error))
 
-def _run_of(adapter: Path) -> Path | None:
-    """The run that wrote ``RUN/policy/v-000001``; None for what cannot be a path."""
-    try:
-        return adapter.resolve().parent.parent
-    except (OSError, RuntimeError, ValueError):  # a circle of links, a null character
+    # -- replicas
+
+    def release(self) -> None:
+        """Verify what was sampled, before it is trained on; the servers keep their GPUs."""
+        self.settle()
+
+    def resume(self) -> None:
+        """Readmit excluded replicas that are healthy again."""
+        if self._version is not None and (away := [each for each in self.replicas if not each.alive]):
+            self.run(partial(self._admit, replicas=away, version=self._version))
+
+    def close(self) -> None:
+        """Unload this engine's adapters from the healthy replicas."""
+        self.run(partial(self._unload, kept=0))
+
+    async def _admit(self, client: httpx.AsyncClient, replicas: Sequence[Replica], version: Version) -> None:
+        """Load a version on replicas and verify it; exclude those that fail, and wait if none is left.
+
+        Raises EmailRLError if a replica refuses the adapter or fails the probe (naming it), or none is left: at the
+        start at once, else after VLLM_RETURN_TIMEOUT.
+        """
+        failures = await asyncio.gather(*(self.bring(client, replica, version) for replica in replicas))
+        if not self.alive:
+            why = next(filter(None, failures), "")
+            if self._version is None:
+                raise _none_available(len(self.replicas), why)
+            await self.wait_for_any(client, version, why)
+
+    async def bring(self, client: httpx.AsyncClient, replica: Replica, version: Version) -> str | None:
+        """Load and verify a version on a replica; returns why it cannot be used, or None."""
+        try:
+            await replica.check_health(client)
+            if version.served is not None and version.path is not None:
+                await replica.load(client, version.served, version.path)
+            await replica.prove(client, version.served or replica.base, self.probe, self._sampling, version.expected)
+        except ReplicaDown as error:
+            self.leave_out(replica, str(error))
+            return str(error)
+        except EmailRLError:
+            replica.alive = False
+            raise
+        if not replica.alive:
+            replica.alive = True
+            report(f"{replica} is back in use.")
         return None
+
+    async def wait_for_any(self, client: httpx.AsyncClient, version: Version, why: str) -> None:
+        """Wait for an excluded replica to come back and load the version on it; EmailRLError if none does."""
+        if self._return_timeout and not self.alive:
+            because = f" ({why.rstrip('.')})" if why else ""
+            report(f"No vLLM server is left{because}; waiting up to {self._return_timeout:g} s for one to come back.")
+        until = time.monotonic() + self._return_timeout
+        while not self.alive:
+            if time.monotonic() >= until:
+                raise _none_available(len(self.replicas), why)
+            await asyncio.sleep(min(LOOK_AGAIN, self._return_timeout))
+            for replica in self.replicas:
+                if not replica.alive:
+                    await self.bring(client, replica, version)
+
+    async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> None:
+        """After a failed request, exclude the replica unless it is healthy."""
+        try:
+            await replica.check_health(client)
+        except (ReplicaDown, EmailRLError):
+            self.leave_out(replica, failure)
+
+    def leave_out(self, replica: Replica, why: str) -> None:
+        """Send nothing more to a replica until it is admitted again."""
+        if replica.alive:
+            replica.alive = False
+            report(f"{replica} is excluded: {why.rstrip('.')}. {len(self.alive)} of {len(self.replicas)} remain.")
+
+    def run(self, act: Act[T]) -> T:
+        """Run ``act(client)`` in its own event loop."""
+        return _with_client(self._key, self.timeout, act)
+
+
+class PinnedVersion:
+    """An engine that stays on one version of the servers' adapters until it is closed; see ``PinnedEngine``."""
+
+    def __init__(self, servers: VllmServers, version: Version, *, is_new: bool = False) -> None:
+        self._servers, self.version, self._is_new = servers, version, is_new
+        self._homes: dict[str, Replica] = {}
+        """Where each conversation has its KV cache."""
+        self._mending = asyncio.Lock()
+        self._cancelled = False
+        self._under_way: tuple[asyncio.AbstractEventLoop, asyncio.Task[object]] | None = None
+        servers.held[version.served] += 1
+
+    def load(self) -> None:
+        """See ``PinnedEngine.load``."""
+        if self._is_new:
+            self._until_cancelled(partial(self._servers.take, self.version))
+
+    def close(self) -> None:
+        """Let the version be unloaded."""
+        self._servers.held[self.version.served] -= 1
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
+        self._mending = asyncio.Lock()  # it belongs to one event loop, and so to one call
+
+        async def playing(client: httpx.AsyncClient) -> list[Completion]:
+            complete = partial(self._complete, client)
+            return await converse(requests, complete, advance, limit=self._servers.conversations)
+
+        return self._until_cancelled(playing)
+
+    def _until_cancelled(self, act: Act[T]) -> T:
+        """Run ``act(client)``; CancelledError after ``cancel``."""
+
+        async def acting(client: httpx.AsyncClient) -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            self._under_way = asyncio.get_running_loop(), task
+            if self._cancelled:
+                raise asyncio.CancelledError
+            return await act(client)
+
+        try:
+            return self._servers.run(acting)
+        finally:
+            self._under_way = None
+
+    def cancel(self) -> None:
+        """See ``PinnedEngine.cancel``."""
+        self._cancelled = True
+        if (under_way := self._under_way) is not None:
+            with suppress(RuntimeError):  # it has already ended
+                under_way[0].call_soon_threadsafe(under_way[1].cancel)
+
+    async def _complete(self, client: httpx.AsyncClient, request: Request) -> Completion:
+        started = time.perf_counter()
+        completion = await self._sample(client, request)
+        completion.seconds = time.perf_counter() - started
+        completion.prompt_tokens = len(request.prompt_ids)
+        completion.policy_version, completion.adapter_sha256 = self.version.label, self.version.expected.adapter_sha256
+        return completion
+
+    async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:
+        """Try one replica after another until one answers or the retries are used up."""
+        servers = self._servers
+        failure, shunned, pause = "", None, 0.0
+        for attempt in range(servers.retries + 1):
+            await asyncio.sleep(min(LONGEST_WAIT, pause))
+            replica = await self._choose(client, request.trajectory_id, shunned, failure)
+            room = _room(replica, len(request.prompt_ids), servers.max_model_len)
+            if room < 1:
+                return Completion(request.trajectory_id, [], [], "length")
+            body = completion_body(request, self.version.served or replica.base, servers.stop_ids, room)
+            try:
+                response = await replica.complete(client, body)
+                if response.status_code == 200:
+                    completion = read_completion(replica, request, body, response, servers.probe.vocabulary)
+                    servers.keep(self.version, str(replica), request, completion)
+                    return completion
+            except (httpx.RequestError, ReplicaDown) as error:
+                failure, shunned = replica.redact(cause(error)), replica
+                pause = 0.0 if len(servers.alive) > 1 else 2.0 ** (attempt - 1)
+                await servers.examine(client, replica, failure)
+                continue
+            failure, shunned = replica.redact(f"HTTP {response.status_code}: {response.text}"), replica
+            pause = pause_asked_for(response.headers) or 2.0 ** (attempt - 1)
+            if response.status_code == 404:  # a restarted server has no adapters
+                await self._restore(client, replica)
+            elif response.status_code >= 500:
+                await servers.examine(client, replica, failure)
+            elif not may_pass(response.status_code):
+                break
+        return Completion(request.trajectory_id, [], [], "error", error=f"{shunned}: {failure}")
+
+    async def _choose(
+        self, client: httpx.AsyncClient, trajectory_id: str, shunned: Replica | None, failure: str
+    ) -> Replica:
+        """The replica with the conversation's KV cache, else the least busy one."""
+        if not self._servers.alive:
+            async with self._mending:
+                await self._servers.wait_for_any(client, self.version, failure)
+        home, alive = self._homes.get(trajectory_id), self._servers.alive
+        if home is None or not home.alive or home is shunned:
+            others = [replica for replica in alive if replica is not shunned] or alive
+            home = self._homes[trajectory_id] = min(others, key=lambda replica: len(replica.in_flight))
+        return home
+
+    async def _restore(self, client: httpx.AsyncClient, replica: Replica) -> None:
+        """Reload the version on a restarted replica, once for all affected conversations."""
+        async with self._mending:
+            try:
+                lost = self.version.served not in await replica.models(client)
+            except ReplicaDown as error:
+                self._servers.leave_out(replica, str(error))
+            else:
+                if lost:
+                    await self._servers.bring(client, replica, self.version)
+
+
+def check_servers(vllm: VllmSettings) -> None:
+    """Raise EmailRLError if none of the servers in VLLM_URLS answers; for use before a model is loaded."""
+    replicas = _replicas(vllm)
+
+    async def failure(client: httpx.AsyncClient, replica: Replica) -> str | None:
+        try:
+            await replica.check_health(client)
+        except (ReplicaDown, EmailRLError) as error:
+            return str(error)
+        return None
+
+    async def failures(client: httpx.AsyncClient) -> list[str | None]:
+        return await asyncio.gather(*(failure(client, replica) for replica in replicas))
+
+    found = _with_client(api_key(vllm), HEALTH_TIMEOUT, failures)
+    if all(found):
+        raise _none_available(len(replicas), found[0] or "")
+
+
+def _replicas(vllm: VllmSettings, needed: int | None = None) -> list[Replica]:
+    """The servers in the settings, not contacted yet; prints where conversations go."""
+    key = api_key(vllm)
+    replicas = [Replica(url, key, needed) for url in read_urls(vllm.vllm_urls)]
+    for replica in replicas:
+        tell(replica.url, "policy", with_key=bool(key))
+    return replicas
+
+
+def _room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> int:
+    """Maximum tokens after a prompt."""
+    return min(replica.max_model_len or sys.maxsize, max_model_len or sys.maxsize) - prompt_tokens
+
+
+def _allow_connections(count: int) -> None:
+    """Raise this process's limit of open files, often 1,024, to what ``count`` connections need; report if it is lower.
+
+    Without a free handle no server can be reached, so that all would be excluded.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + OTHER_FILES
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < needed:
+        report(
+            f"At most {hard:,} files can be open at once, but {count:,} requests to vLLM servers and other files need"
+            f" {needed:,}: raise the limit (ulimit -Hn), or lower MAX_BATCH_TRAJECTORIES."
+        )
+
+
+def _none_available(count: int, why: str) -> EmailRLError:
+    reason = why.rstrip(".") or "all were excluded"
+    return EmailRLError(f"No vLLM server available ({count} configured): {reason}.", "Start one with emailrl serve.")
+
+
+def _with_client(key: str, timeout: float, act: Act[T]) -> T:
+    async def acting() -> T:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT)
+        waits = httpx.Timeout(timeout, connect=10.0, pool=None)
+        async with Client(headers=headers, timeout=waits, limits=limits, verify=_certificates()) as client:
+            return await act(client)
+
+    return asyncio.run(acting())
+
+
+_certificates = cache(httpx.create_ssl_context)
+"""Read once: it takes longer than all else that a client needs, and every step has several clients."""

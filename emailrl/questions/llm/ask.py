@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from emailrl.base import retry
+from emailrl.base import http
 from emailrl.base.cache import ReplyCache
-from emailrl.base.destination import tell
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.remote_text import sendable
+from emailrl.base.http import Failed, sendable, tell
 from emailrl.questions.llm.harvest import read_reply
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
 from emailrl.settings import GenerationSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
@@ -172,7 +171,7 @@ class QuestionWriter:
             )
 
         async def wait(seconds: float) -> None:
-            await retry.sleep(seconds)
+            await http.sleep(seconds)
             if run.failure is not None:
                 raise run.failure
 
@@ -180,7 +179,7 @@ class QuestionWriter:
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}]
         model, limit, retries = own.generator_model, own.generator_max_tokens, own.generator_retries
         reply = await ask(client, read, retries=retries, wait=wait, model=model, messages=messages, max_tokens=limit)
-        if isinstance(reply, retry.Failed):
+        if isinstance(reply, Failed):
             failure = redacted(reply.why, self._key, *secrets_in(own.generator_base_url)).rstrip(".")
             raise (PromptRefused if reply.status in _REFUSED else GenerationError)(
                 f"{own.generator_model} at {without_credentials(own.generator_base_url)} returned no reply: {failure}.",

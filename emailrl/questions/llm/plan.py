@@ -18,8 +18,8 @@ from random import Random
 from urllib.parse import urlsplit
 
 from emailrl.base.cache import ReplyCache
-from emailrl.base.destination import is_this_machine
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import is_this_machine
 from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mail import Mail
 from emailrl.questions.inbox.mailbox import MailReader

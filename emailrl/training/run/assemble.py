@@ -14,7 +14,7 @@ from emailrl.checkpoints import Checkpoint
 from emailrl.engines import build_engine, check_engine, engine_gpus, has_servers
 from emailrl.engines.base import PolicyEngine, VersionedEngine
 from emailrl.engines.opened import OpenPolicy
-from emailrl.engines.vllm.fleet import check_servers
+from emailrl.engines.vllm.servers import check_servers
 from emailrl.measure.evaluation import check_samples
 from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
@@ -227,7 +227,7 @@ def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
     if has_servers(settings):
-        check_servers(settings)
+        check_servers(settings.vllm)
 
 
 def _say_notes(say: Say, notes: Iterable[str]) -> None:

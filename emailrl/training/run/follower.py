@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from emailrl.base.ctrl_c import handled_by
 from emailrl.base.errors import UsageError
+from emailrl.base.process import handled_by
 from emailrl.engines import build_engine, has_servers
 from emailrl.engines.opened import OpenPolicy
 from emailrl.model.load import load_policy

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from emailrl.base.ctrl_c import handled_by, is_importing
+from emailrl.base.process import handled_by, is_importing
 
 
 class Interrupts:

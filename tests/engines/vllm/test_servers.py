@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import shutil
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,8 @@ from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.weights import adapter_sha256
 from emailrl.engines.vllm.arguments import read_path_map, read_urls
-from emailrl.engines.vllm.fleet import _certificates
 from emailrl.engines.vllm.probe import ProbeError
+from emailrl.engines.vllm.servers import _certificates
 from emailrl.model.policy import Policy
 from emailrl.settings import load_settings
 
@@ -239,7 +236,7 @@ def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
     answer = one.http.reply
     one.http.reply = lambda body: (status, {}) if body["path"] == path else answer(body)
     engine.load_adapter(adapters[1], "v-2")
-    assert f"127.0.0.1:{one.http.port} is excluded: HTTP {status}.\n" in capsys.readouterr().err
+    assert f"127.0.0.1:{one.http.port} is excluded: HTTP {status}. 1 of 2 remain.\n" in capsys.readouterr().err
     assert ask(engine, 1)[0].policy_version == "v-2"
     one.http.reply = answer
     engine.resume()
@@ -278,23 +275,11 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(serve: Serve, connect: C
     assert completion.error is None and completion.seconds > 0.9  # its own first pause would be half a second
 
 
-def test_what_a_server_will_not_take_ends_one_trajectory_alone(
-    serve: Serve, connect: Connect, adapters: list[Path]
-) -> None:
-    stub = serve()
-    engine = connect(stub)
-    engine.load_adapter(adapters[0], "v-1")
-    stub.failures = [(400, {"error": {"message": "no such token"}})]
-    completions = ask(engine)
-    errors = [completion.error for completion in completions if completion.error]
-    assert len(errors) == 1 and "HTTP 400" in errors[0] and "no such token" in errors[0]
-
-
 def test_a_slow_replica_is_left_for_another(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     slow, quick = serve(), serve()
     engine = connect(slow, quick, vllm_timeout=60.0)
     engine.load_adapter(adapters[0], "v-1")
-    engine.fleet._timeout = 0.3
+    engine.timeout = 0.3
     slow.http.delay = 0.6
     completions = ask(engine, 2, max_tokens=2)
     assert not any(completion.error for completion in completions) and len(quick.served) == 2
@@ -412,18 +397,6 @@ def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(serve: Serve
         assert least <= stub.http.busiest <= most
 
 
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [({"litellm_timeout": 0.2}, 0.2), ({"litellm_timeout": 60, "vllm_timeout": 0.2}, 0.2)],
-)
-def test_a_server_is_waited_for_as_long_as_was_chosen(
-    serve: Serve, connect: Connect, options: dict[str, float], seconds: float
-) -> None:
-    stub = serve(delay=3 * seconds)
-    with pytest.raises(EmailRLError), closing(connect(stub, vllm_retries=0, **options)) as engine:
-        ask(engine, 1)
-
-
 def test_certificates_are_read_once(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """25 ms of CPU time, for several clients in every step."""
     read = [0]
@@ -471,84 +444,5 @@ def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(
         server.close()
 
     monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_idle", counted)
-    connect(serve()).fleet.run(ask_all)
+    connect(serve()).run(ask_all)
     assert not waiting[0] and looked[0] < 10 * many**2
-
-
-# -- adapters of other runs
-
-
-@contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """A run under way."""
-    lock = os.open(run / ".lock", os.O_CREAT | os.O_RDWR)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-Versions = Callable[[str], Path]
-
-
-@pytest.fixture
-def versions(tmp_path: Path, adapters: list[Path]) -> Versions:
-    """The adapter of a run, by name."""
-
-    def make(run: str) -> Path:
-        return Path(shutil.copytree(adapters[0], tmp_path / run / "policy/v-000001"))
-
-    return make
-
-
-def test_a_server_of_a_run_under_way_is_refused_before_it_is_probed(
-    serve: Serve, connect: Connect, versions: Versions, tmp_path: Path
-) -> None:
-    stub, mine = serve(), versions("mine")
-    stub.adapters["emailrl-abcd-v-000001"] = versions("other")
-    with locked(tmp_path / "other"), pytest.raises(UsageError, match="in use by another training run") as raised:
-        connect(stub).load_adapter(mine, "v-000001")
-    assert str(tmp_path / "other") in raised.value.message and "servers of its own" in raised.value.hint
-    assert set(stub.calls) == {"/v1/models"}
-
-
-def test_what_an_ended_run_left_there_is_no_obstacle(
-    serve: Serve, connect: Connect, versions: Versions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stub = serve()
-    stub.adapters["emailrl-abcd-v-000001"] = versions("other")
-    stub.adapters["emailrl-abcd-v-000002"] = Path("/no\0path")
-    with closing(connect(stub)) as engine:
-        engine.load_adapter(versions("mine"), "v-000001")
-        assert len(ask(engine, 2)) == 2
-    assert "another run" not in capsys.readouterr().err
-
-
-def test_a_resumed_run_finds_its_own_adapters(
-    serve: Serve, connect: Connect, versions: Versions, tmp_path: Path
-) -> None:
-    stub, mine = serve(), versions("mine")
-    stub.adapters["emailrl-abcd-v-000001"] = mine  # of the process that was killed
-    with locked(tmp_path / "mine"), closing(connect(stub)) as engine:
-        engine.load_adapter(mine, "v-000001")
-
-
-def test_a_run_on_another_host_is_reported(
-    serve: Serve, connect: Connect, versions: Versions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stub = serve()
-    stub.adapters["emailrl-abcd-v-000001"] = Path("/elsewhere/run/policy/v-000001")
-    with closing(connect(stub)) as engine:
-        engine.load_adapter(versions("mine"), "v-000001")
-    said = capsys.readouterr().err
-    assert said.count("holds adapters of another run, /elsewhere/run, which is not visible here.") == 1
-
-
-def test_the_path_map_leads_back_to_the_run(serve: Serve, connect: Connect, versions: Versions, tmp_path: Path) -> None:
-    stub, mine = serve(), versions("mine")
-    stub.adapters["emailrl-abcd-v-000001"] = Path("/mnt/outputs/other/policy/v-000001")
-    versions("other")
-    engine = connect(stub, vllm_adapter_path_map=f"{tmp_path}=/mnt/outputs")
-    with locked(tmp_path / "other"), pytest.raises(UsageError, match="in use by another training run"):
-        engine.load_adapter(mine, "v-000001")

@@ -89,7 +89,7 @@ def test_an_end_stops_the_tries_of_the_other_prompts_too(
     async def nap(seconds: float) -> None:
         await asyncio.sleep(0.5)
 
-    monkeypatch.setattr("emailrl.base.retry.sleep", nap)
+    monkeypatch.setattr("emailrl.base.http.sleep", nap)
     stub = serve(lambda body, n: (500, "down") if n == 1 else (401, "no such key"))
     with pytest.raises(GenerationError, match="no such key"):
         run(mail_db, generation(stub.url))

@@ -1,0 +1,252 @@
+"""Servers of others: where mail goes, what text may be sent, bounded replies, and which failures to retry.
+
+A server may send without end, or a byte at a time, headers included. Only an event loop can set one deadline from
+connecting to the last byte: an ordinary client's timeout restarts with every byte. So all requests are asynchronous,
+and ``wait_for`` runs them for synchronous callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from functools import cache
+from threading import Lock, Thread
+from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from emailrl.base import plain
+
+MAX_REPLY_BYTES: Final = 8 << 20
+"""Much more than the longest completion, reasoning included."""
+LONGEST_WAIT: Final = 60.0
+"""Seconds; waits double from one second up to this, even if the server asks for more."""
+_LATER: Final = (408, 409, 425, 429)
+sleep = asyncio.sleep
+_PACKING: Final = ("content-encoding", "content-length", "transfer-encoding")
+T = TypeVar("T")
+
+
+# -- where mail goes --------------------------------------------------------------------------------------------------
+
+
+@cache
+def tell(url: str, use: str, *, with_key: bool) -> None:
+    """Report on stderr, once per process, which host gets email and why; warn if the connection is unencrypted."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    open_to_all = parts.scheme == "http" and not is_this_machine(parts.hostname or "")
+    key = ", key included" if with_key else ""
+    warning = f" (warning: plain http, readable by anyone on the way{key})" if open_to_all else ""
+    plain.tell(f"mail goes to {host}: {use}{warning}")
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host name or IP address, without brackets, is a loopback one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+# -- what may be sent ------------------------------------------------------------------------------------------------
+
+_TAGS = (
+    r"s|cls|sep|mask|unk|pad|[be]o[a-z]|sop|think|tools?|toolcall|escape|unused\d{1,4}|image|audio|video|seed:[a-z]{1,32}|"
+    r"img|ref|box|quad|filename|reponame|2mass|"
+    r"(?:function|parameter|invoke)(?:[= ][^<>\n]{0,64})?"
+)
+_BRACKETED = (
+    "INST|IMG|AUDIO|PREFIX|SUFFIX|MIDDLE|THINK|ARGS|REF|BBOX|STEP|CLS|SEP|MASK|PAD|UNK|BOS|EOS|EOT|[gs]MASK|TRANSCRIBE|"
+    "multimodal|@BOS@"
+)
+_PART = (
+    "(?:available|system|prompt|model|settings|arg|key|value|tool|call|result|response|function|content|token|special|"
+    "bos|eos|pad|unk|sep|cls|mask|start|end|begin|of|turn|header|id|img|image|im|patch|newline|break|context|audio|video|"
+    "vision|text|ref|smiles|amino|dna|think|thought|reasoning|fim|prefix|middle|suffix|extra|repo|gh|stars|issue|comment|"
+    "closed|jupyter|code|script|output|empty|commit|before|after)s?"
+)
+_COMPOUND = (
+    rf"(?:{_PART}(?:_{_PART}){{1,5}}|(?:special|control|reserved|extra_id|(?:unused|special|reserved)_token)_\d{{1,4}}|"
+    "(?:repo_name|file_sep|commit_msg))"
+)
+"""Words that tokenizers use in control tokens; other words with an underscore are ids and placeholders in emails."""
+_CONTROL = re.compile(
+    r"[<\[](?=[|｜])|<(?=[^\s<>|｜][^<>|｜\n]{0,64}[|｜]>"  # <|im_end|>, <｜User｜>, [|user|], <|turn>, <turn|>
+    rf"|(?i:/?(?:[a-z]{{1,32}}:)?{_COMPOUND}>"  # <start_of_turn>, </tool_call>, <minimax:tool_call>
+    rf"|/?(?:{_TAGS})>)|</?SYS>>)"
+    rf"|\[(?=/?(?:{_BRACKETED}|(?i:{_COMPOUND}))\])|\](?=~!?b[\[\]])|\[(?=e~\[)"  # [INST], [TOOL_CALLS], ]~b]
+)
+"""The start of any string that is a control token, or has a meaning in chat templates, in any model family."""
+
+
+def sendable(text: str) -> str:
+    """The text without lone surrogates, which JSON may contain but which cannot be encoded."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def harmless(text: str) -> str:
+    """Insert a space after the first character of each string that looks like a control token."""
+    return _CONTROL.sub(r"\g<0> ", text)  # one pass suffices: an inserted space cannot create a new match
+
+
+# -- which failures pass ----------------------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """One attempt failed: why, the reply's HTTP status if there is one, and the seconds that the server asks for."""
+
+    def __init__(self, why: str, status: int | None = None, wait: float = 0.0) -> None:
+        super().__init__(why)
+        self.why, self.status, self.wait = why, status, wait
+
+
+async def retried(
+    attempt: Callable[[], Awaitable[T]], retries: int, wait: Callable[[float], Awaitable[None]] | None = None
+) -> T | Failed:
+    """The result of ``attempt``, or its last failure after ``retries`` more attempts, or one that retries cannot mend.
+
+    A failure is returned, since an error raised while it is handled would carry the request, and with it the key.
+    """
+    tries = 1
+    while True:
+        try:
+            return await attempt()
+        except Failed as error:
+            failed = error
+        if tries > retries or (failed.status is not None and not may_pass(failed.status)):
+            return failed
+        await (wait or sleep)(pause(tries, failed.wait))
+        tries += 1
+
+
+def may_pass(status: int) -> bool:
+    """Whether a request that got this HTTP status may succeed on retry."""
+    return status in _LATER or status >= 500
+
+
+def pause(tries: int, asked_for: float = 0.0) -> float:
+    """Seconds to wait after ``tries`` attempts: 1, 2, 4, … or what the server ``asked_for``, if longer."""
+    return min(LONGEST_WAIT, max(asked_for, 2.0 ** min(tries - 1, 30)))
+
+
+def pause_asked_for(headers: Mapping[str, str]) -> float:
+    """The seconds in a reply's ``Retry-After``; 0 if missing or unreadable."""
+    try:
+        return max(0.0, float(headers.get("retry-after", "")))
+    except ValueError:
+        return 0.0
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+class IncompleteReply(httpx.TransportError):
+    """A reply that is cut off, or exceeds the size or time limit."""
+
+
+class WholeReplies:
+    """Makes an asynchronous httpx client return complete replies of at most ``max_bytes``.
+
+    A request's read timeout limits the whole exchange, from connecting to the last byte. Servers are asked not to
+    compress; those that do may use gzip, once. IncompleteReply for one that is cut off, or over the time or size limit;
+    httpx.DecodingError for one that cannot be decompressed.
+    """
+
+    max_bytes: ClassVar[int] = MAX_REPLY_BYTES
+
+    async def send(self, request: Any, *, stream: bool = False, **how: Any) -> Any:
+        """The reply to a request, read to its end."""
+        seconds: float | None = request.extensions["timeout"]["read"]
+        request.headers["Accept-Encoding"] = "identity"
+        try:
+            async with asyncio.timeout(seconds):
+                response = await super().send(request, stream=True, **how)  # type: ignore[misc]
+                try:
+                    return _with_body(response, await self._body(response))
+                finally:
+                    await response.aclose()
+        except TimeoutError as error:
+            raise IncompleteReply(f"no complete reply within {seconds:g} s") from error
+
+    async def _body(self, response: Any) -> bytes:
+        unpacked = _unpacking(response.headers.get("content-encoding", ""))
+        pieces, received, size = [], 0, 0
+        async for sent in _pieces(response):
+            received += len(sent)
+            pieces.append(unpacked(sent, self.max_bytes - size + 1))
+            size += len(pieces[-1])
+            if max(received, size) > self.max_bytes:
+                raise IncompleteReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
+        return b"".join(pieces)
+
+
+async def _pieces(response: Any) -> AsyncIterator[bytes]:
+    try:
+        async for piece in response.aiter_raw():
+            yield piece
+    except Exception as error:  # of httpx or of httpx2, by the client
+        raise IncompleteReply("the reply was cut off") from error
+
+
+class Client(WholeReplies, httpx.AsyncClient):
+    """A client for servers of any kind."""
+
+
+def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
+    """Decompress a piece of a reply, up to a limit: some KB can expand to gigabytes."""
+    match encoding.strip().lower():
+        case "" | "identity":
+            return lambda sent, most: sent
+        case "gzip" | "x-gzip":
+            gzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        case _:
+            raise httpx.DecodingError(f"the reply is compressed as {encoding!r}, although no compression was requested")
+
+    def unpacked(sent: bytes, most: int) -> bytes:
+        try:
+            return gzip.decompress(sent, most)
+        except zlib.error as error:
+            raise httpx.DecodingError(str(error)) from error
+
+    return unpacked
+
+
+def _with_body(response: Any, body: bytes) -> Any:
+    """The response with its decoded body, without its outdated length and encoding headers.
+
+    Its charset is dropped: it could name any Python codec, including ones that do not produce text.
+    """
+    headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
+    if "content-type" in headers:
+        headers["content-type"] = headers["content-type"].partition(";")[0]
+    return type(response)(response.status_code, headers=headers, content=body, request=response.request)
+
+
+# -- for those who do not run in an event loop ------------------------------------------------------------------------
+
+
+def wait_for(exchange: Coroutine[Any, Any, T]) -> T:
+    """Run an exchange in the event loop shared by all threads; interrupting the wait cancels it."""
+    future = asyncio.run_coroutine_threadsafe(exchange, _loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
+
+_beginning = Lock()
+_running: list[asyncio.AbstractEventLoop] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Started on first use; its thread ends with the process, even with requests in flight."""
+    with _beginning:
+        if not _running:
+            _running.append(asyncio.new_event_loop())
+            Thread(target=_running[0].run_forever, name="servers", daemon=True).start()
+        return _running[0]
