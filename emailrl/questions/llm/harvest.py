@@ -31,8 +31,7 @@ from emailrl.facts.reading import Fact, Reading, agree, read
 from emailrl.facts.words import clean
 from emailrl.mail.connection import opened
 from emailrl.mail.schema import emails
-from emailrl.questions.inbox.mail import Mail, spell_day
-from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER
+from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER, Mail, spell_day
 from emailrl.questions.llm.plan import Batch, QuestionPlan
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario
