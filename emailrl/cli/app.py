@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 import typer.main
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import emailrl
 from emailrl.base import process
@@ -49,6 +49,21 @@ The command's module has the same name, and its docstring is the full help.
 """
 
 
+class _Command(TyperCommand):
+    """Lists the options in groups, those without one first."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[Any]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                own = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or own, []).append(record)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
 class _Commands(TyperGroup):
     """Imports a command on first use."""
 
@@ -63,7 +78,7 @@ class _Commands(TyperGroup):
             found = getattr(module, name)
             if not isinstance(found, typer.Typer):
                 command, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                found.command(help=module.__doc__)(command)
+                found.command(cls=_Command, help=module.__doc__)(command)
             self.commands[cmd_name] = typer.main.get_command(found)
             self.commands[cmd_name].short_help = COMMANDS[cmd_name]
         return super().get_command(ctx, cmd_name)
@@ -142,11 +157,26 @@ def _prepare_streams() -> _ClosedStdout | None:
     return closed
 
 
+_OTHER_WORDS: Final = {
+    "group_size": "--num-generations",
+    "num_questions": "--limit",
+    "num_scenarios": "--limit",
+    "output": "--out",
+    "output_dir": "--out",
+    "save_path": "--out",
+    "steps": "--max-steps",
+}
+"""Words for options in other programs, by which they are suggested."""
+_LEARNING: Final = ("training", "algorithm", "evaluation")
+_TRAINS: Final = ("emailrl train", "emailrl plan")
+"""Commands that read the settings of training without an option for them."""
+
+
 def _describe(error: Any) -> str:
     """A usage error as a sentence that quotes the value, which newer Typer omits."""
     from pydantic import ValidationError
 
-    text = (error.message if _setting_without_option(error) else error.format_message()).rstrip(".")
+    text = (error.message if _is_unknown(error) else error.format_message()).rstrip(".")
     if isinstance(cause := error.__cause__, ValidationError):
         written = cause.errors(include_url=False)[0]["input"]
         text = text.replace("Input should be", f"{written!r} should be")
@@ -154,10 +184,10 @@ def _describe(error: Any) -> str:
 
 
 def _way_out(error: Any) -> str:
-    """What to do about a usage error: names options if the command takes nothing else, or a setting without one."""
+    """What to do about a usage error: the option that was meant, or names of options if the command takes no others."""
     command = error.ctx.command_path if error.ctx else "emailrl"
-    if setting := _setting_without_option(error):
-        return f"Set {setting} in the environment or emailrl.toml; options: {command} --help."
+    if _is_unknown(error) and (guess := _instead(error)):
+        return guess
     if error.ctx and "unexpected extra argument" in error.message:
         parameters = error.ctx.command.params
         options = [each.opts[0] for each in parameters if each.param_type_name == "option" and not each.is_flag]
@@ -166,14 +196,25 @@ def _way_out(error: Any) -> str:
     return f"See {command} --help."
 
 
-def _setting_without_option(error: Any) -> str | None:
-    """The environment name of the setting that a missing option would set."""
-    from emailrl.settings.names import by_name
+def _is_unknown(error: Any) -> bool:
+    """Whether the error is about an option that the command does not have."""
+    return error.message.startswith("No such option") and error.ctx is not None
 
-    if not error.message.startswith("No such option") or not error.ctx or not error.ctx.parent:
-        return None
-    leaf = by_name().get(error.option_name.removeprefix("--").replace("-", "_"))
-    return leaf.env_names[0] if leaf else None
+
+def _instead(error: Any) -> str | None:
+    """The option of this command that an unknown one stands for, else the setting of that name, else the nearest."""
+    from emailrl.settings.names import by_name, nearest
+
+    command, word = error.ctx.command_path, error.option_name.lstrip("-").replace("-", "_")
+    options = {spelling: each.name for each in error.ctx.command.params for spelling in each.opts}
+    leaf = by_name().get(word)
+    meant = next((spelling for spelling, name in options.items() if leaf and name == leaf.key), _OTHER_WORDS.get(word))
+    if meant not in options:
+        if leaf and error.ctx.parent and (command in _TRAINS or leaf.section not in _LEARNING):
+            return f"Set {leaf.env_names[0]} in the environment or emailrl.toml; options: {command} --help."
+        words = {spelling.lstrip("-").replace("-", "_"): spelling for spelling in options if spelling.startswith("--")}
+        meant = words.get(nearest(word, words) or "")
+    return f"Did you mean {meant}? See {command} --help." if meant else None
 
 
 def main() -> NoReturn:

@@ -30,28 +30,33 @@ def _path(value: str) -> Path:
     return Path(value)
 
 
-def path_option(*spellings: str, help: str) -> Any:
+def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
     """An option for the path of a file or folder; rejects an empty string."""
-    return typer.Option(*spellings, parser=_path, metavar="<path>", help=help)
+    return typer.Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
 
 
 def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's parameter ``overrides`` with options for the named settings, in this order.
 
-    Each of ``names`` is one setting name, or several separated by spaces. Spelling, type, bounds, choices and help come
-    from the setting's declaration; ``summaries`` override the help for this command. All parameters of the command
-    become keyword-only.
+    Each of ``names`` is one setting name, or several separated by spaces, after ``group:`` those of a group of their
+    own in ``--help``. Spelling, type, bounds, choices and help come from the setting's declaration; ``summaries``
+    override the help for this command. All parameters of the command become keyword-only.
     """
     from emailrl.settings.names import by_name  # not at the top: commands without settings do not import pydantic
 
-    settings = [by_name()[name] for name in " ".join(names).split()]
+    settings: dict[Leaf, str | None] = {}
+    for line in names:
+        group, _, members = line.rpartition(":")
+        settings |= {by_name()[name]: group or None for name in members.split()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
             if parameter.name == "overrides":
-                parameters += [_parameter(leaf, summaries.get(leaf.key, leaf.summary)) for leaf in settings]
+                parameters += [
+                    _parameter(leaf, summaries.get(leaf.key, leaf.summary), group) for leaf, group in settings.items()
+                ]
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -66,19 +71,25 @@ def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., No
     return decorate
 
 
-def _parameter(leaf: Leaf, summary: str) -> inspect.Parameter:
+def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter:
     """The Typer parameter for a setting."""
     help = summary.replace("`", "")
     kind: Any
     (kind,) = leaf.kinds - {None}
     if leaf.is_path:
-        option = path_option(*leaf.flags, help=help)
+        option = path_option(*leaf.flags, help=help, group=group)
     else:
         kind = list[str] if kind is list else kind
         choices = f"<{'|'.join(leaf.choices)}>" if leaf.choices else None
         completion = one_of(*leaf.choices) if leaf.choices else BY_SETTING.get(leaf.key)
         option = typer.Option(
-            *leaf.flags, help=help, metavar=choices, min=leaf.minimum, max=leaf.maximum, autocompletion=completion
+            *leaf.flags,
+            help=help,
+            metavar=choices,
+            min=leaf.minimum,
+            max=leaf.maximum,
+            autocompletion=completion,
+            rich_help_panel=group,
         )
     return inspect.Parameter(
         leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

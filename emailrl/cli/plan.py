@@ -1,7 +1,7 @@
 """Estimate the memory, tokens, time and cost of a run, and suggest changes if it does not fit.
 
 Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common
-Qwen models. With several GPUs (--num-gpus, --nodes) it divides them into trainers and vLLM servers and estimates
+Qwen models. With several GPUs (--num-gpus, --nnodes) it divides them into trainers and vLLM servers and estimates
 tokens per second; with --engine vllm and no VLLM_URLS, all of them train and sample in turn. Without these options it
 plans the ranks that train starts, EMAILRL_NPROC on each of EMAILRL_NNODES hosts.
 Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
@@ -13,7 +13,7 @@ Examples:
 \b
   emailrl plan --gpu H200 --price 3.5
   emailrl plan --gpu A100-80 --model Qwen/Qwen3-8B --engine vllm
-  emailrl plan --gpu H100 --num-gpus 8 --nodes 16 --network 400
+  emailrl plan --gpu H100 --num-gpus 8 --nnodes 16 --network 400
   LORA_RANK=8 emailrl plan --gpu 4090 --model Qwen/Qwen3-0.6B --preset small
   emailrl plan --run outputs/grpo_masked --max-steps 400
   emailrl plan --model nano --gpu CPU --json
@@ -71,7 +71,7 @@ def plan(
     preset: Preset = None,
     gpu: Gpu = None,
     num_gpus: Gpus = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
+    nnodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
     network: Annotated[float, typer.Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
     price: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
     tokens_per_trajectory: PerTrajectory = None,
@@ -93,7 +93,7 @@ def plan(
     device = this_machine() if name is None else find_device(name)
     known = Known(tokens_per_trajectory, trainable_share, measured, mfu)
     planned = make_plan(
-        settings, device, num_gpus=num_gpus, nodes=nodes, network=network, price=price, known=known, here=gpu is None
+        settings, device, num_gpus=num_gpus, nodes=nnodes, network=network, price=price, known=known, here=gpu is None
     )
     if json:
         print_json(_json(planned))
@@ -235,12 +235,11 @@ def _gpus(split: Split | None) -> list[Row]:
 
 def _sampling_remarks(planned: Plan) -> tuple[str, str]:
     """How rollouts are sampled, and what a new adapter takes time for."""
-    from emailrl.engines import vllm_in_process
 
     order, loading, settings = "then training", "loading it into the servers", planned.job.settings
     if planned.seconds.overlaps:
         order, loading = "while the previous step trains", "saving it; the servers load it during the next update"
-    elif vllm_in_process(settings):
+    elif settings.vllm_in_process:
         loading = "saving it, loading it into vLLM" + "; vLLM wakes and sleeps" * planned.memory.vllm_sleeps
     if planned.split is None:
         engine = settings.agent.engine.replace("auto", "transformers")

@@ -8,7 +8,7 @@ Examples:
 
 \b
   emailrl quickstart
-  emailrl quickstart --steps 5 --out /tmp/try --json
+  emailrl quickstart --max-steps 5 --out /tmp/try --json
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 UNTRAINED = (
     "The best model is the untrained one: no evaluation during training was more accurate, so before and after are the "
-    "same model. Try more --steps."
+    "same model. Try more --max-steps."
 )
 
 
 def quickstart(
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Maximum optimizer steps.")] = 15,
+    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
     out: Annotated[
         Path | None,
         path_option("--out", help="Output folder. Default: quickstart, or the next free number."),
@@ -59,7 +59,7 @@ def quickstart(
 
         try:
             outcome = run(
-                folder, steps=steps, overwrite=overwrite, say=live.say, begin=begin, progress=ended, display=live
+                folder, steps=max_steps, overwrite=overwrite, say=live.say, begin=begin, progress=ended, display=live
             )
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. Run the same command again to continue.")

@@ -29,12 +29,26 @@ LaunchOf = Callable[[Any], Launch]
 
 
 def _options(
-    node_rank: Annotated[int | None, typer.Option("--node-rank", min=0, help="Number of this host, from 0.")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", min=0, help="Number of this host, from 0.", rich_help_panel="Cluster")
+    ] = None,
     rdzv_endpoint: Annotated[
-        str | None, typer.Option("--rdzv-endpoint", metavar="<host:port>", help="First host and a free port on it.")
+        str | None,
+        typer.Option(
+            "--rdzv-endpoint",
+            metavar="<host:port>",
+            help="First host and a free port on it.",
+            rich_help_panel="Cluster",
+        ),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="Restarts from the last checkpoint after a rank has failed.")
+        int,
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            help="Restarts from the last checkpoint after a rank has failed.",
+            rich_help_panel="Cluster",
+        ),
     ] = 0,
 ) -> LaunchOf:
     def launch_of(settings: Settings) -> Launch:

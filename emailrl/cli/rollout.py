@@ -7,9 +7,9 @@ crash, --resume with the same options runs the rest of --out, or of the newest f
 Examples:
 
 \b
-  emailrl rollout --model nano --num-scenarios 50
+  emailrl rollout --model nano --limit 50
   emailrl rollout --checkpoint best
-  emailrl rollout --model nano --group-size 6 --temperature 1 --split train
+  emailrl rollout --model nano --num-generations 6 --split train
   emailrl rollout --questions questions.jsonl --db mail.db --out mine.jsonl
 """
 
@@ -52,8 +52,8 @@ def rollout(
     *,
     checkpoint: Checkpoint = None,
     overrides: Overrides,
-    num_scenarios: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 20,
-    group_size: Annotated[int, typer.Option(min=1, help="Rollouts per question.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 20,
+    num_generations: Annotated[int, typer.Option(min=1, help="Rollouts per question.")] = 1,
     split: Annotated[
         str,
         typer.Option(help="Split: train, val, test or all.", autocompletion=one_of("train", "val", "test", "all")),
@@ -81,15 +81,15 @@ def rollout(
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
     out = _begun(folder, out) if resume else out
     _target(out, folder, may_exist=overwrite or resume)  # reject a bad path before anything is read
-    scenarios = _scenarios(settings, split, num_scenarios)
-    now = _all_conditions(settings, scenarios, adapter, group_size=group_size, split=split)
+    scenarios = _scenarios(settings, split, limit)
+    now = _all_conditions(settings, scenarios, adapter, num_generations=num_generations, split=split)
     target, conditions = _claim(out, folder, now, overwrite=overwrite, resume=resume)
     with conditions or nullcontext():
         journal = Journal(target, conditions, resume=resume)
         num_before = len(journal.trajectories)
-        seconds = _play(subject, settings, scenarios, group_size, split, journal)
+        seconds = _play(subject, settings, scenarios, num_generations, split, journal)
     ended = list(journal.trajectories.values())
-    result = Evaluation.of(ended)
+    result = Evaluation(ended)
     show_trajectories(target, ended, settings, progress_console())
     result_console(json=json).print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
@@ -158,7 +158,7 @@ def _claim(
 
 
 def _all_conditions(
-    settings: Settings, scenarios: list[Scenario], adapter: Adapter | None, *, group_size: int, split: str
+    settings: Settings, scenarios: list[Scenario], adapter: Adapter | None, *, num_generations: int, split: str
 ) -> dict[str, object]:
     """Conditions that a resumed rollout must share with the original."""
     from emailrl.engines.local.weights import adapter_sha256
@@ -166,7 +166,7 @@ def _all_conditions(
 
     policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}
     shared = playing_conditions(settings, scenarios, temperature=settings.agent.temperature)
-    return policy | {"split": split, "group_size": group_size} | shared
+    return policy | {"split": split, "num_generations": num_generations} | shared
 
 
 def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
@@ -216,11 +216,10 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 
     Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
     """
-    from emailrl.engines import is_chat
-    from emailrl.measure.subjects import choose_subjects
+    from emailrl.measure.benchmark import choose_subjects
     from emailrl.model.resolve import same_base
 
-    if checkpoint == "best" or (checkpoint is None and model is None and not is_chat(settings)):
+    if checkpoint == "best" or (checkpoint is None and model is None and not settings.is_chat):
         note_runs_without_best(settings.output.output_dir)
     if checkpoint is None:
         [subject] = choose_subjects([], [] if model is None else [model], settings)
@@ -232,15 +231,14 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 
 
 def _play(
-    subject: Subject, settings: Settings, scenarios: list[Scenario], group_size: int, split: str, journal: Journal
+    subject: Subject, settings: Settings, scenarios: list[Scenario], num_generations: int, split: str, journal: Journal
 ) -> float:
     """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
-    from emailrl.engines import is_chat
-    from emailrl.measure.subjects import players
+    from emailrl.measure.benchmark import players
 
-    if not is_chat(settings):
+    if not settings.is_chat:
         say_loading(settings, subject.model_name)
-    total, played = len(scenarios) * group_size, dict(journal.trajectories)
+    total, played = len(scenarios) * num_generations, dict(journal.trajectories)
     with closing(players([subject], settings)) as playing:
         _, collector = next(playing)
         started = time.perf_counter()
@@ -253,7 +251,7 @@ def _play(
                     tally.advance("rollout", total)
 
                 groups = collector.collect(
-                    scenarios, group_size, step=0, seed=settings.training.seed, split_label=split, progress=note,
+                    scenarios, num_generations, step=0, seed=settings.training.seed, split_label=split, progress=note,
                     played=played,
                 )  # fmt: skip
         except BaseException as error:

@@ -12,7 +12,7 @@ Examples:
   emailrl sft --model Qwen/Qwen3-0.6B --questions mine.jsonl --db mine.db
   emailrl sft --trajectories teacher.jsonl --best-of 8 --min-reward 1
   emailrl sft --model Qwen/Qwen3-0.6B --questions mine.jsonl --full
-  emailrl sft --from-scratch --steps 1800 --batch-size 128 --out outputs/small
+  emailrl sft --from-scratch --max-steps 1800 --batch-size 128 --out small
   emailrl sft --resume latest
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "model_name adapter full_finetuning from_scratch experts questions db train_dataset_size eval_dataset_size",
     "best_of min_reward",
     "sft_steps sft_batch_size sft_learning_rate sft_eval_steps sft_patience",
-    "output_dir seed wandb_mode tensorboard allow_shared_inbox verbose",
+    "seed wandb_mode tensorboard allow_shared_inbox verbose",
     verbose="Log debug messages in training.log.",
 )
 def sft(
@@ -47,7 +47,7 @@ def sft(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
     ] = None,
-    out: Annotated[Path | None, path_option("--out", help="Folder of the run. Default: <output-dir>_sft.")] = None,
+    out: Annotated[Path | None, path_option("--out", help="Folder of the run. Default: OUTPUT_DIR_sft.")] = None,
     resume: Annotated[
         str | None, typer.Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")
     ] = None,

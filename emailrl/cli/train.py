@@ -1,7 +1,7 @@
 """Train a policy's LoRA adapter on its own rollouts, keeping the best model by validation accuracy.
 
 The default is masked mode: real rollouts, training only the tokens the policy sampled. A run is written to
-<output-dir>_<mode>, or the next free number after it, and contains best_model/, final/, checkpoint-N/,
+<out>_<mode>, or the next free number after it, and contains best_model/, final/, checkpoint-N/,
 metrics.jsonl, evaluations.jsonl, training.log and trajectories/. --adapter starts from previously trained weights and
 measures the KL to them (REFERENCE=base: to the base model). Ctrl-C saves the last step. --resume uses the
 run's original options unless they are given again; code and servers must be given again. --nproc N trains on N GPUs,
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 
 @setting_options(
-    "mode algorithm reward environment backend model_name adapter engine resume",
-    "max_steps num_train_epochs per_device_train_batch_size num_generations learning_rate beta",
-    "temperature max_turns max_tokens train_dataset_size eval_dataset_size",
-    "eval_steps save_steps target_accuracy patience",
-    "nproc nnodes",
-    "questions db output_dir seed wandb_mode tensorboard allow_shared_inbox verbose show_trajectory_details",
+    "mode algorithm model_name adapter reward engine questions db",
+    "max_steps per_device_train_batch_size num_generations learning_rate max_turns max_tokens",
+    "train_dataset_size eval_dataset_size eval_steps seed output_dir resume",
+    "Cluster: nproc nnodes",
+    "Advanced: environment backend num_train_epochs beta temperature save_steps target_accuracy patience wandb_mode",
+    "Advanced: tensorboard allow_shared_inbox verbose show_trajectory_details",
     verbose="Print a line per rollout; log debug messages in training.log.",
 )
 @launch_options
@@ -57,7 +57,12 @@ def train(
     ranks: LaunchOf,
     preset: Preset = None,
     from_openrlhf: Annotated[
-        str | None, typer.Option(metavar="<flags>", help="Print OpenRLHF flags as an emailrl.toml, without training.")
+        str | None,
+        typer.Option(
+            metavar="<flags>",
+            help="Print OpenRLHF flags as an emailrl.toml, without training.",
+            rich_help_panel="Advanced",
+        ),
     ] = None,
     overwrite: Annotated[
         bool,

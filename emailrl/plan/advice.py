@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from emailrl.base.plain import counted
-from emailrl.engines import engine_gpus, has_servers, vllm_in_process
 from emailrl.model.layout import GPU_SIZED
 from emailrl.model.shape import KNOWN, find_shape
 from emailrl.plan.devices import DEVICES, driver_gpus
@@ -60,7 +59,7 @@ def find_obstacles(job: Job, *, sharded: bool, here: bool) -> list[Obstacle]:
 def _refused(job: Job, *, sharded: bool) -> Iterator[Obstacle]:
     """Reasons and remedies on any machine."""
     model, on_gpu, per_host = job.settings.model, job.cluster.device.is_gpu, job.cluster.per_host
-    each, shared = engine_gpus(job.settings), job.cluster.gpus > 1 and not has_servers(job.settings)
+    each, shared = job.settings.engine_gpus, job.cluster.gpus > 1 and not job.settings.has_servers
     if model.shard == "host" and per_host == 1:
         yield Obstacle("SHARD=host needs at least two ranks per host", "--num-gpus 2 or more, or unset SHARD")
     if shared and per_host % each:
@@ -81,9 +80,9 @@ def _refused(job: Job, *, sharded: bool) -> Iterator[Obstacle]:
 
 def _missing(job: Job) -> Iterator[Obstacle]:
     """What this machine lacks, and remedies."""
-    model, on_gpu, gpus = job.settings.model, job.cluster.device.is_gpu, engine_gpus(job.settings)
+    model, on_gpu, gpus = job.settings.model, job.cluster.device.is_gpu, job.settings.engine_gpus
     clone = "in the clone: pip install -e"
-    if vllm_in_process(job.settings) and find_spec("vllm") is None:
+    if job.settings.vllm_in_process and find_spec("vllm") is None:
         yield Obstacle("vllm is not installed here", f"{clone} '.[vllm]'; VLLM_URLS, or --engine transformers")
     if on_gpu and gpus > 1 and gpus > (here := len(driver_gpus())):
         yield Obstacle(f"VLLM_TENSOR_PARALLEL_SIZE is {gpus}, but this machine has {counted(here, 'GPU')}", "lower it")
@@ -135,9 +134,9 @@ def _values(job: Job, memory: Memory) -> Iterator[tuple[str, Iterable[object]]]:
 
     First those that cost a little time, then those that limit or round what is learned, then another engine.
     """
-    settings, vllm = job.settings, vllm_in_process(job.settings)
+    settings, vllm = job.settings, job.settings.vllm_in_process
     if vllm and job.cluster.gpus > 1:
-        per_host, least = job.cluster.per_host, engine_gpus(settings) + 1
+        per_host, least = job.cluster.per_host, settings.engine_gpus + 1
         yield "vllm_tensor_parallel_size", [size for size in range(least, per_host + 1) if per_host % size == 0]
     yield "max_tokens_per_micro_batch", _micro_batches(job, memory)
     yield "gradient_checkpointing", ["selective", "on"] if memory.layout.layers == "fused" else ["on"]
@@ -164,7 +163,7 @@ def _strongest(job: Job, memory: Memory) -> dict[str, object]:
     changes: dict[str, object] = {"load_in_4bit": True} if memory.layout.on_gpu else {"gradient_checkpointing": "on"}
     if smaller := _micro_batches(job, memory):
         changes["max_tokens_per_micro_batch"] = smaller[-1]
-    if vllm_in_process(job.settings):
+    if job.settings.vllm_in_process:
         changes["engine"] = "transformers"
     return changes
 

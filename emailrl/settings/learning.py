@@ -105,7 +105,7 @@ class SftSettings(Section):
     """Train all weights of the model, or an adapter (lora, the default)."""
     from_scratch: bool = False
     """Train a new model with 5 million parameters, and its tokenizer, on demo worlds."""
-    sft_steps: Annotated[Positive, Flag("--steps")] = 300
+    sft_steps: Annotated[Positive, Flag("--max-steps")] = 300
     """Maximum optimizer steps."""
     sft_batch_size: Annotated[Positive, Flag("--batch-size")] = 32
     """Conversations per step."""

@@ -9,7 +9,7 @@ from emailrl.settings.fields import Env, Flag, Positive, Section, Written
 
 
 class OutputSettings(Section):
-    output_dir: Annotated[Path, Written()] = Path("outputs/grpo")
+    output_dir: Annotated[Path, Written(), Flag("--out")] = Path("outputs/grpo")
     """Root folder of runs; the mode is appended unless the name already ends in it."""
     save_steps: Positive = 10
     """Steps between checkpoints."""

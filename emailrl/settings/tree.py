@@ -270,6 +270,26 @@ class Settings(Section):
     tracking: TrackingSettings = TrackingSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether a chat server samples, which needs no policy, tokenizer or adapter."""
+        return self.agent.engine == "openai"
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether vLLM servers sample, rather than an engine on the trainer's own GPU."""
+        return self.agent.engine == "vllm" and bool(self.vllm.vllm_urls)
+
+    @property
+    def vllm_in_process(self) -> bool:
+        """Whether vLLM samples on the trainer's own GPU."""
+        return self.agent.engine == "vllm" and not self.vllm.vllm_urls
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs, each with a rank, that share one engine in the trainer's process."""
+        return self.vllm.vllm_tensor_parallel_size if self.vllm_in_process else 1
+
     def with_model(self, name: str) -> Settings:
         """These settings for another base model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"name": name})})

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from tiny import make_database, make_questions, settings_of
 
-from emailrl.agent.audit import TokenDriftError
-from emailrl.agent.collect import Collector
-from emailrl.agent.play import Stage
+from emailrl.agent.play import Collector, Stage, TokenDriftError
 from emailrl.agent.task import mail_agent
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory

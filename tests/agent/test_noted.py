@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -60,16 +59,3 @@ def test_every_turn_is_progress_and_names_its_trajectory(engine: Engine, samplin
     ended = Noted(engine, activity).generate([Request("train-1", SamplingParams(8))], advance)
     assert ended == turns and len(turns) == 2
     assert activity.notes == [sampling, *["in the environment of train-1", sampling] * 2]
-
-
-def test_steps_of_an_engine_are_progress_of_a_long_turn() -> None:
-    engine, activity = Local(), Activity()
-    activity.note("sampling", lambda: engine.steps)
-    time.sleep(0.2)
-    engine.steps += 1
-    assert activity.stalled("It", 0.1) is None
-    time.sleep(0.2)
-    failure = activity.stalled("It", 0.1)
-    assert failure is not None and failure.message == "It made no progress for 0.1 s: sampling."
-    activity.end()
-    assert activity.stalled("It", 0.1) is None

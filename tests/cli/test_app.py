@@ -60,7 +60,19 @@ def test_version(ends) -> None:
             "error: No such option: --max-model-len. Set MAX_MODEL_LEN in the environment or emailrl.toml; options: "
             "emailrl plan --help.\n",
         ),
-        (("plan", "--lime", "3"), "error: No such option: --lime"),
+        (
+            ("gen-db", "--lime", "3"),
+            "error: No such option: --lime. Did you mean --limit? See emailrl gen-db --help.\n",
+        ),
+        (
+            ("sft", "--steps", "3"),
+            "error: No such option: --steps. Did you mean --max-steps? See emailrl sft --help.\n",
+        ),
+        (("sft", "--packing"), "error: No such option: --packing. See emailrl sft --help.\n"),
+        (
+            ("train", "--per-device-train-batch-size", "4"),
+            "error: No such option: --per-device-train-batch-size. Did you mean --batch-size? ",
+        ),
         (("nonsense",), "error: No such command 'nonsense'. See emailrl --help.\n"),
         (("trian",), "error: No such command 'trian'. Did you mean 'train'? See emailrl --help.\n"),
         (("gen-db", "--limit", "few"), "error: Invalid value for '--limit': 'few' "),

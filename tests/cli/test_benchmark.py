@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions
 
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 from emailrl.measure import benchmark
 from emailrl.questions import load, write_scenarios
 from emailrl.records import read_trajectories
@@ -133,7 +133,7 @@ def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emai
         "grpo_masked-2 reached 96.0%: "
         "--checkpoint outputs/grpo_masked-2/best_model"
     )
-    for command in (("rollout", "--num-scenarios", 1), ("ask", "When?")):
+    for command in (("rollout", "--limit", 1), ("ask", "When?")):
         code, _, error = emailrl(*command)
         assert code == 0 and error.splitlines().count(line) == 1
     for command in (("benchmark", "--limit", 1), ("export",)):
@@ -155,7 +155,7 @@ def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(ema
         make_checkpoint(run / name, here / "model", **given)
     start = "Note: outputs/grpo_masked-2/best_model was trained with --environment theirs.py:Oracle"
     used = "this command uses --environment mail --reward art_e."
-    for command in (("benchmark", "--limit", 1), ("rollout", "--num-scenarios", 1)):
+    for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1)):
         code, _, error = emailrl(*command)
         assert code == 0 and error.splitlines().count(f"{start} --reward theirs.py:short; {used}") == 1
     both = ("--checkpoint", "outputs/grpo_masked-2/best_model", "--checkpoint", "outputs/grpo_masked-2/final")
@@ -164,7 +164,7 @@ def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(ema
     assert "Note: outputs/grpo_masked-2/best_model and outputs/grpo_masked-2/final were trained with " in error
     code, _, error = emailrl("ask", "When?")
     assert code == 0 and f"{start}; this command uses the mail environment.\n" in error
-    for command in (("benchmark", "--limit", 1), ("rollout", "--num-scenarios", 1), ("ask", "When?")):
+    for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1), ("ask", "When?")):
         code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked/best_model")
         assert code == 0 and "was trained with" not in error
 
@@ -174,7 +174,7 @@ def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeyp
     record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])
     assert record["model"] == "model" and record["checkpoint"] is None
     make_checkpoint(here / "elsewhere" / "grpo_masked" / "checkpoint-0", here / "model", step=0)
-    for command in (("benchmark", "--limit", 1), ("rollout", "--num-scenarios", 1)):
+    for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1)):
         code, _, error = emailrl(*command)
         assert code == 0 and f"best_model are skipped: {here / 'elsewhere' / 'grpo_masked'}\n" in error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,33 @@ def test_every_option_is_explained(path: tuple[str, ...]) -> None:
     assert [option.name for option in ALL[path].params if not getattr(option, "help", None)] == []
 
 
+def test_train_shows_few_options_first_and_its_cluster_apart() -> None:
+    groups = Counter(option.rich_help_panel for option in ALL["train",].params)
+    assert groups[None] <= 24 and groups["Cluster"] == 5 and set(groups) == {None, "Cluster", "Advanced"}
+    text = CliRunner().invoke(app, ["train", "--help"]).output
+    assert text.index("\nOptions:\n") < text.index("  -h, --help") < text.index("\nCluster:\n  --nproc")
+
+
+ONE_NAME = {
+    "--max-steps": "train sft quickstart plan",
+    "--num-generations": "train rollout plan",
+    "--limit": "gen-db gen-questions rollout benchmark",
+    "--samples": "benchmark",
+    "--out": "gen-questions sft rollout train benchmark export quickstart",
+    "--batch-size": "train sft plan",
+    "--nproc": "train",
+    "--nnodes": "train plan",
+}
+
+
+def test_one_thing_has_one_name_in_every_command() -> None:
+    for option, takers in ONE_NAME.items():
+        found = {path[0] for path, command in ALL.items() for each in command.params if option in each.opts}
+        assert found >= set(takers.split()), option
+    spelled = {option for command in ALL.values() for each in command.params for option in each.opts}
+    assert spelled.isdisjoint({"--steps", "--num-scenarios", "--group-size", "--output-dir", "--nodes"})
+
+
 def test_no_help_loads_a_heavy_module() -> None:
     script = """
 import json, sys
@@ -99,7 +127,7 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     assert {"emailrl.settings", "pydantic", "rich"} & loaded == set()
 
 
-@pytest.mark.parametrize("option", ["--db", "--questions", "--out", "--output-dir"])
+@pytest.mark.parametrize("option", ["--db", "--questions", "--out"])
 def test_no_file_or_folder_is_named_by_an_empty_text(option: str) -> None:
     # As a path it would be the folder one happens to be in.
     takers = [path for path, command in ALL.items() if any(option in param.opts for param in command.params)]

@@ -67,7 +67,7 @@ def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_
 
 def test_the_questions_of_the_demo_are_found_without_naming_them(emailrl: Emailrl, tmp_path: Path) -> None:
     assert emailrl("gen-db", "--source", "demo")[0] == 0
-    code, out, said = emailrl("rollout", "--model", "nano", "--num-scenarios", 1)
+    code, out, said = emailrl("rollout", "--model", "nano", "--limit", 1)
     assert code == 0 and "accuracy" in out
     assert said.startswith("Questions: data/enron_emails_questions.jsonl (next to the database)\n")
 

@@ -17,7 +17,7 @@ SPELLINGS = {
     *("--mode", "--algorithm", "--reward", "--environment", "--backend", "--model", "--engine", "--resume"),
     *("--max-steps", "--epochs", "--batch-size", "--num-generations", "--learning-rate", "--beta", "--temperature"),
     *("--max-turns", "--max-tokens", "--train-size", "--eval-size", "--eval-steps", "--save-steps"),
-    *("--target-accuracy", "--patience", "--questions", "--db", "--output-dir", "--seed", "--wandb", "--tensorboard"),
+    *("--target-accuracy", "--patience", "--questions", "--db", "--out", "--seed", "--wandb", "--tensorboard"),
     *("--allow-shared-inbox", "--verbose", "-v"),
 }
 """What `train` has always called the settings that it offers."""

@@ -100,7 +100,7 @@ def test_settings_may_name_files_that_a_run_will_have(emailrl, tmp_path: Path, m
 def test_a_plan_has_no_more_gpus_than_it_can_divide(emailrl, tmp_path: Path) -> None:
     code, out, error = emailrl("plan", "--gpu", "H200", "--num-gpus", "1000000")
     assert (code, out) == (2, "")
-    assert error == "error: A plan covers at most 1,024 GPUs. Lower --num-gpus or --nodes.\n"
+    assert error == "error: A plan covers at most 1,024 GPUs. Lower --num-gpus or --nnodes.\n"
 
 
 def test_planning_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -123,5 +123,5 @@ def test_the_examples_of_the_help_fit(emailrl, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_count_has_separators(emailrl) -> None:
-    code, out, _ = emailrl("plan", "--gpu", "H200", "--num-gpus", 8, "--nodes", 128, "--price", 1)
+    code, out, _ = emailrl("plan", "--gpu", "H200", "--num-gpus", 8, "--nnodes", 128, "--price", 1)
     assert code == 0 and "1,024 GPUs" in out and re.search(r"(?<![,.])\b\d{4}", out) is None, out

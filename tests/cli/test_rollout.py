@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny import cut_matrices, make_checkpoint, make_database, make_model, make_questions
 
-from emailrl.agent.audit import audit
+from emailrl.agent.play import audit
 from emailrl.measure.journal import Conditions
 from emailrl.questions import write_scenarios
 from emailrl.records import read_trajectories
@@ -29,7 +29,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_it_writes_trajectories_with_audited_tokens(emailrl, here: Path) -> None:
-    code, out, err = emailrl("rollout", "--num-scenarios", 3, "--group-size", 2, "--json")
+    code, out, err = emailrl("rollout", "--limit", 3, "--num-generations", 2, "--json")
     assert code == 0
     record = json.loads(out)
     assert record["num_trajectories"] == 6 and record["exceptions"] == 0 and record["seconds"] > 0
@@ -44,7 +44,7 @@ def test_it_writes_trajectories_with_audited_tokens(emailrl, here: Path) -> None
 
 def test_the_same_seed_gives_the_same_tokens_and_nothing_is_replaced(emailrl, here: Path) -> None:
     for seed in (1, 1, 2):
-        assert emailrl("rollout", "--num-scenarios", 2, "--seed", seed, "--temperature", 1)[0] == 0
+        assert emailrl("rollout", "--limit", 2, "--seed", seed, "--temperature", 1)[0] == 0
     tokens = [
         [t.samples[0].token_ids for t in read_trajectories(here / f"outputs/rollouts/rollout-00{number}.jsonl")]
         for number in (1, 2, 3)
@@ -54,14 +54,14 @@ def test_the_same_seed_gives_the_same_tokens_and_nothing_is_replaced(emailrl, he
 
 def test_an_existing_file_is_kept_unless_told_otherwise(emailrl, here: Path) -> None:
     (here / "mine.jsonl").write_text("precious\n")
-    code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl")
+    code, _, err = emailrl("rollout", "--limit", 1, "--out", "mine.jsonl")
     assert (code, (here / "mine.jsonl").read_text()) == (2, "precious\n")
     assert err.splitlines()[-1] == "error: mine.jsonl already exists. Choose another file, or add --overwrite."
-    assert emailrl("rollout", "--num-scenarios", 1, "--out", "mine.jsonl", "--overwrite")[0] == 0
+    assert emailrl("rollout", "--limit", 1, "--out", "mine.jsonl", "--overwrite")[0] == 0
     assert len(list(read_trajectories(here / "mine.jsonl"))) == 1
 
 
-@pytest.mark.parametrize("command", [("rollout", "--num-scenarios", "1"), ("benchmark", "--limit", "1")])
+@pytest.mark.parametrize("command", [("rollout", "--limit", "1"), ("benchmark", "--limit", "1")])
 def test_an_adapter_that_does_not_fit_its_base_plays_nowhere(emailrl, here: Path, command: tuple[str, ...]) -> None:
     folder = make_checkpoint(here / "stranger", here / "model").path
     (cut_matrices(folder) / "metadata.json").unlink()
@@ -78,23 +78,23 @@ def test_a_checkpoint_plays_on_its_own_base_also_when_exported(emailrl, here: Pa
     assert emailrl("export", "--out", "exported")[0] == 0
     played = []
     for which in ("best", "exported"):
-        code, out, err = emailrl("rollout", "--num-scenarios", 1, "--checkpoint", which, "--temperature", 1, "--json")
+        code, out, err = emailrl("rollout", "--limit", 1, "--checkpoint", which, "--temperature", 1, "--json")
         assert code == 0 and f"model with {'exported' if which == 'exported' else 'outputs'}" in err
         played += read_trajectories(Path(json.loads(out)["out"]))
     assert {t.adapter_sha256 for t in played} == {best.metadata.files["adapter_model.safetensors"]}
     assert played[0].samples[0].token_ids == played[1].samples[0].token_ids
-    code, out, err = emailrl("rollout", "--num-scenarios", 1, "--checkpoint", "exported", "--model", "nano")
+    code, out, err = emailrl("rollout", "--limit", 1, "--checkpoint", "exported", "--model", "nano")
     assert (code, out) == (2, "") and "was trained from" in err
 
 
 def test_bare_it_takes_the_newest_runs_best_checkpoint_as_benchmark_does(emailrl, here: Path) -> None:
-    code, _, err = emailrl("rollout", "--num-scenarios", 1)
+    code, _, err = emailrl("rollout", "--limit", 1)
     first = here / "outputs" / "rollouts" / "rollout-001.jsonl"
     assert code == 0 and next(iter(read_trajectories(first))).adapter_sha256 is None
     assert err.splitlines()[-1].endswith("emailrl inspect-trajectory outputs/rollouts/rollout-001.jsonl")
     best = make_checkpoint(here / "outputs" / "grpo_masked" / "best_model", here / "model")
     for options, adapter in (((), best.metadata.files["adapter_model.safetensors"]), (("--model", "model"), None)):
-        code, out, _ = emailrl("rollout", "--num-scenarios", 1, "--json", *options)
+        code, out, _ = emailrl("rollout", "--limit", 1, "--json", *options)
         assert code == 0
         assert {t.adapter_sha256 for t in read_trajectories(Path(json.loads(out)["out"]))} == {adapter}
 
@@ -121,7 +121,7 @@ def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Pat
     ],
 )
 def test_wrong_arguments_are_one_line(emailrl, here: Path, arguments: tuple[str, str], code: int, error: str) -> None:
-    found, out, err = emailrl("rollout", "--num-scenarios", 1, *arguments)
+    found, out, err = emailrl("rollout", "--limit", 1, *arguments)
     assert (found, out) == (code, "")
     assert error in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")
@@ -142,7 +142,7 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
     monkeypatch.setattr(ChatRenderer, "parse", interrupted)
     monkeypatch.setenv("MAX_BATCH_TRAJECTORIES", "1")
     monkeypatch.setenv("MAX_TURNS", "1")
-    code, out, err = emailrl("rollout", "--num-scenarios", 4, "--group-size", 2, "--json", "--out", "kept.jsonl")
+    code, out, err = emailrl("rollout", "--limit", 4, "--num-generations", 2, "--json", "--out", "kept.jsonl")
     assert (code, out) == (130, "")
     kept = list(read_trajectories(here / "kept.jsonl"))
     assert [len(trajectory.turns) for trajectory in kept] == [1, 1, 1]
@@ -152,7 +152,7 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
         in err
     )
     monkeypatch.setattr(ChatRenderer, "parse", original)
-    arguments = ("rollout", "--num-scenarios", 4, "--group-size", 2, "--json", "--resume")
+    arguments = ("rollout", "--limit", 4, "--num-generations", 2, "--json", "--resume")
     code, _, err = emailrl(*arguments, "--out", "kept.jsonl", "--split", "all")
     assert code == 2 and "kept.conditions.json was started under other conditions: split was test, now all." in err
     code, out, _ = emailrl(*arguments, "--out", "kept.jsonl")
@@ -168,35 +168,35 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
 
 
 def test_resuming_without_the_options_says_what_is_left_and_what_to_repeat(emailrl, here: Path) -> None:
-    assert emailrl("rollout", "--num-scenarios", 2)[0] == 0
+    assert emailrl("rollout", "--limit", 2)[0] == 0
     code, _, err = emailrl("rollout", "--resume")
     assert code == 2 and "Nothing left to resume: outputs/rollouts/rollout-001.jsonl is complete." in err
     file = here / "outputs/rollouts/rollout-001.jsonl"
     file.write_text(file.read_text().splitlines(keepends=True)[0])
     code, _, err = emailrl("rollout", "--resume")
     assert code == 2 and "num questions was 2, now 4. Repeat the original options with --resume, choose" in err
-    assert emailrl("rollout", "--num-scenarios", 2, "--resume")[0] == 0
+    assert emailrl("rollout", "--limit", 2, "--resume")[0] == 0
     assert len(list(read_trajectories(file))) == 2
 
 
 def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "true")
     monkeypatch.setenv("VERBOSE", "true")
-    _, out, error = emailrl("rollout", "--num-scenarios", 2, "--json")
+    _, out, error = emailrl("rollout", "--limit", 2, "--json")
     assert json.loads(out)["num_trajectories"] == 2
     assert error.count("Verdict") == 2 and error.count("sampled (") == 2 and "token ids only" not in error
     monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "false")
-    _, _, error = emailrl("rollout", "--num-scenarios", 2)
+    _, _, error = emailrl("rollout", "--limit", 2)
     assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and "Verdict" not in error
 
 
 def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Path) -> None:
     folder = here / "outputs" / "rollouts"
     with Conditions(folder / "rollout-001.conditions.json", {}, resume=False):
-        code, out, _ = emailrl("rollout", "--num-scenarios", 1, "--json")
+        code, out, _ = emailrl("rollout", "--limit", 1, "--json")
         assert code == 0 and json.loads(out)["out"] == str(folder / "rollout-002.jsonl")
         for more in ((), ("--overwrite",)):
-            code, _, err = emailrl("rollout", "--num-scenarios", 1, "--out", folder / "rollout-001.jsonl", *more)
+            code, _, err = emailrl("rollout", "--limit", 1, "--out", folder / "rollout-001.jsonl", *more)
             assert code == 1 and "Another process is writing" in err
     left = ["rollout-002.conditions.json", "rollout-002.jsonl", "rollout-002.jsonl.index"]
     assert sorted(file.name for file in folder.iterdir()) == left

@@ -20,14 +20,14 @@ from emailrl.records import read_trajectories
 
 COMMANDS = {
     "benchmark": ["benchmark", "--limit", 1],
-    "rollout": ["rollout", "--num-scenarios", 1],
+    "rollout": ["rollout", "--limit", 1],
     "train": ["train", "--max-steps", 1],
     "train --resume": ["train", "--resume", "auto"],
     "gen-questions": ["gen-questions", "--generator", "llm", "--yes", "--out", "new.jsonl"],
     "gen-db": ["gen-db"],
     "plan": ["plan"],
     "export": ["export"],
-    "sft": ["sft", "--steps", 1],
+    "sft": ["sft", "--max-steps", 1],
     "prune": ["checkpoints", "prune", "--yes"],
     "ask": ["ask", "When?"],
 }
@@ -49,22 +49,22 @@ WRITERS = {
         ["b", "b/trajectories", "b/results.csv"],
     ),
     "rollout": (
-        ["rollout", "--num-scenarios", 1],
+        ["rollout", "--limit", 1],
         ["outputs/rollouts", "outputs/rollouts/rollout-001.jsonl.index"],
     ),
     "rollout --out": (
-        ["rollout", "--num-scenarios", 1, "--out", "r.jsonl", "--overwrite"],
+        ["rollout", "--limit", 1, "--out", "r.jsonl", "--overwrite"],
         ["r.jsonl", "r.conditions.json", "r.jsonl.index"],
     ),
     "export": (["export", "--checkpoint", "latest"], ["outputs", "outputs/exports"]),
-    "quickstart": (["quickstart", "--steps", 1], [f"quickstart/{name}" for name in ("demo.db", "outputs", "new")]),
+    "quickstart": (["quickstart", "--max-steps", 1], [f"quickstart/{name}" for name in ("demo.db", "outputs", "new")]),
     "prune": (["checkpoints", "prune", "--keep", 0, "--yes"], ["outputs/grpo_masked/.checkpoint-1.trash"]),
     "gen-questions": (["gen-questions", "--out", "new.jsonl", "--overwrite"], ["new.jsonl"]),
     "gen-questions beside": (["gen-questions", "--db", "data/m.db"], ["data", "data/m.db", "data/m_questions.jsonl"]),
     "gen-db": (["gen-db", "--overwrite", "--db", "data/m.db"], ["data", "data/m.db"]),
     "page": (["report", "outputs/grpo_masked", "--html", "page.html", "--overwrite"], ["page.html"]),
     "serve": (["serve", "--port", 18099], ["outputs/servers", "outputs/servers/vllm-18099.log"]),
-    "judge": (["rollout", "--num-scenarios", 1, "--out", "n.jsonl"], ["outputs/judge_cache.sqlite"]),
+    "judge": (["rollout", "--limit", 1, "--out", "n.jsonl"], ["outputs/judge_cache.sqlite"]),
     "generator": (COMMANDS["gen-questions"], ["outputs/generator_cache.sqlite"]),
 }
 """Commands that write, each with what may be a link instead of its own."""
@@ -155,7 +155,7 @@ def test_once_trusted_it_all_happens_and_every_host_is_named(emailrl, here: Path
     """The same folder, trusted: what the tests above look for would be seen if it happened."""
     settings(here, everything(listener.url).replace('"pwn.py:f"', '"mail"'))
     host = listener.url.removeprefix("http://")
-    _, _, err = emailrl("rollout", "--num-scenarios", 1, "--trust")
+    _, _, err = emailrl("rollout", "--limit", 1, "--trust")
     assert f"trusted from now on: emailrl.toml sets openai_base_url = '{listener.url}/v1', which gets" in err
     assert sorted(line for line in err.splitlines() if line.startswith("mail goes")) == sorted(
         f"mail goes to {host}: {use}" for use in ("policy", "judge", "reward")
@@ -168,11 +168,11 @@ def test_once_trusted_it_all_happens_and_every_host_is_named(emailrl, here: Path
 
 def test_trusted_code_runs_until_it_changes(emailrl, here: Path) -> None:
     settings(here, 'reward = "pwn.py:f"\njudge = "offline"')
-    assert emailrl("rollout", "--num-scenarios", 1)[0] == 2 and not (here / "PWNED").exists()
-    assert emailrl("rollout", "--num-scenarios", 1, "--trust")[0] == 0 and (here / "PWNED").exists()
-    assert emailrl("rollout", "--num-scenarios", 1)[0] == 0
+    assert emailrl("rollout", "--limit", 1)[0] == 2 and not (here / "PWNED").exists()
+    assert emailrl("rollout", "--limit", 1, "--trust")[0] == 0 and (here / "PWNED").exists()
+    assert emailrl("rollout", "--limit", 1)[0] == 0
     (here / "pwn.py").write_text(PWN + "# more\n")
-    code, _, err = emailrl("rollout", "--num-scenarios", 1)
+    code, _, err = emailrl("rollout", "--limit", 1)
     assert code == 2 and "has changed since it was trusted" in err
     [first] = read_trajectories(here / "outputs/rollouts/rollout-001.jsonl")
     assert first.reward == 1.0
@@ -180,7 +180,7 @@ def test_trusted_code_runs_until_it_changes(emailrl, here: Path) -> None:
 
 def test_code_that_the_user_names_needs_no_trust(emailrl, here: Path) -> None:
     settings(here, 'judge = "offline"')
-    assert emailrl("rollout", "--num-scenarios", 1, "--reward", "pwn.py:f")[0] == 0
+    assert emailrl("rollout", "--limit", 1, "--reward", "pwn.py:f")[0] == 0
 
 
 def test_a_settings_file_of_wandbs_gets_no_key(
@@ -200,7 +200,7 @@ def test_python_dash_m_does_not_import_from_the_folder(here: Path) -> None:
     for name in ("rich", "pydantic", "transformers", "torch", "sitecustomize_later"):
         (here / f"{name}.py").write_text("open('PWNED', 'w')\nraise SystemExit('pwned')\n")
     settings(here, 'judge = "offline"')
-    command = [sys.executable, "-m", "emailrl", "rollout", "--num-scenarios", "1"]
+    command = [sys.executable, "-m", "emailrl", "rollout", "--limit", "1"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert not (here / "PWNED").exists()

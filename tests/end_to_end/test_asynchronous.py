@@ -21,9 +21,9 @@ from engines.vllm_stub import BASE, VllmStub
 from hang import must_end
 from same_run import assert_same_run
 
-from emailrl.agent.collect import Collector
+from emailrl import engines
+from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import stop_ids
@@ -260,7 +260,7 @@ def test_without_staleness_the_bits_are_those_of_taking_turns(start: Start, monk
     def build(settings: Settings, policy: Policy) -> Any:
         return OneByOne(TransformersEngine(policy.model, stop_ids(policy.tokenizer), max_rows=1))
 
-    monkeypatch.setattr(opened, "build_engine", build)
+    monkeypatch.setattr(engines, "build_engine", build)
     in_process = start("process", engine="transformers", vllm_urls="", importance_correction="off")
     for name in ("final", "checkpoint-4"):
         weights = [(run.run_dir / name / "adapter_model.safetensors").read_bytes() for run in (on_server, in_process)]

@@ -86,7 +86,7 @@ def test_the_page_has_the_files_and_commands_that_are_run_here() -> None:
 
 
 def test_a_reward_in_python(run: Any, place: Path) -> None:
-    run(command("rollout", "right_and_brief"), "--num-scenarios", "4", "--out", "python.jsonl")
+    run(command("rollout", "right_and_brief"), "--limit", "4", "--out", "python.jsonl")
     for trajectory in played(place / "python.jsonl"):
         rubric = trajectory.rubric
         assert trajectory.reward_terms == {
@@ -98,7 +98,7 @@ def test_a_reward_in_python(run: Any, place: Path) -> None:
 
 
 def test_a_reward_function_of_openrlhf(run: Any, place: Path) -> None:
-    run(command("reward_func"), "--num-scenarios", "4", "--out", "openrlhf.jsonl")
+    run(command("reward_func"), "--limit", "4", "--out", "openrlhf.jsonl")
     trajectories = played(place / "openrlhf.jsonl")
     for trajectory in trajectories:
         said = [message.content for message in trajectory.messages if message.role == "assistant"][-1]
@@ -115,7 +115,7 @@ def test_a_reward_by_http(run: Any, place: Path) -> None:
     server = subprocess.Popen([sys.executable, *shlex.split(start)[1:]], cwd=place, stderr=subprocess.DEVNULL)
     try:
         line = command("rollout", "http://").replace("8601", str(port))
-        run(line, "--num-scenarios", "4", "--out", "http.jsonl")
+        run(line, "--limit", "4", "--out", "http.jsonl")
     finally:
         server.kill()
         server.wait()
@@ -127,7 +127,7 @@ def test_a_reward_by_http(run: Any, place: Path) -> None:
 
 
 def test_an_environment_in_rollout(run: Any, place: Path) -> None:
-    run(command("rollout", "FullText"), "--num-scenarios", "4", "--out", "environment.jsonl")
+    run(command("rollout", "FullText"), "--limit", "4", "--out", "environment.jsonl")
     trajectories = played(place / "environment.jsonl")
     tools = [turn for trajectory in trajectories for turn in trajectory.turns if turn.tool_name == "search_emails"]
     assert any('"body": ' in (turn.tool_result or "") for turn in tools)  # whole mails, not snippets

@@ -29,7 +29,7 @@ judge = "offline"
 """
 COMMANDS = {
     "benchmark": ("benchmark", "--limit", "12", "--out", "out"),
-    "rollout": ("rollout", "--num-scenarios", "6", "--group-size", "2", "--temperature", "1", "--out", "out/00.jsonl"),
+    "rollout": ("rollout", "--limit", "6", "--num-generations", "2", "--temperature", "1", "--out", "out/00.jsonl"),
 }
 FILES = {"benchmark": Path("out/trajectories/00-nano.jsonl"), "rollout": Path("out/00.jsonl")}
 

@@ -56,12 +56,12 @@ COMMANDS = {
     "gen-db": Command("gen-db --source mail.mbox --db new.db --workers 2", 2, "", "new.db.building"),
     "gen-questions": Command("gen-questions --out new.jsonl", 0.4),
     "rollout": Command(
-        "rollout --model nano --num-scenarios 100 --group-size 100 --split all", 6, begun="outputs/rollouts/*"
+        "rollout --model nano --limit 100 --num-generations 100 --split all", 6, begun="outputs/rollouts/*"
     ),
     "train": Command("train --model nano --max-steps 500", run="outputs/grpo_masked"),
     "train --nproc 2": Command("train --model nano --max-steps 500 --nproc 2", run="outputs/grpo_masked"),
-    "sft": Command("sft --model nano --steps 500", run="outputs/grpo_sft"),
-    "sft --experts demo": Command("sft --model nano --experts demo --steps 500", run="outputs/grpo_sft"),
+    "sft": Command("sft --model nano --max-steps 500", run="outputs/grpo_sft"),
+    "sft --experts demo": Command("sft --model nano --experts demo --max-steps 500", run="outputs/grpo_sft"),
     "benchmark": Command(
         "benchmark --model nano --samples 300 --limit 300 --temperature 1", 8, begun="outputs/benchmark*/*"
     ),

@@ -9,7 +9,7 @@ import torch
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints, sha256_of, verify
-from emailrl.measure.statistics import wilson_interval
+from emailrl.measure.evaluation import wilson_interval
 from emailrl.records import read_records, read_trajectories
 from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, loop, train

@@ -15,7 +15,6 @@ from transformers import Qwen3ForCausalLM
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import GIB
-from emailrl.engines.local import engine as local_engine
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockLayer
 from emailrl.engines.local.engine import TransformersEngine
@@ -73,20 +72,6 @@ def test_where_the_cache_is_full_the_latest_wait_and_go_on(
     assert paused and 0 not in paused
     assert [steps[0] for steps in seen.values()] == sorted(steps[0] for steps in seen.values())  # nobody overtakes
     assert capsys.readouterr().err.count("The KV cache is full") == 1
-
-
-def test_the_default_budget_is_settled_anew_when_the_cache_was_given_back(
-    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = iter([bytes_for(101), bytes_for(50)])
-    monkeypatch.setattr(local_engine, "default_budget", lambda device: next(free))
-    engine = TransformersEngine(model, [39], max_rows=4)
-    for _ in range(2):
-        engine.generate(requests(5))
-        assert engine.cache.most == 101
-    engine.release()
-    engine.generate(requests(5))
-    assert engine.cache.most == 50
 
 
 def test_a_prompt_larger_than_the_cache_is_an_error(model: Qwen3ForCausalLM) -> None:
@@ -168,17 +153,6 @@ def test_a_passing_out_of_memory_costs_a_part_of_the_cache_until_that_is_given_b
     engine.release()
     engine.generate(requests(5))
     assert engine.cache.most == 14
-
-
-def test_one_by_itself_takes_what_it_needs_after_running_out_of_memory(
-    model: Qwen3ForCausalLM, fail_at: Callable[..., None]
-) -> None:
-    asked = requests(20, 20, max_tokens=170)
-    expected = TransformersEngine(model, [], max_rows=2).generate(asked)
-    engine = TransformersEngine(model, [], max_rows=2, cache_bytes=bytes_for(12))
-    fail_at(2)
-    same(engine.generate(asked), expected)  # not cut at the one block that is left
-    assert engine.cache.most == 6
 
 
 @pytest.mark.parametrize("room", [30, 16, 9])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,7 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, token_bytes_of
 from emailrl.engines.local.cache import BlockCache, BlockLayer, groups_of, new_table
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.schedule import Conversation, Schedule, blocks_alike
+from emailrl.engines.local.schedule import Conversation, Schedule
 
 
 @pytest.fixture(scope="module")
@@ -90,27 +89,6 @@ def test_who_pauses_goes_on_in_order_before_anyone_new() -> None:
     assert schedule.running == [second, third] and not first.blocks
 
 
-class Counted(list[int]):
-    """Tokens that count how many of them are looked at."""
-
-    seen = 0
-
-    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
-        found = super().__getitem__(part)
-        self.seen += len(found)
-        return found
-
-
-@pytest.mark.parametrize(("changed", "least", "same"), [(9_999, 0, 312), (5_000, 0, 156), (5_000, 156, 156), (9, 3, 3)])
-def test_looking_for_a_common_beginning_reads_it_once(changed: int, least: int, same: int) -> None:
-    ids = prompt(0, 10_000)
-    one, other = (Conversation(Request(name, SamplingParams(1), ids)) for name in "ab")
-    one.tokens = Counted([*ids[:changed], ids[changed] + 1, *ids[changed + 1 :]])
-    other.blocks = array("q", range(1, 314))
-    assert blocks_alike(one, other, least) == same
-    assert one.tokens.seen <= 10_000
-
-
 def test_rows_of_about_one_length_are_gathered_together() -> None:
     # On a CPU up to 1,024 tokens, 32 blocks, and one block of padding.
     assert groups_of([10, 10, 11, 12, 40], on_cpu=True) == [slice(0, 2), slice(2, 4), slice(4, 5)]
@@ -183,15 +161,6 @@ def users_when_one_ends(engine: TransformersEngine, asked: list[Request]) -> lis
 
     engine.generate(asked, advance)
     return seen[0]
-
-
-@pytest.mark.parametrize("lengths", [(64, 70), (70, 64), (64, 64), (65, 96), (96, 65)])
-def test_what_is_shared_ends_before_the_last_token(model: Qwen3ForCausalLM, lengths: tuple[int, int]) -> None:
-    asked = [Request(str(n), SamplingParams(4), prompt(0, length), seed=n) for n, length in enumerate(lengths)]
-    engine = TransformersEngine(model, [39], max_rows=2)
-    same(engine.generate(asked), [TransformersEngine(model, [39], max_rows=1).generate([one])[0] for one in asked])
-    users = users_when_one_ends(TransformersEngine(model, [39], max_rows=2), asked)
-    assert users.count(2) == (min(lengths) - 1) // BLOCK
 
 
 def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:

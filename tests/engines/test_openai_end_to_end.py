@@ -13,7 +13,7 @@ from engines.asking import ANSWER, SEARCH, settings_for
 from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
-from emailrl.measure.subjects import Subject, players
+from emailrl.measure.benchmark import Subject, players
 from emailrl.questions import write_scenarios
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import StopReason
@@ -63,7 +63,7 @@ def test_rollout_end_to_end_and_no_checkpoint_is_played(
             main()
         return caught.value.code, *capsys.readouterr()
 
-    code, out, err = run("--model", "org/big", "--group-size", "2")
+    code, out, err = run("--model", "org/big", "--num-generations", "2")
     assert code == 0, err
     record = json.loads(out.splitlines()[-1])
     assert (record["num_trajectories"], record["accuracy"]) == (4, 1.0)

@@ -77,16 +77,6 @@ def test_markup_that_the_server_did_not_read_is_a_parse_error(
     assert completion.message.parse_error is not None and problem in completion.message.parse_error
 
 
-def test_no_arguments_at_all_are_an_empty_object_and_length_is_told(
-    serve: Callable[..., StubServer], tmp_path: Path
-) -> None:
-    server = serve(lambda body: (200, said("cut o", ("search_emails", ""), finish="length")))
-    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
-        [completion] = ask(engine, "?")
-    assert completion.finish_reason == "length" and completion.message is not None
-    assert completion.message.tool_calls == [ToolCall("search_emails", {}, "id0")]
-
-
 @pytest.mark.parametrize(
     ("prices", "usage", "cost"),
     [

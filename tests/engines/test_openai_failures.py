@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import time
@@ -15,16 +14,15 @@ from typing import Any
 import pytest
 from engines.asking import ANSWER, ask, settings_for
 from engines.chat_server import StubServer, said
-from local_server import DrippingServer
 from tiny import make_database, make_questions
 
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless
 from emailrl.engines import build_chat_engine, check_engine
-from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
+from emailrl.measure.benchmark import Subject, players
 from emailrl.measure.evaluation import Evaluation
-from emailrl.measure.subjects import Subject, players
 from emailrl.records import read_trajectories, write_trajectories
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.settings import load_settings
@@ -76,26 +74,6 @@ def test_a_full_context_window_is_length_and_a_small_one_gives_what_is_left(
     assert (long.finish_reason, long.error, long.message) == ("length", None, Message("assistant", ""))
     assert (short.finish_reason, short.error, short.message) == ("length", None, Message("assistant", "fits"))
     assert len(server.requests) == 4
-
-
-def test_a_slow_server_is_not_waited_for(serve: Callable[..., StubServer], tmp_path: Path) -> None:
-    server = serve(lambda body: (200, said("late")), delay=1.0)
-    settings = settings_for(server.url, tmp_path, litellm_timeout=0.1, openai_retries=0)
-    with closing(OpenAIEngine(settings, [])) as engine:
-        [completion] = ask(engine, "?")
-    assert (
-        completion.error is not None
-        and "no complete reply within 0.1 s" in completion.error
-        and completion.seconds < 0.9
-    )
-
-
-def test_headers_that_drip_end_their_own_request(dripping: DrippingServer, tmp_path: Path) -> None:
-    settings = settings_for(f"{dripping.url}/v1", tmp_path, litellm_timeout=1.5, openai_retries=0)
-    with closing(OpenAIEngine(settings, [])) as engine:
-        [completion] = ask(engine, "?")
-    assert completion.error is not None and "no complete reply within 1.5 s" in completion.error
-    assert completion.seconds < 10
 
 
 def message(**said: Any) -> dict[str, Any]:
@@ -159,33 +137,10 @@ def test_whatever_a_server_sends_ends_its_own_trajectory_alone(
     assert [t.scenario.id for t in played if t.stop_reason is StopReason.ANSWERED] == ["good"]
     assert played[3].turns[0].tool_name == "search_emails"  # an object in place of its text is what it says
     assert played[-1].exception is None
-    metrics = Evaluation.of(played).metrics()
+    metrics = Evaluation(played).metrics()
     assert metrics["num_questions"] == len(names)
     write_trajectories(tmp_path / "all.jsonl", played)
     assert len(list(read_trajectories(tmp_path / "all.jsonl"))) == len(names)
-
-
-def test_no_writing_of_a_secret_is_told(serve: Callable[..., StubServer], tmp_path: Path) -> None:
-    basic = base64.b64encode(b"ann:hush/+").decode()
-    heard = f'you sent "Authorization: Basic {basic}" to //ann:hush%2F%2b@host with geheim'
-    server = serve(lambda body: (401, {"error": {"message": heard}}))
-    url = server.url.replace("//", "//ann:hush%2F%2B@")
-    with closing(OpenAIEngine(settings_for(url, tmp_path, openai_api_key="geheim"), [])) as engine:
-        [completion] = ask(engine, "?")
-    assert server.keys == [f"Basic {basic}"]
-    assert completion.error is not None and 'Basic ***" to //host with ***' in completion.error
-
-
-def test_an_interrupt_passes_through_and_the_engine_works_on(serve: Callable[..., StubServer], tmp_path: Path) -> None:
-    server = serve(lambda body: (200, said("more")))
-
-    def interrupt(completion: Completion) -> None:
-        raise KeyboardInterrupt
-
-    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
-        with pytest.raises(KeyboardInterrupt):
-            engine.generate([Request("a", SamplingParams(9), messages=[Message("user", "?")])], interrupt)
-        assert ask(engine, "?")[0].error is None
 
 
 def test_mail_cannot_speak_as_another_role() -> None:

@@ -9,9 +9,9 @@ import pytest
 from tiny import make_checkpoint, make_model, settings_of
 
 from emailrl.base.errors import EmailRLError
+from emailrl.engines import open_policy
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.weights import adapter_sha256
-from emailrl.engines.opened import open_policy
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ def emailrl(folder: Path, *arguments: object, **environment: str) -> Any:
 
 
 def test_a_run_trains_with_vllm_in_process(world: Path) -> None:
-    result = emailrl(world, "train", "--engine", "vllm", "--output-dir", "in_process")
+    result = emailrl(world, "train", "--engine", "vllm", "--out", "in_process")
     steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
     assert result["steps"] == len(steps) == 2
     assert any("sampler_gap_max" in step for step in steps)  # a step whose groups all agree trains nothing
@@ -244,7 +244,7 @@ def test_a_run_trains_with_vllm_in_process(world: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="every rank needs a GPU of its own")
 def test_two_ranks_train_with_an_engine_each(world: Path) -> None:
-    result = emailrl(world, "train", "--engine", "vllm", "--nproc", 2, "--output-dir", "ranks")
+    result = emailrl(world, "train", "--engine", "vllm", "--nproc", 2, "--out", "ranks")
     run = Path(result["run_dir"])
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert result["steps"] == len(steps) == 2 and all(step["num_trajectories"] == 24 for step in steps)
@@ -254,7 +254,7 @@ def test_two_ranks_train_with_an_engine_each(world: Path) -> None:
 
 def test_a_run_trains_on_a_server_and_leaves_it_clean(world: Path, server: str) -> None:
     before = models(server)
-    result = emailrl(world, "train", "--engine", "vllm", "--output-dir", "servers", VLLM_URLS=server)
+    result = emailrl(world, "train", "--engine", "vllm", "--out", "servers", VLLM_URLS=server)
     steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
     assert result["steps"] == 2 and all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
     assert models(server) == before
@@ -280,7 +280,7 @@ def test_a_run_overlaps_with_a_server_that_is_killed_and_restarted(world: Path) 
             "vllm",
             "--max-steps",
             "5",
-            "--output-dir",
+            "--out",
             "kill",
         ]
         training = subprocess.Popen(train, cwd=world, env=environ | {"VLLM_URLS": url})

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measured import records
+from runner import records
 from small_model import RUN, SFT, settings_text
 
 HERE = Path(__file__).parent
@@ -89,7 +89,7 @@ def warm(folder: Path, options: argparse.Namespace, gpu: str) -> None:
     """Let vLLM compile the model while SFT has the GPUs, so that the training processes find its cache filled."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "emailrl.toml").write_text(settings_text(options.base, options.data, "0", options.set))
-    command = [sys.executable, "-m", "emailrl", "rollout", "--num-scenarios", "1", "--group-size", "1"]
+    command = [sys.executable, "-m", "emailrl", "rollout", "--limit", "1", "--num-generations", "1"]
     with (folder / "warm.log").open("a") as log:
         subprocess.run([*command, "--out", "warm.jsonl"], cwd=folder, stdout=log, stderr=log, env=_on(gpu), check=False)
 

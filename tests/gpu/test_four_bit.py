@@ -96,7 +96,7 @@ def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], repor
     """Sampled through the adapter beside the base, which cannot be merged."""
     needs("bitsandbytes")
     folder = make_workplace(tmp_path / "work")
-    finish(start(folder, "--max-steps", "2", "--output-dir", "outputs/four", LOAD_IN_4BIT="true"))
+    finish(start(folder, "--max-steps", "2", "--out", "outputs/four", LOAD_IN_4BIT="true"))
     metrics = RunLeft(folder / "outputs" / "four_masked").metrics
     report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
     assert [one["step"] for one in metrics] == [1, 2]

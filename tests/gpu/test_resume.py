@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 def test_a_resumed_run_goes_on(tmp_path: Path, report: Callable[[str], None]) -> None:
     """Four steps, and the last two again from the checkpoint of the second."""
     folder = make_workplace(tmp_path / "work")
-    finish(start(folder, "--max-steps", "4", "--save-steps", "2", "--output-dir", "outputs/whole"))
+    finish(start(folder, "--max-steps", "4", "--save-steps", "2", "--out", "outputs/whole"))
     whole, again = (RunLeft(folder / "outputs" / f"{name}_masked") for name in ("whole", "again"))
     shutil.copytree(whole.directory, again.directory)
     finish(
@@ -26,7 +26,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path, report: Callable[[str], None]) ->
             folder,
             "--max-steps",
             "4",
-            "--output-dir",
+            "--out",
             "outputs/again",
             "--resume",
             str(again.directory / "checkpoint-2"),

@@ -30,8 +30,7 @@ def runs(needs: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -
     needs("unsloth")
     folder = make_workplace(tmp_path_factory.mktemp("loop"))
     started = {
-        name: start(folder, "--backend", name, "--output-dir", f"outputs/{name}", "--save-steps", "1")
-        for name in BACKENDS
+        name: start(folder, "--backend", name, "--out", f"outputs/{name}", "--save-steps", "1") for name in BACKENDS
     }
     for process in started.values():
         finish(process)
@@ -95,7 +94,7 @@ def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
     shutil.copytree(runs["unsloth"].directory, outputs / "again_masked")
     before = RunLeft(outputs / "again_masked").adapter("checkpoint-3")
     more = ("--resume", "latest", "--max-steps", "4")
-    said = finish(start(outputs.parent, "--backend", "unsloth", "--output-dir", "outputs/again", *more))
+    said = finish(start(outputs.parent, "--backend", "unsloth", "--out", "outputs/again", *more))
     run = RunLeft(outputs / "again_masked")
     assert [one["step"] for one in run.metrics] == [1, 2, 3, 4], said[-2000:]
     assert alike(run.adapter("policy/v-000003"), before) == pytest.approx(1, abs=1e-5)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from emailrl.base.errors import UsageError
-from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, verdict
-from emailrl.measure.statistics import wilson_interval
+from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, verdict, wilson_interval
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 
 
@@ -23,7 +22,7 @@ def trajectory(name: str, correct: bool | None, reward: float, **fields: Any) ->
 
 
 def test_an_answer_without_a_verdict_is_told_from_a_rollout_that_raised() -> None:
-    result = Evaluation.of(
+    result = Evaluation(
         [
             trajectory("a", True, 1.2, stop_reason=StopReason.ANSWERED),
             trajectory("b", None, 0.0, stop_reason=StopReason.ANSWERED, exception="JudgeError: no judge"),
@@ -40,12 +39,12 @@ def test_an_answer_without_a_verdict_is_told_from_a_rollout_that_raised() -> Non
 @pytest.mark.parametrize(("unjudged", "is_void"), [(0, False), (1, False), (2, True)])
 def test_one_verdict_in_twenty_may_be_missing(unjudged: int, is_void: bool) -> None:
     missing = [trajectory("x", None, 0.0, exception="JudgeError: gone")] * unjudged
-    result = Evaluation.of([trajectory("a", True, 1.0)] * (20 - unjudged) + missing)
+    result = Evaluation([trajectory("a", True, 1.0)] * (20 - unjudged) + missing)
     assert result.accuracy == 1.0 and result.is_void is is_void
 
 
 def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
-    result = Evaluation.of(
+    result = Evaluation(
         [
             trajectory("a", True, 1.2, seconds=1.0, samples=[TokenSample([1] * 10, [0] * 10, [None] * 10)]),
             trajectory("b", False, -0.8, seconds=3.0, samples=[TokenSample([1] * 4, [0] * 4, [None] * 4)] * 2),
@@ -79,7 +78,7 @@ def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
 
 
 def test_when_every_question_raised_there_is_an_accuracy_but_no_mean() -> None:
-    result = Evaluation.of([trajectory("a", True, 1.0, exception="OSError: gone", stop_reason=StopReason.EXCEPTION)])
+    result = Evaluation([trajectory("a", True, 1.0, exception="OSError: gone", stop_reason=StopReason.EXCEPTION)])
     assert result.accuracy == 0.0 and result.reward is None and result.tokens is None
 
 
@@ -92,7 +91,7 @@ def test_evaluate_asks_for_each_question_once_with_the_stated_decoding() -> None
             return [TrajectoryGroup(s.id, s, [trajectory(s.id, s.id == "a", 1.0)]) for s in scenarios]
 
     result = evaluate(Scripted(), [scenario("a"), scenario("b")], step=7, seed=3, temperature=0.0)
-    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": {}}
+    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": None}
     assert asked == [(2, 1, expected)]
     assert (result.step, result.num_questions, result.accuracy) == (7, 2, 0.5)
 
@@ -102,7 +101,7 @@ def sample(name: str, correct: bool | None, answer: str | None) -> Trajectory:
 
 
 def test_several_samples_of_a_question() -> None:
-    result = Evaluation.of(
+    result = Evaluation(
         [
             *(sample("a", right, text) for right, text in ((True, "June 3"), (False, "May"), (True, "june 3."))),
             *(sample("b", right, text) for right, text in ((True, "12"), (False, "13"), (False, "13"))),

@@ -63,13 +63,6 @@ def test_parameters_are_those_of_the_model_that_transformers_builds(tmp_path: Pa
     assert read_shape(tmp_path / "config.json").parameters == sum(one.numel() for one in model.parameters())
 
 
-def test_four_bits_are_for_the_projections_alone() -> None:
-    """0.5 byte and 1/64 + 1/4096 of scales for 440,401,920 weights; 155,648,000 others stay at 2 bytes."""
-    shape = KNOWN["qwen3-0.6b"]
-    assert shape.weight_bytes(2) == 1_192_099_840
-    assert shape.weight_bytes(2, four_bit=True) == 220_200_960 + 6_881_280 + 107_520 + 2 * 155_648_000 == 538_485_760
-
-
 @pytest.mark.parametrize(
     ("name", "known"),
     [
@@ -130,11 +123,4 @@ def test_sizes_that_no_model_has(tmp_path: Path, changes: dict[str, Any], reason
     assert read_shape(config).parameters > 0
     config.write_text(json.dumps(SIZES | changes))
     with pytest.raises(EmailRLError, match=f"has a missing or invalid size: .*{reason}"):
-        read_shape(config)
-
-
-def test_a_config_that_nests_too_deep(tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text('{"a":' * 100_000)
-    with pytest.raises(EmailRLError, match="cannot be read"):
         read_shape(config)

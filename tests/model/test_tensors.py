@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from full_disk import on_a_full_disk
 
-HEAD = "from pathlib import Path\nimport torch\nfrom emailrl.model.tensors import write_tensors, writing_tensors\n"
+HEAD = "from pathlib import Path\nimport torch\nfrom emailrl.model.lora import write_tensors, writing_tensors\n"
 SAFETENSORS = """
 write_tensors(Path(sys.argv[1]), {"a": torch.zeros(8)})
 write_tensors(Path(sys.argv[1]), {"a": torch.zeros(4096)})

@@ -257,7 +257,7 @@ def test_the_command_prints_its_four_numbers(model: Path, tmp_path: Path, capfd:
         str(model),
         "--trajectories",
         str(tmp_path / "talk.jsonl"),
-        "--steps",
+        "--max-steps",
         "2",
         "--wandb",
         "disabled",

@@ -118,11 +118,14 @@ class VllmServers:
         self.run(partial(self.take, self._prepare(path, version)))
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
-        """See ``VersionedEngine.hand_over``."""
+        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest.
+
+        Call it, and anything else that loads a version, only after the last one's ``load`` has ended and ``settle``.
+        """
         return PinnedVersion(self, self._prepare(path, version), is_new=True)
 
     def pin(self) -> PinnedVersion:
-        """An engine pinned to the version loaded now."""
+        """An engine pinned to the version loaded now, regardless of later loads."""
         if self._version is None:
             self.load_adapter(None, "")
         assert self._version is not None
@@ -134,7 +137,10 @@ class VllmServers:
             return pinned.generate(requests, advance)
 
     def settle(self) -> None:
-        """See ``VersionedEngine.settle``."""
+        """Check everything sampled since the last call against the trainer's model, before training on it.
+
+        Raises EmailRLError if it is wrong.
+        """
         newest = next(reversed(self._rollouts), None)
         for version, drawn in self._rollouts.items():
             if version is newest:
@@ -274,7 +280,7 @@ class VllmServers:
 
 
 class PinnedVersion:
-    """An engine that stays on one version of the servers' adapters until it is closed; see ``PinnedEngine``."""
+    """An engine that stays on one version of the servers' adapters until it is closed, in any thread."""
 
     def __init__(self, servers: VllmServers, version: Version, *, is_new: bool = False) -> None:
         self._servers, self.version, self._is_new = servers, version, is_new
@@ -286,7 +292,10 @@ class PinnedVersion:
         servers.held[version.served] += 1
 
     def load(self) -> None:
-        """See ``PinnedEngine.load``."""
+        """Load and verify the version before it is sampled from; does nothing if it already is.
+
+        Raises EmailRLError if a server refuses it or fails the verification.
+        """
         if self._is_new:
             self._until_cancelled(partial(self._servers.take, self.version))
 
@@ -321,7 +330,7 @@ class PinnedVersion:
             self._under_way = None
 
     def cancel(self) -> None:
-        """See ``PinnedEngine.cancel``."""
+        """Abort loading or generation running in another thread, and any later call, with an exception."""
         self._cancelled = True
         if (under_way := self._under_way) is not None:
             with suppress(RuntimeError):  # it has already ended

@@ -27,7 +27,7 @@ from emailrl.checkpoints import (
 )
 from emailrl.settings import Settings, run_root
 
-OPTION = "--output-dir"
+OPTION = "--out"
 REPLACED = ".replaced"
 REPLACING = ".replacing"
 RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
@@ -119,7 +119,7 @@ def check_replaceable(directory: Path) -> None:
     if entries - {LOCK} and not (recorded or moved or list_checkpoints(directory)):
         raise UsageError(
             f"{directory} is not an emailrl run, so --overwrite leaves it alone.",
-            "Drop --overwrite, or choose another folder with --output-dir.",
+            "Drop --overwrite, or choose another folder with --out.",
         )
 
 
@@ -161,7 +161,7 @@ def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
     except OSError as error:
         raise _unwritable(directory, error) from None
     except UnicodeEncodeError:  # tokenizers and safetensors reject such paths
-        raise UsageError(f"{directory} is not valid UTF-8.", "Choose another folder with --output-dir.") from None
+        raise UsageError(f"{directory} is not valid UTF-8.", "Choose another folder with --out.") from None
     try:
         yield _takes(lock, directory)
     finally:
@@ -179,7 +179,7 @@ def _takes(lock: int, directory: Path) -> bool:
 
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:
-    return UsageError(f"{directory} cannot be written: {error.strerror}.", "Choose another folder with --output-dir.")
+    return UsageError(f"{directory} cannot be written: {error.strerror}.", "Choose another folder with --out.")
 
 
 def _settle(directory: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path)
     (base / name).parent.mkdir(parents=True)
     (base / name).write_text("mine")
     with (
-        pytest.raises(UsageError, match=r"grpo_masked is not an emailrl run.*--output-dir"),
+        pytest.raises(UsageError, match=r"grpo_masked is not an emailrl run.*--out"),
         new_directory(settings(tmp_path / "grpo"), overwrite=True),
     ):
         pass
@@ -201,7 +201,7 @@ def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path)
 def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
     (tmp_path / "e").write_text("a file")
     with (
-        pytest.raises(UsageError, match=r"e/x_masked cannot be written: Not a directory\..*--output-dir"),
+        pytest.raises(UsageError, match=r"e/x_masked cannot be written: Not a directory\..*--out"),
         new_directory(settings(tmp_path / "e" / "x"), overwrite=False),
     ):
         pass
@@ -209,7 +209,7 @@ def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
 
 def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) -> None:
     with (
-        pytest.raises(UsageError, match=r"is not valid UTF-8\..*--output-dir"),
+        pytest.raises(UsageError, match=r"is not valid UTF-8\..*--out"),
         new_directory(settings(tmp_path / "post\udcff"), overwrite=False),
     ):
         pass
@@ -287,7 +287,7 @@ def test_a_new_run_is_written_where_it_was_told(tmp_path: Path, monkeypatch: pyt
             assert directory.resolve().parent == tmp_path / "outputs"  # the next free number
         except UsageError as error:
             assert path != base / "trajectories"
-            assert kind != "link to a folder" or f"--output-dir {path.resolve()}" in str(error)
+            assert kind != "link to a folder" or f"--out {path.resolve()}" in str(error)
         else:
             assert path != base.parent
         assert tree(victim) == before, path
