@@ -63,8 +63,6 @@ class BlockCache(Cache):
         self.users = [0]
         """Reference count of each block. Block 0 is in no table: it receives padding writes."""
         self._free: list[int] = []
-        self.moves = 0
-        """Incremented whenever the tensors get new addresses."""
         self.fills = False
         """This pass only needs keys and values."""
         self.window = 0
@@ -210,14 +208,12 @@ class BlockLayer(CacheLayerMixin):
             for states in (key_states, value_states)
         )
         self.is_initialized = True
-        self.cache.moves += 1
 
     def grow(self) -> None:
         """Resize to the cache's number of blocks."""
         if self.is_initialized and len(self.keys) < len(self.cache.users):
             self.keys = self.grown(self.keys)
             self.values = self.grown(self.values)
-            self.cache.moves += 1
 
     def grown(self, held: Tensor) -> Tensor:
         """A copy with room for all blocks of the cache."""
@@ -230,7 +226,6 @@ class BlockLayer(CacheLayerMixin):
         """Drop the tensors."""
         self.keys = self.values = torch.empty(0)
         self.is_initialized = False
-        self.cache.moves += 1
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

@@ -67,11 +67,6 @@ class Conversation:
         """Whether ``source`` has read the shared prefix."""
         return self.source is None or self.source.held >= self.held
 
-    @property
-    def is_read(self) -> bool:
-        """Whether a token can be sampled next."""
-        return not self.unread and self.is_shared_read
-
     def rewind(self) -> None:
         """Rewind the random stream after a failed step to the number of the next token."""
         self.uniforms = Uniforms(self.request.seed)
