@@ -18,7 +18,7 @@ from emailrl.engines.budget import GIB
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockLayer
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.schedule import Conversation
+from emailrl.engines.local.passes import Conversation
 
 LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)
 """With up to 100 sampled tokens the longest needs 200: 7 blocks."""

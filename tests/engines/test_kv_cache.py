@@ -13,7 +13,7 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, token_bytes_of
 from emailrl.engines.local.cache import BlockCache, BlockLayer, groups_of, new_table
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.schedule import Conversation, Schedule
+from emailrl.engines.local.passes import Conversation, Schedule
 
 
 @pytest.fixture(scope="module")

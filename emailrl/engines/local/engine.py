@@ -30,8 +30,7 @@ from emailrl.engines.budget import (
 )
 from emailrl.engines.local.cache import BlockCache, block_attention_in
 from emailrl.engines.local.graphs import DecodeGraphs
-from emailrl.engines.local.passes import Passes
-from emailrl.engines.local.schedule import Conversation, Schedule
+from emailrl.engines.local.passes import Conversation, Passes, Schedule
 from emailrl.engines.local.weights import (
     MergedWeights,
     adapter_sha256,
