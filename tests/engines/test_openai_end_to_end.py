@@ -41,37 +41,6 @@ def test_a_rollout_through_the_mailbox_sums_usage(serve: Callable[..., StubServe
     assert "ends on 31 May 2002" in second["messages"][3]["content"]
 
 
-def test_rollout_end_to_end_and_no_checkpoint_is_played(
-    serve: Callable[..., StubServer],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from emailrl.cli.app import main
-
-    server = serve(lambda body: (200, said(None, ANSWER)))
-    make_database(tmp_path / "mail.db")
-    write_scenarios(tmp_path / "questions.jsonl", make_questions(2))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-    monkeypatch.setenv("OUTPUT_PRICE", "10")
-
-    def run(*more: str) -> tuple[object, str, str]:
-        common = "rollout --engine openai --db mail.db --questions questions.jsonl --json"
-        monkeypatch.setattr("sys.argv", ["emailrl", *common.split(), *more])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return caught.value.code, *capsys.readouterr()
-
-    code, out, err = run("--model", "org/big", "--num-generations", "2")
-    assert code == 0, err
-    record = json.loads(out.splitlines()[-1])
-    assert (record["num_trajectories"], record["accuracy"]) == (4, 1.0)
-    assert record["cost"] == pytest.approx(4 * 20 * 10 / 1e6)
-    code, _, err = run("--checkpoint", "best")
-    assert code == 2 and "The openai engine cannot run a checkpoint" in err
-
-
 def test_benchmark_end_to_end(
     serve: Callable[..., StubServer],
     tmp_path: Path,
