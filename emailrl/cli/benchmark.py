@@ -134,8 +134,7 @@ def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, 
 
 def _questions(settings: Settings) -> tuple[list[Scenario], list[str]]:
     """The test questions, with notes about them."""
-    from emailrl.questions.coverage import coverage_notes
-    from emailrl.questions.load import load_scenario_set
+    from emailrl.questions.load import coverage_notes, load_scenario_set
 
     chosen = load_scenario_set(
         None, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data

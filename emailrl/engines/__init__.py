@@ -98,7 +98,6 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
         max_model_len=settings.model.max_model_len,
         max_pass_tokens=agent.max_tokens_per_rollout_pass,
         cache_bytes=None if agent.kv_cache_gib is None else int(agent.kv_cache_gib * GIB),
-        cuda_graphs=agent.cuda_graphs,
     )
 
 

@@ -42,7 +42,7 @@ and transformers with merged weights: from ``tests/gpu/bench_sampling.py`` and `
 for other trajectories' turns; transformers with an unmerged adapter: assumed."""
 ONE_TURN: Final = 0.107e-3
 """Seconds that vLLM with CUDA graphs adds per layer to reading weights and cache, if no other turns join: adapter,
-norms, sampling. ``tests/gpu/bench_decode_14b.py``: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
+norms, sampling. Measured: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
 READING: Final = 0.9
 """Share of the bandwidth reached there."""
 GATHERED: Final = 2

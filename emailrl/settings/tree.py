@@ -177,9 +177,6 @@ class AgentSettings(Section):
     a GPU."""
     max_tokens_per_rollout_pass: Positive | None = None
     """Prompt tokens per prefill pass of the in-process engine; default: 8192 on a GPU, 1024 on a CPU."""
-    cuda_graphs: bool = False
-    """Capture the decode steps of the in-process engine as CUDA graphs, and prefill several prompts together: faster
-    for models up to 1 B parameters, which spend most of a step launching kernels."""
     engine: Literal["auto", "transformers", "vllm", "openai"] = "auto"
     """Sampling engine; auto samples in process."""
 

@@ -9,12 +9,12 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from full_disk import on_a_full_disk
 
 from emailrl.base import disk
+from emailrl.base.cache import ReplyCache
 from emailrl.base.disk import (
     Lock,
     check_cache,
@@ -26,9 +26,7 @@ from emailrl.base.disk import (
     write_out,
 )
 from emailrl.base.errors import UsageError
-from emailrl.questions.llm.cache import ReplyCache
 from emailrl.records import JsonlWriter, read_records
-from emailrl.rewards.judge import VerdictCache
 
 REPLACE = """
 from pathlib import Path
@@ -163,8 +161,7 @@ def test_inside_the_working_folder_no_part_of_a_path_is_a_link(tmp_path: Path, m
         check_place(here / "outputs", "--out")
 
 
-@pytest.mark.parametrize("open_cache", [VerdictCache, lambda path: ReplyCache(path).prepare()], ids=["judge", "llm"])
-def test_a_caches_journal_deletes_no_other_file(tmp_path: Path, open_cache: Any) -> None:
+def test_a_caches_journal_deletes_no_other_file(tmp_path: Path) -> None:
     """SQLite deletes the super-journal that a planted journal names."""
     victim, cache = tmp_path / "victim", tmp_path / "cache.sqlite"
     victim.write_text("mine")
@@ -176,5 +173,5 @@ def test_a_caches_journal_deletes_no_other_file(tmp_path: Path, open_cache: Any)
     tail = struct.pack(">I", 2**30 // page + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
     (tmp_path / "cache.sqlite-journal").write_bytes(head.ljust(512, b"\0") + tail)
     with pytest.raises(UsageError, match="Remove it"):
-        open_cache(cache)
+        ReplyCache(cache, "JUDGE_CACHE").prepare()
     assert victim.read_text() == "mine"

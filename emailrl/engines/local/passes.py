@@ -22,7 +22,6 @@ from torch import Tensor
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, PREFILL_TOKENS, blocks_of
 from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask, new_table
-from emailrl.engines.local.graphs import DecodeGraphs
 from emailrl.engines.local.weights import Weights, device_of
 
 UNIFORMS_PER_DRAW = 64
@@ -79,11 +78,6 @@ class Conversation:
     def is_shared_read(self) -> bool:
         """Whether ``source`` has read the shared prefix."""
         return self.source is None or self.source.held >= self.held
-
-    @property
-    def is_read(self) -> bool:
-        """Whether a token can be sampled next."""
-        return not self.unread and self.is_shared_read
 
     def rewind(self) -> None:
         """Rewind the random stream after a failed step to the number of the next token."""
@@ -224,17 +218,12 @@ def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}
 """Padding allowed per pass: this many tokens cost as much as one more pass."""
-GATHERED_SHARE = 1 / 8
-PATIENCE = 8
-"""A prefill pass is expensive next to captured decode steps: new prompts wait until they are this share of the running
-conversations, or for this many steps."""
 
 
 class Passes:
     """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens.
 
     ``max_model_len`` bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass.
-    ``graphs`` run decode steps when possible.
     """
 
     def __init__(
@@ -244,27 +233,16 @@ class Passes:
         *,
         max_model_len: int,
         max_pass_tokens: int | None = None,
-        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._weights = weights
         self._cache = cache
-        self.graphs = graphs
-        self._waited = 0
-        """Steps that new prompts have waited to be batched."""
         device = "cpu" if device_of(weights.model).type == "cpu" else "cuda"
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
         self._last_position = max_model_len - 1
 
     def read(self, running: Sequence[Conversation]) -> None:
-        """Fill the cache with all tokens but the last, shared prefixes first.
-
-        With ``graphs``, the pass may be deferred.
-        """
-        if self._gathers(sum(not each.is_read for each in running), len(running)):
-            self._waited += 1
-            return
-        self._waited = 0
+        """Fill the cache with all tokens but the last, shared prefixes first."""
         unread = [each for each in running if each.unread]
         while unread:
             ready = [each for each in unread if each.is_shared_read]
@@ -276,11 +254,6 @@ class Passes:
             unread = waiting
         for each in running:
             each.source = None  # it may end before the next read
-
-    def _gathers(self, unread: int, running: int) -> bool:
-        """Whether to defer new prompts until more arrive."""
-        waits = self.graphs is not None and self._waited < PATIENCE
-        return waits and 0 < unread < running * GATHERED_SHARE
 
     def read_shortest(self, unread: Sequence[Conversation]) -> None:
         """One pass over the shortest unread prompts."""
@@ -303,10 +276,8 @@ class Passes:
             row.held += len(piece)
 
     def sample_next(self, running: Sequence[Conversation]) -> list[Conversation]:
-        """Sample one token for every conversation that has been read; returns them, the shortest first."""
-        rows = sorted((each for each in running if each.is_read), key=lambda row: row.held)
-        if not rows:
-            return []
+        """Sample one token for every conversation; returns them, the shortest first."""
+        rows = sorted(running, key=lambda row: row.held)
         logits = self._logits(rows)
         tokens, logprobs = sample(logits, [row.request.sampling for row in rows], [row.uniforms for row in rows])
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
@@ -317,11 +288,6 @@ class Passes:
 
     def _logits(self, rows: Sequence[Conversation]) -> Tensor:
         """The model's logits after the last token of each row [rows, vocabulary]."""
-        if self.graphs is not None:
-            tables, starts, last = zip(*((row.blocks, row.held, row.tokens[-1]) for row in rows), strict=True)
-            logits = self.graphs.logits(tables, starts, last)
-            if logits is not None:
-                return logits
         inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
         plain: Tensor = self._weights.model(**inputs, logits_to_keep=1).logits
         return plain[:, -1]
