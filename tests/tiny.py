@@ -71,7 +71,7 @@ def cut_matrices(folder: Path) -> Path:
 def make_database(db: Path) -> Path:
     """Build a database of three mails in Ann's inbox."""
     from emailrl.mail.build import build_database
-    from emailrl.mail.sources.raw_email import RawEmail
+    from emailrl.mail.sources.reading import RawEmail
 
     bodies = ("The lease ends on 31 May 2002.", "The deposit is 4500 dollars.", "Lunch on Friday?")
     mails = [
@@ -98,8 +98,7 @@ def settings_of(tmp_path: Path, **overrides: Any) -> Settings:
 
 def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
     """A collector that plays with the engine and scores as the settings say."""
-    from emailrl.agent.collect import Collector
-    from emailrl.agent.play import build_stage
+    from emailrl.agent.play import Collector, build_stage
     from emailrl.rewards.build import build_scorer
 
     play = build_stage(settings, policy).on(engine)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from emailrl.agent import StepResult
-    from emailrl.engines.opened import OpenPolicy
+    from emailrl.engines import OpenPolicy
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import Email, Mailbox
 
@@ -66,12 +66,12 @@ class EmailAgent:
         config: Settings | Mapping[str, Any] | None = None,
     ) -> None:
         from emailrl.agent import tool_schemas
-        from emailrl.engines import Engine, build_chat_engine, is_chat
+        from emailrl.engines import Engine, build_chat_engine
 
         settings = config if isinstance(config, Settings) else load_settings(config)
         schemas = tool_schemas(settings.agent)
         self._renderer: ChatRenderer | None = None
-        if is_chat(settings):
+        if settings.is_chat:
             self.settings = settings.with_model(_name_on_server(model))
             self._engine: Engine = build_chat_engine(self.settings, schemas)
             return
@@ -154,7 +154,7 @@ def _name_on_server(model: object) -> str:
 
 def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
     """A model by name, or an adapter's folder, loaded on its base model."""
-    from emailrl.engines.opened import open_policy
+    from emailrl.engines import open_policy
     from emailrl.model.adapter import CONFIG, find_adapter
 
     if (Path(model) / CONFIG).is_file():
@@ -167,8 +167,7 @@ def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings:
     """A model as given, including its active adapter."""
     from peft import PeftModel
 
-    from emailrl.engines import build_engine
-    from emailrl.engines.opened import OpenPolicy
+    from emailrl.engines import OpenPolicy, build_engine
     from emailrl.model.policy import Policy
     from emailrl.model.resolve import with_token_limit
 

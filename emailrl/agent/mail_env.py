@@ -1,7 +1,8 @@
-"""One scenario on one mailbox: takes the model's messages, returns tool results and fills the rubric.
+"""The mail-search task after ART-E: one scenario on one mailbox, its prompt and its rubric.
 
-The rules are ART-E's (native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool
-or bad arguments end the trajectory without feedback; so does the final answer.
+The environment takes the model's messages, returns tool results and fills the rubric. The rules are ART-E's (native
+tools): one tool call per turn, the first of several; an unparsable call, an unknown tool or bad arguments end the
+trajectory without feedback; so does the final answer.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from emailrl.agent.prompts import system_prompt
-from emailrl.agent.rubric import Rubric
 from emailrl.agent.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, to_json
 from emailrl.base.errors import ToolError
 from emailrl.facts.words import is_i_dont_know
@@ -19,6 +18,54 @@ from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 
 if TYPE_CHECKING:
     from emailrl.mail import Mailbox
+
+SYSTEM_PROMPT = """\
+You are an email search agent. Answer the user's question by searching the user's own mailbox with the tools you are \
+given: search for keywords, read the emails that look right, then return the final answer together with the message \
+ids that support it. You have at most {max_turns} turns, one tool call each, so if a search finds nothing useful, try \
+other keywords. If the answer is not in the mailbox, return "I don't know" as the answer and no sources.
+
+The user's email address is {inbox_address}.
+Today's date is {query_date}."""
+"""ART-E's substance: the task, the number of turns, whose mailbox, and today's date."""
+
+
+@dataclass(slots=True)
+class Rubric:
+    """ART-E's rubric of one trajectory; ``dataclasses.asdict`` of it is ``Trajectory.rubric``.
+
+    The environment fills everything but ``answer_correct`` and what follows the token counts (the scorer), and these
+    (the runner).
+
+    Differences from ART-E, each fixing a defect: success counts any of the scenario's source emails, not only the first
+    (one is enough, as a question's source emails usually repeat the same fact); an email counts as read only when the
+    tool returned it; ``num_sources`` is set, and counts distinct ids.
+    """
+
+    answer_correct: bool = False
+    sources_correct: bool = False
+    num_turns: int = 0
+    """Completions so far; ``max_turns + 1`` when the agent ran out of turns, as in ART-E."""
+    attempted_answer: bool = False
+    ever_found_right_email: bool = False
+    ever_read_right_email: bool = False
+    cant_parse_tool_call: bool = False
+    bad_tool_call_name: bool = False
+    bad_tool_call_args: bool = False
+    ran_out_of_turns: bool = False
+    returned_i_dont_know: bool = False
+    num_sources: int = 0
+    ever_tried_to_read_invalid_email: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    answer_words: int | None = None
+    """Length of an attempted answer; this and the fields below are None without one, so that means are over answers."""
+    answer_candidates: int | None = None
+    """How many candidate answers it offers (``rewards.wording.count_candidates``)."""
+    answer_capitals: float | None = None
+    """Share of capitals among its letters."""
+    offline_correct: bool | None = None
+    """The offline check's verdict, if a judge decided and the answer is in the compared sample."""
 
 
 @dataclass(slots=True)
@@ -144,3 +191,10 @@ def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
 def _refusal(reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
     name, arguments = (call.name, call.arguments) if call else (None, None)
     return StepResult([], True, name, arguments, to_json({"error": error}), reason)
+
+
+def system_prompt(scenario: Scenario, max_turns: int) -> str:
+    """The system message of one scenario."""
+    return SYSTEM_PROMPT.format(
+        max_turns=max_turns, inbox_address=scenario.inbox_address, query_date=scenario.query_date
+    )

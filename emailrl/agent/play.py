@@ -1,21 +1,24 @@
-"""Play conversations: a function from empty trajectories to finished ones, audited but not scored.
+"""Play conversations: a function from empty trajectories to finished ones, audited; and groups of them, scored.
 
 ``Stage.on`` makes one of an engine in this process; ``training.run.team`` one of the engines of all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from emailrl.agent.audit import audit
 from emailrl.agent.runner import Environment, derive_seed, run
 from emailrl.agent.task import MAIL, load_task
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Engine, LocalEngine, Request, SamplingParams
 from emailrl.ranks import Activity
-from emailrl.records.trajectory import Scenario, Trajectory
+from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.settings import AgentSettings
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
@@ -23,24 +26,99 @@ if TYPE_CHECKING:
     from emailrl.model.policy import Policy
     from emailrl.settings import Settings
 
+
+class TokenDriftError(EmailRLError):
+    """An id or log-probability to train differs from what the policy sampled."""
+
+
+def audit(trajectory: Trajectory) -> int:
+    """Check every trained token of a trajectory; returns their number.
+
+    Raises TokenDriftError naming turn and position. Returns 0 for a trajectory without samples (from a chat engine).
+    """
+    if not trajectory.samples:
+        return 0
+    trained: list[tuple[int, float | None]] = []
+    starts: set[int] = set()
+    for number, sample in enumerate(trajectory.samples):
+        trained += _trained(trajectory, number, sample, starts, len(trained))
+    if (stale := stale_turns(trajectory)) != trajectory.rubric.get("stale_turns", 0):
+        raise _drift(trajectory, f"{stale} turns were sampled by different weights than the first")
+    position = 0
+    for number, turn in enumerate(trajectory.turns):
+        if len(turn.completion_ids) != len(turn.logprobs):
+            raise _drift(trajectory, f"turn {number}: ids and log-probabilities differ in number")
+        if turn.completion_ids and position not in starts:
+            raise _drift(trajectory, f"turn {number}: no prompt precedes its first id")
+        for offset, sampled in enumerate(zip(turn.completion_ids, turn.logprobs, strict=True)):
+            if position >= len(trained):
+                raise _drift(trajectory, f"turn {number}, token {offset}: sampled but not in the sample")
+            if trained[position] != sampled:
+                raise _drift(
+                    trajectory,
+                    f"turn {number}, token {offset}: sampled {sampled}, but {trained[position]} in the training sample",
+                )
+            position += 1
+    if position != len(trained):
+        raise _drift(trajectory, f"{len(trained) - position} ids in the training sample were never sampled")
+    return position
+
+
+def stale_turns(trajectory: Trajectory) -> int:
+    """How many turns were sampled by weights other than those recorded on the trajectory."""
+    stamp = trajectory.policy_version, trajectory.adapter_sha256
+    return sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
+
+
+def _trained(
+    trajectory: Trajectory, number: int, sample: TokenSample, starts: set[int], before: int
+) -> list[tuple[int, float | None]]:
+    """The masked (id, log-probability) pairs of a sample; adds the start of each run to ``starts``."""
+    if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
+        raise _drift(trajectory, f"sample {number}: ids, mask and log-probabilities differ in length")
+    trained: list[tuple[int, float | None]] = []
+    previous = 0
+    for index, (token, mask, logprob) in enumerate(
+        zip(sample.token_ids, sample.loss_mask, sample.sampler_logprobs, strict=True)
+    ):
+        if mask not in (0, 1) or (mask == 1) != (logprob is not None):
+            raise _drift(trajectory, f"sample {number}, position {index}: mask {mask} with log-probability {logprob}")
+        if logprob is not None:
+            if not math.isfinite(logprob) or logprob > 1e-4:
+                raise _drift(trajectory, f"sample {number}, position {index}: log-probability {logprob}")
+            if not previous:
+                starts.add(before + len(trained))
+            trained.append((token, logprob))
+        previous = mask
+    return trained
+
+
+def _drift(trajectory: Trajectory, what: str) -> TokenDriftError:
+    return TokenDriftError(
+        f"Trajectory {trajectory.id}: {what}.", "The tokens to train differ from those sampled; nothing was trained."
+    )
+
+
 MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
 """Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
 
 
-class Play(Protocol):
-    """Plays trajectories that hold only ids and metadata; returns them finished.
+Progress = Callable[[Trajectory], None] | None
+"""Called with each trajectory as it ends."""
+Play = Callable[[Sequence[Trajectory], SamplingParams, int, Progress], Sequence[Trajectory]]
+"""Plays trajectories that hold only ids and metadata, with a seed; returns them finished.
 
-    A trajectory's samples depend only on ``seed`` and its id. An exception in one is recorded in it; ``progress`` is
-    called with each one as it ends. Raises TokenDriftError if the token audit fails.
-    """
+A trajectory's samples depend only on the seed and its id. An exception in one is recorded in it. Raises TokenDriftError
+if the token audit fails.
+"""
 
-    def __call__(
-        self,
-        trajectories: Sequence[Trajectory],
-        sampling: SamplingParams,
-        seed: int,
-        progress: Callable[[Trajectory], None] | None = None,
-    ) -> Sequence[Trajectory]: ...
+
+class Scores(Protocol):
+    """The part of ``rewards.Scorer`` that the collector uses."""
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        """Set rewards in place."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +134,7 @@ class Stage:
         """Play with this engine, all conversations at once; trajectories are filled in place."""
 
         def play(
-            trajectories: Sequence[Trajectory],
-            sampling: SamplingParams,
-            seed: int,
-            progress: Callable[[Trajectory], None] | None = None,
+            trajectories: Sequence[Trajectory], sampling: SamplingParams, seed: int, progress: Progress = None
         ) -> Sequence[Trajectory]:
             with ExitStack() as opened:
                 run(
@@ -151,3 +226,66 @@ class Noted:
             self.activity.note("sampling", lambda: engine.steps)
         else:
             self.activity.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Plays every scenario several times and scores the trajectories."""
+
+    play: Play
+    scorer: Scores
+    agent: AgentSettings
+    mode: str
+    """Recorded in the trajectories."""
+    run_id: str = ""
+
+    def collect(
+        self,
+        scenarios: Sequence[Scenario],
+        group_size: int,
+        *,
+        step: int,
+        seed: int,
+        temperature: float | None = None,
+        split_label: str = "train",
+        progress: Progress = None,
+        played: Mapping[str, Trajectory] | None = None,
+    ) -> list[TrajectoryGroup]:
+        """Roll out every scenario ``group_size`` times and score the rollouts; returns one group per scenario, in
+        order.
+
+        ``temperature`` None means that of training rollouts. A trajectory's samples depend only on seed, step, label,
+        scenario and its number in the group. An exception in one trajectory is recorded in it; ``progress`` is called
+        with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored if they
+        have no reward. Raises TokenDriftError if the token audit fails.
+        """
+        groups = self._groups(scenarios, group_size, f"{split_label}-{step:06d}", step, played or {})
+        fresh = [each for group in groups for each in group.trajectories if not (played and each.id in played)]
+        agent = self.agent
+        temperature = agent.temperature if temperature is None else temperature
+        sampling = SamplingParams(agent.max_tokens, temperature, agent.top_p, agent.top_k)
+        ended = {each.id: each for each in self.play(fresh, sampling, seed, progress)}
+        for group in groups:
+            group.trajectories = [ended.get(each.id, each) for each in group.trajectories]
+        everything = [trajectory for group in groups for trajectory in group.trajectories]
+        self.scorer.score([trajectory for trajectory in everything if not trajectory.reward_terms])
+        return groups
+
+    def _groups(
+        self, scenarios: Sequence[Scenario], group_size: int, prefix: str, step: int, played: Mapping[str, Trajectory]
+    ) -> list[TrajectoryGroup]:
+        """Groups of trajectories, empty except for those already ``played``.
+
+        A scenario that occurs twice in one step gets two groups.
+        """
+        times: Counter[str] = Counter()
+        groups = []
+        for scenario in scenarios:
+            times[scenario.id] += 1
+            name = f"{prefix}-{scenario.id}" + (f".{times[scenario.id]}" if times[scenario.id] > 1 else "")
+            made = [
+                Trajectory(f"{name}-{member}", name, scenario, run_id=self.run_id, step=step, mode=self.mode)
+                for member in range(group_size)
+            ]
+            groups.append(TrajectoryGroup(name, scenario, [played.get(each.id, each) for each in made]))
+        return groups

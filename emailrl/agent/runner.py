@@ -10,25 +10,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from emailrl.engines.base import Completion, Engine, Request, SamplingParams
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 
 if TYPE_CHECKING:
+    from emailrl.agent.mail_env import StepResult
     from emailrl.engines.renderer import ChatRenderer
-
-
-class Step(Protocol):
-    """The outcome of one assistant message (``environment.mail_env.StepResult``)."""
-
-    messages: list[Message]
-    done: bool
-    tool_name: str | None
-    tool_args: dict[str, Any] | None
-    tool_result: str | None
-    stop_reason: StopReason | None
 
 
 class Environment(Protocol):
@@ -41,7 +31,7 @@ class Environment(Protocol):
         """The first messages."""
         ...
 
-    def step(self, message: Message) -> Step:
+    def step(self, message: Message) -> StepResult:
         """Process the assistant's message."""
         ...
 
@@ -100,28 +90,19 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+@dataclass(slots=True)
 class _Rollout:
     """An environment and its conversation."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        renderer: ChatRenderer | None,
-        sampling: SamplingParams,
-        seed: int,
-        trajectory: Trajectory,
-        progress: Callable[[Trajectory], None] | None,
-        stale_allowed: bool,
-    ) -> None:
-        self.environment = environment
-        self.renderer = renderer
-        self.sampling = sampling
-        self.seed = seed
-        self.trajectory = trajectory
-        self.progress = progress
-        self.stale_allowed = stale_allowed
-        self.stale_turns = 0
-        self.text = ""
+    environment: Environment
+    renderer: ChatRenderer | None
+    sampling: SamplingParams
+    seed: int
+    trajectory: Trajectory
+    progress: Callable[[Trajectory], None] | None
+    stale_allowed: bool
+    stale_turns: int = 0
+    text: str = ""
 
     def begin(self) -> Request | None:
         """The first request; None if the environment failed to start."""
@@ -163,9 +144,7 @@ class _Rollout:
             completion.finish_reason,
             seconds=completion.seconds,
             prompt_tokens=completion.prompt_tokens,
-            completion_tokens=len(completion.token_ids)
-            if completion.completion_tokens is None
-            else completion.completion_tokens,
+            completion_tokens=completion.num_tokens,
             cost=completion.cost,
             policy_version=completion.policy_version,
             adapter_sha256=completion.adapter_sha256,

@@ -11,12 +11,9 @@ import random
 import re
 from typing import TYPE_CHECKING
 
-from emailrl.agent.mail_env import StepResult, cites_sources
-from emailrl.agent.prompts import system_prompt
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import MailEnvironment, StepResult, system_prompt
 from emailrl.agent.tools import TOOLS, check_arguments
 from emailrl.base.errors import ToolError
-from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason
 
 if TYPE_CHECKING:
@@ -29,16 +26,11 @@ _MIN_WORD = 5
 """Shorter words of a question say little about related emails."""
 
 
-class StaticPromptEnvironment:
+class StaticPromptEnvironment(MailEnvironment):
     """A single-use environment that ends after one message."""
 
     def __init__(self, scenario: Scenario, mailbox: Mailbox, *, question_template: str = "{}") -> None:
-        self.scenario = scenario
-        self.mailbox = mailbox
-        self.question_template = question_template
-        self.rubric = Rubric()
-        self.final_answer: str | None = None
-        self.final_sources: list[str] = []
+        super().__init__(scenario, mailbox, max_turns=1, question_template=question_template)
 
     def start(self) -> list[Message]:
         """The system message, and the question followed by the mails."""
@@ -58,27 +50,16 @@ class StaticPromptEnvironment:
             self.rubric.bad_tool_call_args = True
             return StepResult(done=True, stop_reason=StopReason.COMPLETED)
         call = message.tool_calls[0]
-        self._read_call(call.name, call.arguments)
-        return StepResult([], True, call.name, call.arguments, None, StopReason.COMPLETED)
-
-    def _read_call(self, name: str, arguments: dict[str, object]) -> None:
-        if name not in TOOLS:
-            self.rubric.bad_tool_call_name = True
-            return
         try:
-            check_arguments(name, arguments)
+            if call.name not in TOOLS:
+                self.rubric.bad_tool_call_name = True
+            else:
+                check_arguments(call.name, call.arguments)
+                if call.name == "return_final_answer":
+                    self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
         except ToolError:
             self.rubric.bad_tool_call_args = True
-            return
-        if name == "return_final_answer":
-            self.final_answer = str(arguments["answer"])
-            sources = arguments["sources"]
-            self.final_sources = [str(source) for source in sources] if isinstance(sources, list) else []
-            self.rubric.num_sources = len(set(self.final_sources))
-            self.rubric.returned_i_dont_know = is_i_dont_know(self.final_answer)
-            self.rubric.attempted_answer = not self.rubric.returned_i_dont_know
-            cited = cites_sources(self.scenario, self.final_sources)
-            self.rubric.sources_correct = self.rubric.attempted_answer and cited
+        return StepResult([], True, call.name, call.arguments, None, StopReason.COMPLETED)
 
     def _mails(self) -> list[Email]:
         rng = random.Random(self.scenario.id)

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.mail_env import MailEnvironment, StepResult, cites_sources
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import MailEnvironment, Rubric, StepResult, cites_sources
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, UsageError

@@ -114,9 +114,8 @@ def _warn_if_empty(db: Path, inbox: str, date: str | None) -> None:
 
 
 def _open(model: str | Path, base: str, settings: Settings) -> EmailAgent:
-    from emailrl.engines import is_chat
 
-    if not is_chat(settings):
+    if not settings.is_chat:
         say_loading(settings, base)
     from emailrl.agent.email_agent import EmailAgent
 
@@ -195,7 +194,6 @@ def _checked(question: str) -> str:
 def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str, str]:
     """The model that answers, or its adapter's folder; the base model's name; and a display name."""
     from emailrl.checkpoints import checkpoint_of, find_runs
-    from emailrl.engines import is_chat
     from emailrl.model.adapter import find_adapter
     from emailrl.model.resolve import NANO
     from emailrl.model.smol_base import INSTALL, SMOL, is_at_hand
@@ -203,11 +201,11 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
 
     if checkpoint is not None and model is not None:
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")
-    if checkpoint is not None and is_chat(settings):
+    if checkpoint is not None and settings.is_chat:
         raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
     configured = settings.model.name
     shown = _SMOL_SHOWN if configured == SMOL else configured
-    if is_chat(settings):
+    if settings.is_chat:
         return configured, configured, configured
     if model is not None:
         return configured, configured, shown

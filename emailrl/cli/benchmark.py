@@ -106,7 +106,6 @@ def benchmark(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.engines import is_chat
     from emailrl.measure.benchmark import to_resume
     from emailrl.settings import load_settings
 
@@ -114,7 +113,7 @@ def benchmark(
     begun = _begun(out, _root(settings), overwrite=overwrite, resume=resume)
     subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
     scenarios, notes = _questions(settings)
-    if not is_chat(settings):
+    if not settings.is_chat:
         say_loading(settings, *(subject.model_name for subject in subjects))
     folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(_root(settings))
     report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
@@ -132,11 +131,10 @@ def _root(settings: Settings) -> Path:
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
     """The policies to measure; prints notes on them and on newer runs that are skipped."""
-    from emailrl.engines import is_chat
     from emailrl.measure.benchmark import choose_subjects, with_attacked
 
     subjects = choose_subjects(checkpoints, models, settings)
-    if "best" in checkpoints or not (checkpoints or models or is_chat(settings)):
+    if "best" in checkpoints or not (checkpoints or models or settings.is_chat):
         note_runs_without_best(settings.output.output_dir)
     note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)
     return with_attacked(subjects) if attack else subjects
@@ -144,8 +142,7 @@ def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, 
 
 def _questions(settings: Settings) -> tuple[list[Scenario], list[str]]:
     """The test questions, with notes about them."""
-    from emailrl.questions.coverage import coverage_notes
-    from emailrl.questions.load import load_scenario_set
+    from emailrl.questions.load import coverage_notes, load_scenario_set
 
     chosen = load_scenario_set(
         None, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data

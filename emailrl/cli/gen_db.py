@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from emailrl.mail.build import BuildReport
+    from emailrl.mail.build import Progress as Report
     from emailrl.mail.sieve import Listing
     from emailrl.mail.sources import Source
-    from emailrl.mail.writing import Progress as Report
     from emailrl.questions.inbox.owners import Owner
     from emailrl.settings import Settings, StoreSettings
 

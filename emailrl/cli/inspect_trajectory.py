@@ -56,7 +56,7 @@ def inspect_trajectory(
     redact: Redact = False,
     overwrite: Overwrite = False,
 ) -> None:
-    from emailrl.page import locate
+    from emailrl.page import place
     from emailrl.records import TrajectoryIndex
     from emailrl.settings import load_settings
 
@@ -68,15 +68,15 @@ def inspect_trajectory(
     if path is not None:
         check_searchable(path)
     if follow:
-        roots = locate.output_roots(settings.output.output_dir) if path is None else [locate.existing(path)]
-        for growing, position in locate.follow(roots):
+        roots = place.output_roots(settings.output.output_dir) if path is None else [place.existing(path)]
+        for growing, position in place.follow(roots):
             _show_next(growing, position, settings)
         return
     if html is not None:
         write_page(path or _newest(settings), html, settings=settings, index=index, redact=redact, overwrite=overwrite)
         return
     wanted = -1 if index is None else index
-    found = TrajectoryIndex(_newest(settings) if path is None else locate.find_file(path))
+    found = TrajectoryIndex(_newest(settings) if path is None else place.find_file(path))
     _warn(*(found.complaints if listing else _complaints(found, wanted)))
     if listing:
         _list(found, wanted, limit)
@@ -87,7 +87,7 @@ def inspect_trajectory(
 
 
 def _newest(settings: Settings) -> Path:
-    from emailrl.page.locate import newest_file, output_roots
+    from emailrl.page.place import newest_file, output_roots
 
     newest = newest_file(output_roots(settings.output.output_dir))
     if newest is None:
@@ -112,7 +112,7 @@ def _complaints(index: TrajectoryIndex, wanted: int) -> list[str]:
 
 def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> None:
     """Show a newly written trajectory, or say why it cannot be read."""
-    from emailrl.page.locate import pick
+    from emailrl.page.place import pick
 
     try:
         _, trajectory = pick(index, position)
@@ -124,7 +124,7 @@ def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> Non
 
 def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
     from emailrl.cli.trajectory import trajectory_list
-    from emailrl.page.locate import position_in
+    from emailrl.page.place import position_in
 
     first = position_in(index, wanted)
     if wanted == -1:
@@ -163,7 +163,7 @@ def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
 
 
 def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
-    from emailrl.page.locate import pick
+    from emailrl.page.place import pick
 
     position, trajectory = pick(index, wanted)
     _show(index.path, f"{position + 1} of {len(index)} (--index {position})", trajectory, settings)
@@ -172,7 +172,7 @@ def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
 
 def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.page.locate import origin
+    from emailrl.page.place import origin
     from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
     from emailrl.records import training_notes
 

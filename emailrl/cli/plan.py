@@ -224,12 +224,11 @@ def _gpus(split: Split | None) -> list[Row]:
 
 def _sampling_remarks(planned: Plan) -> tuple[str, str]:
     """How rollouts are sampled, and what a new adapter takes time for."""
-    from emailrl.engines import vllm_in_process
 
     order, loading, settings = "then training", "loading it into the servers", planned.job.settings
     if planned.seconds.overlaps:
         order, loading = "while the previous step trains", "saving it; the servers load it during the next update"
-    elif vllm_in_process(settings):
+    elif settings.vllm_in_process:
         loading = "saving it, loading it into vLLM" + "; vLLM wakes and sleeps" * planned.memory.vllm_sleeps
     if planned.split is None:
         engine = settings.agent.engine.replace("auto", "transformers")

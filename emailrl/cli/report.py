@@ -54,7 +54,7 @@ def report(
 
 def _newest(output_dir: Path) -> Path:
     """The newest run, else the newest benchmark; prints which."""
-    from emailrl.page.locate import made_in, newest_file, newest_run
+    from emailrl.page.place import made_in, newest_file, newest_run
 
     if (run := newest_run(output_dir)) is not None:
         say(f"Newest run: {run}")

@@ -98,7 +98,7 @@ def rollout(
         num_before = len(journal.trajectories)
         seconds = _play(subject, settings, scenarios, num_generations, split, journal)
     ended = list(journal.trajectories.values())
-    result = Evaluation.of(ended)
+    result = Evaluation(ended)
     show_trajectories(target, ended, settings, progress_console())
     result_console(json=json).print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
@@ -225,11 +225,10 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 
     Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
     """
-    from emailrl.engines import is_chat
-    from emailrl.measure.subjects import choose_subjects
+    from emailrl.measure.benchmark import choose_subjects
     from emailrl.model.resolve import same_base
 
-    if checkpoint == "best" or (checkpoint is None and model is None and not is_chat(settings)):
+    if checkpoint == "best" or (checkpoint is None and model is None and not settings.is_chat):
         note_runs_without_best(settings.output.output_dir)
     if checkpoint is None:
         [subject] = choose_subjects([], [] if model is None else [model], settings)
@@ -244,10 +243,9 @@ def _play(
     subject: Subject, settings: Settings, scenarios: list[Scenario], num_generations: int, split: str, journal: Journal
 ) -> float:
     """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
-    from emailrl.engines import is_chat
-    from emailrl.measure.subjects import players
+    from emailrl.measure.benchmark import players
 
-    if not is_chat(settings):
+    if not settings.is_chat:
         say_loading(settings, subject.model_name)
     total, played = len(scenarios) * num_generations, dict(journal.trajectories)
     with closing(players([subject], settings)) as playing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -208,7 +208,7 @@ def rollout_table(
     return table
 
 
-def _endings(trajectories: list[Trajectory]) -> str:
+def _endings(trajectories: Sequence[Trajectory]) -> str:
     """How many answered, did not know, gave no answer (with reasons), and raised."""
     from collections import Counter
 

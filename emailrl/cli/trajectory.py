@@ -273,7 +273,7 @@ def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: 
 
 def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.page.locate import origin
+    from emailrl.page.place import origin
     from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
 
     verbose, tokens = settings.output.verbose, None

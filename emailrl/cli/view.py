@@ -36,8 +36,7 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
-    from emailrl.page.served import Served
-    from emailrl.page.server import PageServer
+    from emailrl.page.server import PageServer, Served
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
@@ -54,7 +53,7 @@ def view(
 
 def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
     """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
-    from emailrl.page.locate import has_numbers, made_in, newest_file, newest_run, output_roots
+    from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots
 
     if run is not None and not run.exists():
         raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")

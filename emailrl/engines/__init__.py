@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import UsageError
@@ -16,6 +18,7 @@ __all__ = [
     "Advance",
     "Completion",
     "Engine",
+    "OpenPolicy",
     "PolicyEngine",
     "Request",
     "SamplingParams",
@@ -23,31 +26,8 @@ __all__ = [
     "build_engine",
     "check_engine",
     "check_player",
-    "engine_gpus",
-    "has_servers",
-    "is_chat",
-    "vllm_in_process",
+    "open_policy",
 ]
-
-
-def is_chat(settings: Settings) -> bool:
-    """Whether the configured engine is a chat server, which needs no policy, tokenizer or adapter."""
-    return settings.agent.engine == "openai"
-
-
-def has_servers(settings: Settings) -> bool:
-    """Whether vLLM servers sample, rather than an engine on the trainer's own GPU."""
-    return settings.agent.engine == "vllm" and bool(settings.vllm.vllm_urls)
-
-
-def vllm_in_process(settings: Settings) -> bool:
-    """Whether vLLM samples on the trainer's own GPU."""
-    return settings.agent.engine == "vllm" and not settings.vllm.vllm_urls
-
-
-def engine_gpus(settings: Settings) -> int:
-    """GPUs, each with a rank, that share one engine in the trainer's process."""
-    return settings.vllm.vllm_tensor_parallel_size if vllm_in_process(settings) else 1
 
 
 def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> Engine:
@@ -59,7 +39,7 @@ def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> En
 
 def check_engine(settings: Settings, *, trainable: bool) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot serve a policy, before any model is loaded."""
-    if is_chat(settings):
+    if settings.is_chat:
         raise UsageError(
             "The openai engine returns no token ids: it works in rollout and benchmark, but not in training.",
             "Use --engine transformers or vllm.",
@@ -72,12 +52,12 @@ def check_engine(settings: Settings, *, trainable: bool) -> None:
 
 def check_player(settings: Settings) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot run rollouts, before any model is loaded."""
-    if not is_chat(settings):
-        check_engine(settings, trainable=False)
-        return
-    from emailrl.engines.openai import checked_key
+    if settings.is_chat:
+        from emailrl.engines.openai import checked_key
 
-    checked_key(settings)
+        checked_key(settings)
+    else:
+        check_engine(settings, trainable=False)
 
 
 def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
@@ -88,8 +68,20 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
     check_engine(settings, trainable=policy.trainable)
     from emailrl.engines.renderer import stop_ids
 
-    if settings.agent.engine == "vllm":
-        return _build_vllm(settings, policy)
+    agent, vllm, stops = settings.agent, settings.vllm, stop_ids(policy.tokenizer)
+    if agent.engine == "vllm":
+        from emailrl.engines.local.engine import generation_stop_ids
+        from emailrl.engines.vllm.probe import Probe
+
+        probe = Probe(policy, temperature=agent.temperature, tolerance=vllm.vllm_probe_tolerance)
+        stops |= generation_stop_ids(policy.model)
+        if vllm.vllm_urls:
+            from emailrl.engines.vllm.servers import VllmServers
+
+            return VllmServers(agent, vllm, probe, stops, max_model_len=settings.model.max_model_len)
+        from emailrl.engines.vllm.local import VllmEngine
+
+        return VllmEngine(settings, policy, probe, stops)
     from emailrl.engines.budget import GIB, most_rows
     from emailrl.engines.local.engine import TransformersEngine
 
@@ -101,28 +93,43 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
         model = unpatched(model)
     return TransformersEngine(
         model,
-        stop_ids(policy.tokenizer),
-        max_rows=most_rows(settings.agent, parameters, on_gpu=policy.device.type == "cuda"),
+        stops,
+        max_rows=most_rows(agent, parameters, on_gpu=policy.device.type == "cuda"),
         max_model_len=settings.model.max_model_len,
-        max_pass_tokens=settings.agent.max_tokens_per_rollout_pass,
-        cache_bytes=None if settings.agent.kv_cache_gib is None else int(settings.agent.kv_cache_gib * GIB),
-        cuda_graphs=settings.agent.cuda_graphs,
+        max_pass_tokens=agent.max_tokens_per_rollout_pass,
+        cache_bytes=None if agent.kv_cache_gib is None else int(agent.kv_cache_gib * GIB),
     )
 
 
-def _build_vllm(settings: Settings, policy: Policy) -> PolicyEngine:
-    from emailrl.engines.local.engine import generation_stop_ids
-    from emailrl.engines.renderer import stop_ids
-    from emailrl.engines.vllm.probe import Probe
+@dataclass(frozen=True, slots=True)
+class OpenPolicy:
+    """A loaded policy and its engine; the caller closes it."""
 
-    tolerance = settings.vllm.vllm_probe_tolerance
-    probe = Probe(policy, temperature=settings.agent.temperature, tolerance=tolerance)
-    stops = stop_ids(policy.tokenizer) | generation_stop_ids(policy.model)
-    if settings.vllm.vllm_urls:
-        from emailrl.engines.vllm.servers import VllmServers
+    settings: Settings
+    """The effective settings: those given, within the model's own limits."""
+    policy: Policy
+    engine: PolicyEngine
 
-        agent, vllm, most = settings.agent, settings.vllm, settings.model.max_model_len
-        return VllmServers(agent, vllm, probe, stops, max_model_len=most)
-    from emailrl.engines.vllm.local import VllmEngine
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
 
-    return VllmEngine(settings, policy, probe, stops)
+
+def open_policy(settings: Settings, adapter: Path | None = None) -> OpenPolicy:
+    """Load the base model that the settings name, and an engine that samples from it with ``adapter``.
+
+    Raises the errors of `load_policy` and `build_engine`.
+    """
+    from emailrl.model.load import load_policy
+    from emailrl.model.resolve import with_token_limit
+
+    policy = load_policy(settings)
+    settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, policy.model)})
+    opened = OpenPolicy(settings, policy, build_engine(settings, policy))
+    if adapter is not None:
+        try:
+            opened.engine.load_adapter(adapter, str(adapter.absolute()))
+        except BaseException:
+            opened.close()
+            raise
+    return opened

@@ -71,6 +71,11 @@ class Completion:
     adapter_sha256: str | None = None
     """The hash of that adapter's file; None: the bare base model."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.token_ids) if self.completion_tokens is None else self.completion_tokens
+
 
 Advance = Callable[[Completion], Request | None]
 """Called as each completion ends; returns the trajectory's next request, or None when the trajectory is over."""
@@ -108,6 +113,7 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
 class PolicyEngine(Engine, Sampler, Protocol):
     """An engine that follows the trainer's weights."""
 
@@ -118,44 +124,6 @@ class LocalEngine(Engine, Protocol):
 
     steps: int
     """Passes over all running conversations so far: the number grows as long as it samples."""
-
-
-class PinnedEngine(Engine, Protocol):
-    """An engine that stays on one version of the weights until it is closed."""
-
-    def load(self) -> None:
-        """Load and verify the version, in any thread, before it is sampled from; does nothing if it already is.
-
-        Raises EmailRLError if a sampler refuses it or fails the verification.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """Abort loading or generation running in another thread, and any later call, with an exception."""
-        ...
-
-
-@runtime_checkable
-class VersionedEngine(PolicyEngine, Protocol):
-    """An engine that samples from several versions at once, in several threads."""
-
-    def pin(self) -> PinnedEngine:
-        """An engine pinned to the version loaded now, regardless of later loads."""
-        ...
-
-    def hand_over(self, path: Path | None, version: str) -> PinnedEngine:
-        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest.
-
-        Call it, and anything else that loads a version, only after the last one's ``load`` has ended and ``settle``.
-        """
-        ...
-
-    def settle(self) -> None:
-        """Check everything sampled since the last call against the trainer's model.
-
-        Raises EmailRLError if it is wrong; call it before training on rollouts.
-        """
-        ...
 
 
 class Ended:

@@ -1,7 +1,7 @@
 """Searches and reads one person's mailbox in a mail database, as an agent's tools do.
 
 A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (see
-``emailrl.mail.parties``). Dates become bounds on row ids, which count from the newest email, and the scan stops at the
+``emailrl.mail.schema``). Dates become bounds on row ids, which count from the newest email, and the scan stops at the
 last hit requested. Results and snippets equal those of ART-E's query, newest first, except for the snippets of emails
 with thousands of matches (``emailrl.mail.snippets``). By relevance, all matching emails are ranked by FTS5's BM25
 instead. Without keywords, the MATCH contains only people.
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from emailrl.base.errors import EmailRLError, ToolError
 from emailrl.mail.connection import connect, driver, no_database, noted, reading
-from emailrl.mail.parties import SNIPPET_WORDS, party_word
+from emailrl.mail.schema import SNIPPET_WORDS, party_word
 from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, quoted, short_text
 
 Order = Literal["newest", "relevance"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeGuard
 
-from emailrl.mail.sources.raw_email import MADE_UP, RawEmail, Skipped, made_up_id
+from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
 from emailrl.settings import StoreSettings
 
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"

@@ -1,49 +1,41 @@
 """Compares policies on the test split: intervals and significance of differences.
 
 Every policy plays the same questions with the same seeds, so that results are paired by question; accuracies are
-compared with an exact paired test: by inbox, or by question if there are few inboxes.
+compared with an exact paired test: by inbox, or by question if there are few inboxes. Under attack, every policy plays
+them a second time, on emails with injected instructions.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from emailrl.agent.attack import under_attack
+from emailrl.base.disk import check_own
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.measure.attacked import with_attacked
-from emailrl.measure.begun import CONDITIONS, all_conditions, check_folder, is_unfinished, to_resume
+from emailrl.checkpoints import find_runs
+from emailrl.engines.base import PolicyEngine
 from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, reason
-from emailrl.measure.files import REPORT_FILES, write_report
-from emailrl.measure.journal import Conditions, Journal
-from emailrl.measure.picture import draw_accuracies
-from emailrl.measure.report import Comparison, Report, Result, compare
-from emailrl.measure.subjects import Subject, choose_subjects, players
+from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
+from emailrl.measure.report import REPORT_FILES, Comparison, Report, Result, Subject, draw_accuracies, write_report
+from emailrl.model.adapter import find_adapter
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import without_credentials
 
 if TYPE_CHECKING:
-    from emailrl.agent.collect import Collector
+    from emailrl.agent.play import Collector
     from emailrl.settings import Settings
 
-__all__ = [
-    "CONDITIONS",
-    "Comparison",
-    "Progress",
-    "Report",
-    "Result",
-    "Subject",
-    "check_folder",
-    "choose_subjects",
-    "compare",
-    "is_unfinished",
-    "run_benchmark",
-    "to_resume",
-    "with_attacked",
-]
+__all__ = ["CONDITIONS", "Comparison", "Progress", "Report", "Result", "Subject", "run_benchmark"]
 
+CONDITIONS: Final = "conditions.json"
+"""The conditions of a started benchmark: the file that identifies it for resuming."""
 Progress = Callable[["Subject", Trajectory], None]
 """Called with each trajectory as it ends, before scoring; on resume, first with those already played."""
 
@@ -81,7 +73,18 @@ def run_benchmark(
         journals = {label: Journal(file, conditions, resume=resume) for label, file in files.items()}
         results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
     attack = any(subject.attacked for subject in subjects)
-    report = Report(results, _conditions(settings), len(scenarios), list(notes), interrupted, attack)
+    conditions_told = {
+        "split": "test",
+        "temperature": settings.agent.eval_temperature,
+        "max_turns": settings.agent.max_turns,
+        "samples": settings.benchmark.bench_samples,
+        "sequential": settings.benchmark.bench_sequential,
+        "seed": settings.training.seed,
+        "database": settings.store.db,
+        "environment": settings.agent.environment,
+        "reward_name": without_credentials(settings.rewards.reward),
+    }
+    report = Report(results, conditions_told, len(scenarios), list(notes), interrupted, attack)
     if results:
         write_report(report, out)
     if len(results) > 1:
@@ -103,16 +106,42 @@ def _measure(
     journals: Mapping[str, Journal],
     progress: Progress | None,
 ) -> tuple[list[Result], bool]:
-    """Play the remaining questions; returns the results by subject, and whether it was interrupted."""
+    """Play and score the remaining questions; returns the results by subject, and whether it was interrupted."""
     place = {scenario.id: number for number, scenario in enumerate(scenarios)}
-    num_trajectories = len(scenarios) * settings.benchmark.bench_samples
+    bench = settings.benchmark
+    num_trajectories = len(scenarios) * bench.bench_samples
+    portions = [[scenario] for scenario in scenarios] if bench.bench_sequential else [list(scenarios)]
     waiting = [subject for subject in subjects if not journals[subject.label].is_whole(num_trajectories)]
     interrupted = False
+
+    def noted(subject: Subject, trajectory: Trajectory) -> None:
+        if progress is not None:
+            progress(subject, trajectory)
+
     try:
         for subject, collector in players(waiting, settings):
             journal = journals[subject.label]
+
+            def ended(trajectory: Trajectory, subject: Subject = subject, journal: Journal = journal) -> None:
+                journal.append(trajectory)
+                noted(subject, trajectory)
+
+            played = dict(journal.trajectories)
             try:
-                _play(collector, scenarios, settings, subject, journal, progress)
+                for trajectory in played.values():
+                    noted(subject, trajectory)
+                for portion in portions:
+                    evaluate(
+                        collector,
+                        portion,
+                        step=0,
+                        seed=settings.training.seed,
+                        temperature=settings.agent.eval_temperature,
+                        num_samples=bench.bench_samples,
+                        split_label="test",
+                        progress=ended,
+                        played=played,
+                    )
             except KeyboardInterrupt:
                 interrupted = True
                 collector.scorer.score(journal.unscored)
@@ -126,59 +155,116 @@ def _measure(
         journal = journals[subject.label]
         if scored := journal.scored:
             complete = len(scored) == num_trajectories
-            results.append(Result(subject, Evaluation.of(scored), complete, journal.path))
+            results.append(Result(subject, Evaluation(scored), complete, journal.path))
     return results, interrupted
-
-
-def _play(
-    collector: Collector,
-    scenarios: Sequence[Scenario],
-    settings: Settings,
-    subject: Subject,
-    journal: Journal,
-    progress: Progress | None,
-) -> None:
-    """Play and score the questions missing from the journal."""
-
-    def ended(trajectory: Trajectory) -> None:
-        journal.append(trajectory)
-        if progress is not None:
-            progress(subject, trajectory)
-
-    played = dict(journal.trajectories)
-    for trajectory in played.values():
-        if progress is not None:
-            progress(subject, trajectory)
-    portions = [[scenario] for scenario in scenarios] if settings.benchmark.bench_sequential else [list(scenarios)]
-    for portion in portions:
-        evaluate(
-            collector,
-            portion,
-            step=0,
-            seed=settings.training.seed,
-            temperature=settings.agent.eval_temperature,
-            num_samples=settings.benchmark.bench_samples,
-            split_label="test",
-            progress=ended,
-            played=played,
-        )
-
-
-def _conditions(settings: Settings) -> dict[str, Any]:
-    return {
-        "split": "test",
-        "temperature": settings.agent.eval_temperature,
-        "max_turns": settings.agent.max_turns,
-        "samples": settings.benchmark.bench_samples,
-        "sequential": settings.benchmark.bench_sequential,
-        "seed": settings.training.seed,
-        "database": settings.store.db,
-        "environment": settings.agent.environment,
-        "reward_name": without_credentials(settings.rewards.reward),
-    }
 
 
 def _slug(label: str) -> str:
     """A file name for a subject: for a path its last two parts, run and checkpoint."""
     short = "-".join(Path(label).parts[-2:])
     return re.sub(r"[^A-Za-z0-9._]+", "-", short).strip("-.")[-60:] or "model"
+
+
+# -- the policies
+
+
+def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
+    """The policies to measure: those named, else the newest best checkpoint, else the configured base model.
+
+    Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
+    Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
+    """
+    output_dir = settings.output.output_dir
+    if settings.is_chat:
+        if checkpoints:
+            raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
+        return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
+    if not checkpoints and not models:
+        checkpoints, models = (["best"], []) if find_runs(output_dir, which="best") else ([], [settings.model.name])
+    found = [find_adapter(which, output_dir) for which in checkpoints]
+    subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
+    subjects += [Subject(name, name) for name in models]
+    return list({subject.label: subject for subject in subjects}.values())
+
+
+def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[Subject, Collector], None, None]:
+    """Yield each subject with its collector; a base model is loaded once for all its subjects."""
+    from emailrl.agent.play import Collector, Stage, build_stage
+    from emailrl.agent.task import load_task
+    from emailrl.engines import build_chat_engine, open_policy
+    from emailrl.rewards.build import build_scorer
+
+    task = load_task(settings.agent.environment, settings.agent)  # check the user's code before a model is loaded
+    scorer = build_scorer(settings)
+    for model_name in dict.fromkeys(subject.model_name for subject in subjects):
+        named = settings.with_model(model_name)
+        with ExitStack() as opened:
+            if settings.is_chat:
+                stage = Stage(named, task.make, None)
+                engine = opened.enter_context(closing(build_chat_engine(named, task.tools)))
+            else:
+                policy = opened.enter_context(closing(open_policy(named)))
+                stage, engine = build_stage(policy.settings, policy.policy), policy.engine
+            for subject in (each for each in subjects if each.model_name == model_name):
+                adapter, own = subject.adapter, stage
+                if isinstance(engine, PolicyEngine):
+                    engine.load_adapter(adapter.path if adapter else None, subject.label)
+                if subject.attacked:
+                    own = replace(stage, make_environment=under_attack(stage.make_environment))
+                run_id = adapter.run_id if adapter else ""
+                yield subject, Collector(own.on(engine), scorer, own.settings.agent, settings.training.mode, run_id)
+
+
+def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
+    """Each subject, followed by the same one under attack."""
+    twins = ((each, replace(each, label=f"{each.label} (attacked)", attacked=True)) for each in subjects)
+    return [subject for pair in twins for subject in pair]
+
+
+# -- the folder, and what is resumed
+
+
+def check_folder(out: Path) -> None:
+    """Raise UsageError if a new benchmark in ``out`` would remove anything but an old one, or write through a link."""
+    check_own(out, "--out")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
+    if out.exists() and not (out / CONDITIONS).is_file() and any(out.iterdir()):
+        raise UsageError(f"{out} contains something other than a benchmark.", "Name another folder with --out.")
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether the folder holds an unfinished benchmark."""
+    if not (folder / CONDITIONS).is_file():
+        return False
+    try:
+        return bool(json.loads((folder / "results.json").read_bytes())["interrupted"])
+    except (OSError, ValueError, TypeError, KeyError):  # not written, or not by a benchmark
+        return True
+
+
+def to_resume(
+    begun: Sequence[Path], subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings
+) -> Path:
+    """The newest of the folders ``begun`` (oldest first) with these conditions; else the newest."""
+    now = all_conditions(subjects, scenarios, settings)
+    return next((folder for folder in reversed(begun) if _fits(folder / CONDITIONS, now)), begun[-1])
+
+
+def all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings) -> dict[str, Any]:
+    """The conditions that a resumed benchmark must share with the original."""
+    from emailrl.engines.local.weights import adapter_sha256
+
+    adapters = [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects]
+    models = ", ".join(subject.label for subject in subjects)
+    bases = [subject.model_name for subject in subjects]
+    shared = playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature, models=bases)
+    benchmark = {"samples": settings.benchmark.bench_samples, "sequential": settings.benchmark.bench_sequential}
+    return {"models": models, "adapters": adapters} | benchmark | shared
+
+
+def _fits(path: Path, now: dict[str, Any]) -> bool:
+    try:
+        return not differences(path, now)
+    except UsageError:
+        return False

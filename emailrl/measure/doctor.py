@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,7 @@ from emailrl.model.smol_base import PACKAGE as SMOLLM2
 from emailrl.model.smol_base import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
 from emailrl.questions.beside import has_enron_email, questions_file
 from emailrl.questions.rows import HUB_QUESTIONS
-from emailrl.settings import Settings, Untrusted, load_settings
+from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -53,7 +53,6 @@ Status = Literal["ok", "note", "missing", "broken"]
 class Check:
     """One item checked, what was found, and the remedy if something is wrong."""
 
-    area: str
     name: str
     status: Status
     """``note`` works, but may not be what was intended."""
@@ -61,6 +60,7 @@ class Check:
     remedy: str = ""
     essential: bool = False
     """Whether every command needs it."""
+    area: str = ""
 
     @property
     def fatal(self) -> bool:
@@ -84,27 +84,27 @@ def read_torch() -> Any:
     return run_child(_TORCH_PROBE)
 
 
-def examine_hardware(settings: Settings) -> Iterable[Check]:
+def examine_hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:
     """Check the processor, torch, each GPU, the disk of OUTPUT_DIR and the model of MODEL_NAME."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Check("hardware", "cpu", "ok", f"{cores} cores, {memory:.1f} GiB of memory")
+    yield Check("cpu", "ok", f"{cores} cores, {memory:.1f} GiB of memory")
     torch = read_torch()
     if not isinstance(torch, dict):
         remedy = "Reinstall torch for this machine: https://pytorch.org/get-started"
-        yield Check("hardware", "torch", "broken", str(torch), remedy, essential=True)
+        yield Check("torch", "broken", str(torch), remedy, essential=True)
         gpus = []
     else:
         gpus = torch["gpus"]
-        yield Check("hardware", "torch", "ok", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}")
+        yield Check("torch", "ok", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}")
     for number, gpu in enumerate(gpus):
         free, total = (value / GIB for value in gpu["memory"])
-        yield Check("hardware", f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
+        yield Check(f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
     if not gpus:
         remedy = "Fine for --model nano and smol; larger models need a CUDA GPU and a CUDA build of torch."
-        yield Check("hardware", "gpu", "note", "none usable by torch", remedy)
-    yield _disk(settings.output.output_dir)
-    yield _model(settings, has_gpu=bool(gpus))
+        yield Check("gpu", "note", "none usable by torch", remedy)
+    yield _disk(output_dir)
+    yield _model(model, has_gpu=bool(gpus))
 
 
 def _disk(output_dir: Path) -> Check:
@@ -112,25 +112,23 @@ def _disk(output_dir: Path) -> Check:
     free = shutil.disk_usage(folder).free / GIB
     found = f"{free:.1f} GiB free at {folder}"
     if free < LOW_DISK_GIB:
-        return Check("hardware", "disk", "note", found, "Free some space, or set OUTPUT_DIR to a larger disk.")
-    return Check("hardware", "disk", "ok", found)
+        return Check("disk", "note", found, "Free some space, or set OUTPUT_DIR to a larger disk.")
+    return Check("disk", "ok", found)
 
 
-def _model(settings: Settings, *, has_gpu: bool) -> Check:
-    name = settings.model.name
-    if name == "nano":
-        return Check("hardware", "model", "ok", "nano, the packaged policy")
+def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
+    name = model.name
     if name in (SMOL, SMOL_BASE):
-        return _smol(name, settings.model.smol_base)
-    if Path(name).is_dir():
-        return Check("hardware", "model", "ok", f"{name}, a local folder")
+        return _smol(name, model.smol_base)
+    if name == "nano" or Path(name).is_dir():
+        return Check("model", "ok", "nano, the packaged policy" if name == "nano" else f"{name}, a local folder")
     from huggingface_hub import try_to_load_from_cache
 
     cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     found = f"{name}, {'in the hub cache' if cached else 'downloaded from the hub on first use'}"
     if has_gpu:
-        return Check("hardware", "model", "ok", found)
-    return Check("hardware", "model", "note", found, "Without a GPU, use --model smol, or nano for the demo mailbox.")
+        return Check("model", "ok", found)
+    return Check("model", "note", found, "Without a GPU, use --model smol, or nano for the demo mailbox.")
 
 
 def _smol(name: str, given: Path | None) -> Check:
@@ -139,19 +137,19 @@ def _smol(name: str, given: Path | None) -> Check:
 
     try:
         if converted := find_converted(name, given):
-            return Check("hardware", "model", "ok", f"{name}, converted in {converted}")
+            return Check("model", "ok", f"{name}, converted in {converted}")
         if source := find_local(given):
             check_source(source)
-            return Check("hardware", "model", "ok", f"{name} from {source.origin}, converted on first use")
+            return Check("model", "ok", f"{name} from {source.origin}, converted on first use")
     except EmailRLError as error:
-        return Check("hardware", "model", "missing", error.message, error.hint)
+        return Check("model", "missing", error.message, error.hint)
     if in_hub_cache():
-        return Check("hardware", "model", "ok", f"{name} from the hub cache, converted on first use")
+        return Check("model", "ok", f"{name} from the hub cache, converted on first use")
     if is_offline_mode():
         found = f"{name}, not on this machine, and HF_HUB_OFFLINE is set"
-        return Check("hardware", "model", "missing", found, f"Run: {INSTALL_SMOL}")
+        return Check("model", "missing", found, f"Run: {INSTALL_SMOL}")
     found = f"{name}, downloaded from the hub on first use (270 MB)"
-    return Check("hardware", "model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")
+    return Check("model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")
 
 
 DEVELOPERS = ("bench", "browser", "dev")
@@ -166,7 +164,7 @@ def examine_packages(deep: bool) -> Iterable[Check]:
     try:
         wanted = _requirements()
     except metadata.PackageNotFoundError:
-        yield Check("packages", "emailrl", "note", "running from source, not installed", "pip install --editable .")
+        yield Check("emailrl", "note", "running from source, not installed", "pip install --editable .")
         return
     present = {name: version for name in wanted if (version := _installed(name))}
     begun = {wanted[name][1] for name in present}
@@ -176,33 +174,30 @@ def examine_packages(deep: bool) -> Iterable[Check]:
         version = present.get(item.name)
         if (extra in DEVELOPERS and extra not in begun) or (extra == SMOL and version is None):
             continue
-        install = (
-            f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
-        )
-        essential = extra is None
-        area = f"extra {extra}" if extra else "packages"
-        error = errors.get(modules.get(item.name, ""))
+        area, essential = f"extra {extra}" if extra else "", extra is None
+        remedy = f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
+        status: Status = "note"
         if version is None:
-            status: Status = "missing" if essential else "note"
-            yield Check(area, item.name, status, "not installed", install, essential)
-        elif error is not None:
+            status, found = "missing" if essential else "note", "not installed"
+        elif (error := errors.get(modules.get(item.name, ""))) is not None:
+            status, found = "broken", f"{version} fails to import: {error}"
             remedy = f"Reinstall it: pip install --force-reinstall {item.name}"
-            yield Check(area, item.name, "broken", f"{version} fails to import: {error}", remedy, essential)
         elif not item.specifier.contains(version, prereleases=True):
-            yield Check(area, item.name, "note", f"{version}, expected {item.specifier}", install)
+            found = f"{version}, expected {item.specifier}"
         else:
-            yield Check(area, item.name, "ok", version)
+            status, found, remedy = "ok", version, ""
+        yield Check(item.name, status, found, remedy, essential, area)
 
 
 def examine_smollm2() -> Iterable[Check]:
     """The package with smol's base model, not in an extra because pip would build llama.cpp with it; and its reader."""
     if version := _installed(SMOLLM2):
-        yield Check("extra smol", SMOLLM2, "ok", version)
+        yield Check(SMOLLM2, "ok", version)
     missing = [name for name in (SMOLLM2, "gguf") if not _installed(name)]
     if missing and find_converted(SMOL, None):
-        yield Check("extra smol", missing[0], "ok", f"not installed, and not needed: {SMOL} is already converted")
+        yield Check(missing[0], "ok", f"not installed, and not needed: {SMOL} is already converted")
     elif missing:
-        yield Check("extra smol", missing[0], "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
+        yield Check(missing[0], "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
 
 
 def _modules(distributions: Iterable[str]) -> dict[str, str]:
@@ -263,56 +258,52 @@ def import_errors(modules: list[str]) -> dict[str, str]:
     return found if isinstance(found, dict) else dict.fromkeys(modules, str(found))
 
 
-def examine_data(settings: Settings) -> Iterable[Check]:
+def examine_data(db: Path, questions: Path | None) -> Iterable[Check]:
     """Open the mail database and count the questions."""
-    database = _database(settings.store.db)
+    database = _database(db)
     yield database
-    beside = questions_file(settings.store.db)
-    questions = settings.data.questions or (beside if beside.is_file() else None)
-    if questions is None and database.status == "ok" and has_enron_email(settings.store.db):
-        yield Check("data", "questions", "ok", f"{HUB_QUESTIONS}, from the hub")
+    beside = questions_file(db)
+    questions = questions or (beside if beside.is_file() else None)
+    if questions is None and database.status == "ok" and has_enron_email(db):
+        yield Check("questions", "ok", f"{HUB_QUESTIONS}, from the hub")
     elif questions is None:
         remedy = "Generate some (emailrl gen-questions), or name a file with --questions."
-        yield Check("data", "questions", "note", f"none named, and none next to the database: {beside}", remedy)
+        yield Check("questions", "note", f"none named, and none next to the database: {beside}", remedy)
     elif questions.is_file():
         with questions.open("rb") as file:
             lines = sum(1 for line in file if line.strip())
-        yield Check("data", "questions", "ok", f"{questions}, {lines:,} questions")
+        yield Check("questions", "ok", f"{questions}, {lines:,} questions")
     else:
-        yield Check(
-            "data", "questions", "missing", f"no such file: {questions}", "Generate some: emailrl gen-questions"
-        )
+        yield Check("questions", "missing", f"no such file: {questions}", "Generate some: emailrl gen-questions")
 
 
 def _database(db: Path) -> Check:
     if not db.is_file():
-        return Check("data", "database", "missing", f"no such file: {db}", how_to_get(db))
+        return Check("database", "missing", f"no such file: {db}", how_to_get(db))
     size = db.stat().st_size / 1024**2
     try:
         with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
             connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
     except sqlite3.Error as error:
-        return Check("data", "database", "broken", f"{db}: {error}", "Move it away and build it again: emailrl gen-db")
-    return Check("data", "database", "ok", f"{db}, {emails:,} emails, {size:,.1f} MiB")
+        return Check("database", "broken", f"{db}: {error}", "Move it away and build it again: emailrl gen-db")
+    return Check("database", "ok", f"{db}, {emails:,} emails, {size:,.1f} MiB")
 
 
-def examine_accounts(settings: Settings) -> Iterable[Check]:
+def examine_accounts(wandb_mode: str, rewards: RewardSettings) -> Iterable[Check]:
     """Whether W&B and the judge have the keys they need; no key is used or shown."""
-    if settings.tracking.wandb_mode != "online":
-        yield Check("accounts", "wandb", "ok", f"WANDB_MODE={settings.tracking.wandb_mode}")
+    if wandb_mode != "online":
+        yield Check("wandb", "ok", f"WANDB_MODE={wandb_mode}")
     elif _logged_in_to_wandb():
-        yield Check("accounts", "wandb", "ok", "logged in")
+        yield Check("wandb", "ok", "logged in")
     else:
         remedy = "Log in (wandb login), or set WANDB_MODE=disabled."
-        yield Check("accounts", "wandb", "note", "not logged in: runs are logged offline", remedy)
-    if settings.rewards.openrouter_api_key:
-        yield Check(
-            "accounts", "OPENROUTER_API_KEY", "ok", f"set: answers are judged by {settings.rewards.judge_model}"
-        )
+        yield Check("wandb", "note", "not logged in: runs are logged offline", remedy)
+    if rewards.openrouter_api_key:
+        yield Check("OPENROUTER_API_KEY", "ok", f"set: answers are judged by {rewards.judge_model}")
     else:
         remedy = "Set it to have a language model judge answers (a key in .env counts once the folder is trusted)."
-        yield Check("accounts", "OPENROUTER_API_KEY", "note", "not set: answers are matched offline", remedy)
+        yield Check("OPENROUTER_API_KEY", "note", "not set: answers are matched offline", remedy)
 
 
 def _logged_in_to_wandb() -> bool:
@@ -332,26 +323,27 @@ def examine(*, deep: bool = False) -> list[Check]:
     """
     checks: list[Check] = []
     settings = Settings()
+    named = "emailrl.toml, .env"
     try:
         settings = load_settings()
     except Untrusted as error:
-        checks.append(Check("settings", "emailrl.toml, .env", "note", error.message, error.hint))
+        checks.append(Check(named, "note", error.message, error.hint, area="settings"))
         settings = load_settings(looks_only=True)
     except EmailRLError as error:
-        checks.append(Check("settings", "emailrl.toml, .env", "broken", error.message, error.hint, essential=True))
-    looks: list[tuple[str, Callable[[], Iterable[Check]]]] = [
-        ("python", _python),
-        ("packages", lambda: examine_packages(deep)),
-        ("packages", examine_smollm2),
-        ("hardware", lambda: examine_hardware(settings)),
-        ("data", lambda: examine_data(settings)),
-        ("accounts", lambda: examine_accounts(settings)),
-    ]
-    for area, look in looks:
+        checks.append(Check(named, "broken", error.message, error.hint, essential=True, area="settings"))
+    looks: dict[str, Callable[[], Iterable[Check]]] = {
+        "python": _python,
+        "packages": lambda: examine_packages(deep),
+        "extra smol": examine_smollm2,
+        "hardware": lambda: examine_hardware(settings.model, settings.output.output_dir),
+        "data": lambda: examine_data(settings.store.db, settings.data.questions),
+        "accounts": lambda: examine_accounts(settings.tracking.wandb_mode, settings.rewards),
+    }
+    for area, look in looks.items():
         try:
-            checks += look()
+            checks += [replace(check, area=check.area or area) for check in look()]
         except Exception as error:
-            checks.append(Check(area, "look", "broken", f"{type(error).__name__}: {error}", "Please report this."))
+            checks.append(Check("look", "broken", f"{type(error).__name__}: {error}", "Please report this.", area=area))
     areas = list(dict.fromkeys(check.area for check in checks))
     return sorted(checks, key=lambda check: areas.index(check.area))
 
@@ -369,11 +361,11 @@ def verdict(checks: Sequence[Check]) -> tuple[bool, str]:
 
 
 def _python() -> Iterable[Check]:
-    yield Check("python", "python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
     try:
         sqlite3.connect(":memory:").execute("CREATE VIRTUAL TABLE probe USING fts5(body)")
     except sqlite3.Error as error:
         remedy = "Use a Python whose SQLite has FTS5 (python.org, conda and Linux builds do)."
-        yield Check("python", "sqlite fts5", "missing", f"{sqlite3.sqlite_version}: {error}", remedy, essential=True)
+        yield Check("sqlite fts5", "missing", f"{sqlite3.sqlite_version}: {error}", remedy, essential=True)
     else:
-        yield Check("python", "sqlite fts5", "ok", f"SQLite {sqlite3.sqlite_version}")
+        yield Check("sqlite fts5", "ok", f"SQLite {sqlite3.sqlite_version}")

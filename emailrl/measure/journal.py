@@ -6,26 +6,23 @@ are kept in a separate file, and only a process with the same conditions may res
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from emailrl.base.disk import naming, sync
+from emailrl.base.disk import Lock, naming, sync
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.engines import has_servers, is_chat
 from emailrl.mail import database_fingerprint
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.measure.evaluation import has_crashed
 from emailrl.model.resolve import read_chat_template
 from emailrl.questions import fingerprint
 from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.build import uses_judge
 from emailrl.settings import Settings, without_credentials
 
@@ -44,7 +41,7 @@ def playing_conditions(
         "num_questions": len(scenarios),
         "database": database_fingerprint(db) if db.exists() else None,
         "engine": agent.engine,
-        "server": without_credentials(settings.openai.openai_base_url) if is_chat(settings) else None,
+        "server": without_credentials(settings.openai.openai_base_url) if settings.is_chat else None,
         "dtype": _dtypes(settings, models or [settings.model.name]),
         "load_in_4bit": settings.model.load_in_4bit,
         "chat_template_sha256": _template_hash(settings.model.chat_template),
@@ -69,7 +66,7 @@ def playing_conditions(
 
 def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
     """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
-    if is_chat(settings) or has_servers(settings):
+    if settings.is_chat or settings.has_servers:
         return None
     from emailrl.model.device import DTYPES, sampling_dtype  # imports torch
 
@@ -99,16 +96,20 @@ class Conditions:
         Raises Busy if another process holds it. An existing file stays until something is played.
         """
         self.path = path
-        self._now = json.loads(json.dumps(now))
-        self._resumed = resume
-        self._new_folders: list[Path] = []
-        self._stands = resume
-        self._idle = False
-        self._held: IO[bytes] | None = None
+        self._now = now
+        self._new_folders = [folder for folder in path.parents if not folder.exists()]
+        if not resume:
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._hold()
-            self.is_new = os.fstat(self._held_descriptor).st_size == 0
-            """Whether nothing was played under the file before."""
+            self._lock = Lock(path, create=not resume)
+        except FileNotFoundError:
+            raise nothing_to_resume(path) from None
+        except BlockingIOError:
+            raise Busy(f"Another process is writing {path}.", "Wait for it to finish.") from None
+        self.is_new = self._is_idle = path.stat().st_size == 0
+        """Whether nothing was played under the file before."""
+        self._is_written = resume
+        try:
             if resume:
                 self._compare()
             elif self.is_new:
@@ -119,67 +120,33 @@ class Conditions:
 
     def note(self) -> None:
         """Keep the conditions: something is played under them."""
-        if not self._stands:
+        if not self._is_written:
             self._write()
-        self._idle = False
+        self._is_idle = False
 
     def close(self) -> None:
         """Release the lock."""
-        if self._held is None:
-            return
-        if self._idle:
-            self.path.unlink(missing_ok=True)
+        self._lock.close(remove=self._is_idle)
+        if self._is_idle:
             with suppress(OSError):  # the folders are not empty
                 for folder in self._new_folders:
                     folder.rmdir()
-        self._held.close()
-        self._held = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
-    @property
-    def _held_descriptor(self) -> int:
-        assert self._held is not None
-        return self._held.fileno()
-
-    def _hold(self) -> None:
-        """Open the file, creating it if missing, and lock it."""
-        if not self._resumed:
-            self._new_folders = [folder for folder in self.path.parents if not folder.exists()]
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                self._held = open(self.path, "rb+", opener=self._open)  # noqa: SIM115
-            except FileNotFoundError:
-                raise nothing_to_resume(self.path) from None
-            try:
-                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._held.close()
-                self._held = None
-                raise Busy(f"Another process is writing {self.path}.", "Wait for it to finish.") from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._held.fileno()), self.path.stat()):
-                    return
-            self._held.close()  # its process removed it, as nothing was played under it
-
-    def _open(self, path: str, flags: int) -> int:
-        return os.open(path, flags if self._resumed else flags | os.O_CREAT, 0o666)
-
     def _write(self) -> None:
-        self._stands = self._idle = True
+        self._is_written = True
         with naming(self.path):
             self.path.write_bytes(json.dumps(self._now, indent=2).encode() + b"\n")
             sync(self.path)
 
     def _compare(self) -> None:
         if self.is_new:
+            self._is_idle = False
             raise nothing_to_resume(self.path)
         if changed := differences(self.path, self._now):
             also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
@@ -217,27 +184,27 @@ class Journal:
         self._resumed = resume
         self._writer: TrajectoryWriter | None = None
         if resume and path.is_file():
-            last = {trajectory.id: trajectory for trajectory in read_trajectories(path)}
-            self.trajectories = {
-                each.id: each for each in last.values() if each.stop_reason is not StopReason.EXCEPTION
-            }
+            last = {each.id: each for each in read_trajectories(path)}
+            self.trajectories = {name: each for name, each in last.items() if not has_crashed(each)}
         for trajectory in self.trajectories.values():
-            if not _is_over(trajectory):
+            if not trajectory.reward_terms:
                 trajectory.exception = None  # the reason it got no reward
 
     @property
     def unscored(self) -> list[Trajectory]:
         """Trajectories that no one has tried to score yet."""
-        return [each for each in self.trajectories.values() if not each.reward_terms and each.exception is None]
+        return [each for each in self.trajectories.values() if not _is_scored(each)]
 
     @property
     def scored(self) -> list[Trajectory]:
         """The others: with a reward, or an exception instead of one."""
-        return [each for each in self.trajectories.values() if each.reward_terms or each.exception is not None]
+        return list(filter(_is_scored, self.trajectories.values()))
 
     def is_whole(self, count: int) -> bool:
         """Whether this many have been played and scored."""
-        return len(self.trajectories) == count and all(map(_is_over, self.trajectories.values()))
+        return len(self.trajectories) == count and all(
+            each.reward_terms or has_crashed(each) for each in self.trajectories.values()
+        )
 
     def append(self, trajectory: Trajectory) -> None:
         """Save a trajectory that has ended."""
@@ -271,9 +238,8 @@ def is_complete(path: Path, conditions: Path) -> bool:
     return Journal(path, None, resume=True).is_whole(count)
 
 
-def _is_over(trajectory: Trajectory) -> bool:
-    """Whether a trajectory is complete: it has its reward, or its rollout raised."""
-    return bool(trajectory.reward_terms) or trajectory.stop_reason is StopReason.EXCEPTION
+def _is_scored(trajectory: Trajectory) -> bool:
+    return bool(trajectory.reward_terms) or trajectory.exception is not None
 
 
 def _difference(name: str, then: Any, now: Any) -> str:

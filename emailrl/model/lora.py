@@ -7,8 +7,13 @@ before loading: plain LoRA, on the base model's own linear layers, complete.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import math
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,13 +23,42 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from emailrl.base.disk import naming
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.model.adapter import WEIGHTS, read_adapter_config
 from emailrl.settings import LoraSettings
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file; OSError, with ``path`` as its ``filename``, on failure."""
+    with writing_tensors(path):
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+def checksum(tensors: Iterable[Tensor]) -> str:
+    """Return the SHA-256 of the tensors' concatenated bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def writing_tensors(path: Path) -> Iterator[None]:
+    """Turn the errors of safetensors and torch on a full disk into an OSError with ``path`` as its ``filename``."""
+    try:
+        with naming(path):
+            yield
+    except (SafetensorError, RuntimeError) as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:  # torch says no more than that a write failed
+            raise OSError(errno.EIO, "write failed; is the disk full?", str(path)) from error
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
 
 MOST_ALPHA = 1e6
 """Far above any trained value, and far below what makes a merged weight infinite."""

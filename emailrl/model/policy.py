@@ -20,8 +20,8 @@ from emailrl.base.disk import share_files
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import first_line
 from emailrl.model.adapter import CONFIG, WEIGHTS
+from emailrl.model.lora import write_tensors, writing_tensors
 from emailrl.model.resolve import base_name
-from emailrl.model.tensors import write_tensors, writing_tensors
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 

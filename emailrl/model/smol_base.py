@@ -282,7 +282,7 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
     """The model in bf16 and its tokenizer."""
     import torch
 
-    from emailrl.model.tensors import writing_tensors
+    from emailrl.model.lora import writing_tensors
 
     folder.mkdir()
     with writing_tensors(folder):

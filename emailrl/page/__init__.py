@@ -1,11 +1,10 @@
 """One HTML page of a run, a trajectory file or one trajectory: a single file that works offline.
 
-The page's sources (``page.html``, ``page.css`` and the scripts) use no library and need no build: ``html.py`` joins
+The page's sources (``page.html``, ``page.css`` and the scripts) use no library and need no build: ``build.py`` joins
 them, stripped of indentation and comments, for every page.
 """
 
-from emailrl.page.build import PageData, gather
-from emailrl.page.html import dump, page, served_page
+from emailrl.page.build import PageData, dump, gather, page, served_page
 from emailrl.page.place import Place, place_of, run_record
 from emailrl.page.redact import redacted
 from emailrl.page.shapes import detail, rows

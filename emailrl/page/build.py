@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import base64
+import gzip
+import hashlib
+import html
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import chain
 from pathlib import Path
+from typing import Any, Final
 
 from emailrl.base.errors import UsageError
-from emailrl.page.locate import has_numbers
 from emailrl.page.place import (
     Place,
     file_record,
+    has_numbers,
+    position_in,
     run_record,
     source_of,
-    trajectories_of,
 )
 from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
-from emailrl.records import Entry, Record, TrainingNote, TrajectoryIndex, training_notes
-from emailrl.records.trajectory import Trajectory
+from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 
 MAX_TRAJECTORIES = 10_000
 MAX_TOKENS = 6_000_000
@@ -35,40 +40,41 @@ class PageData:
     details: Callable[[], Iterator[Record]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    file: Path
-    trajectories: list[tuple[Trajectory, Entry]]
-    notes: dict[str, TrainingNote]
-
-
 def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECTORIES) -> PageData:
     """Read the files of a place; data over the budget is left out and listed in ``run["left_out"]``.
 
     ``model_name``'s tokenizer is tried last. Raises ``UsageError`` if there is no trajectory.
     """
-    kept, files, left_out = _read(place, max_trajectories)
-    if not any(item.trajectories for item in kept) and not (place.index is None and has_numbers(place.folder)):
+    kept, records, left_out = _read(place, max_trajectories)
+    if not any(positions for positions, _ in kept.values()) and not (place.index is None and has_numbers(place.folder)):
         why = left_out or [f"{place.root} holds no complete trajectory yet"]
         raise UsageError(f"{why[0]}.", "Wait for the run, or name another file.")
+    notes: dict[Path, dict[str, TrainingNote]] = {}
+    for file in kept:
+        notes[file], complaints = training_notes(file)
+        left_out += complaints
     tokens = _tokenizers(kept, model_name)
-    run = run_record(place, files)
+    run = run_record(place, records)
     run["left_out"] += left_out
     if unreadable := [file.name for file, texts in tokens.items() if texts is None]:
         run["notes"] += [f"No tokenizer was found for {_several(unreadable)}: token ids are shown instead of text."]
 
     def details() -> Iterator[Record]:
-        for item in kept:
-            for each, _ in item.trajectories:
-                yield detail(each, note=item.notes.get(each.id), tokens=tokens.get(item.file))
+        for file, (positions, index) in kept.items():
+            for each in map(index.trajectory, positions):
+                yield detail(each, note=notes[file].get(each.id), tokens=tokens.get(file))
 
-    shown = [rows(item.file, [entry for _, entry in item.trajectories], item.notes) for item in kept]
+    shown = (rows(file, [index[at] for at in positions], notes[file]) for file, (positions, index) in kept.items())
     return PageData(run, [*chain.from_iterable(shown)], details)
 
 
-def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record], list[str]]:
-    """The files' trajectories in the place's order, within the budget."""
-    kept: dict[Path, _Kept] = {}
+Kept = dict[Path, tuple[Sequence[int], TrajectoryIndex]]
+"""Of each file, the positions of the trajectories that a page shows."""
+
+
+def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list[str]]:
+    """The files' trajectories in the place's order, within the budget; their entries, and what is left out."""
+    kept: Kept = {}
     records: dict[Path, Record] = {}
     cut: list[str] = []
     count = tokens = 0
@@ -77,22 +83,21 @@ def _read(place: Place, max_trajectories: int) -> tuple[list[_Kept], list[Record
             records[file] = file_record(file, None, 0) | {"left_out": True}
             continue
         index = TrajectoryIndex(file)
-        found = trajectories_of(index, place.index)
+        positions = index.readable if place.index is None else [position_in(index, place.index)]
         if place.index is not None and len(index) > 1:
             cut.append(f"{len(index) - 1} of the {len(index)} trajectories in {file.name}")
         cut += index.complaints
-        if count + len(found) > max_trajectories:
-            cut.append(f"{count + len(found) - max_trajectories} of the {len(found)} trajectories in {file.name}")
-            found = found[: max_trajectories - count]
-        count += len(found)
-        tokens += sum(len(sample.token_ids) for each, _ in found for sample in each.samples)
-        notes, complaints = training_notes(file)
-        cut += complaints
-        kept[file] = _Kept(file, found, notes)
-        records[file] = file_record(file, found[0][0] if found else None, len(found))
+        if (over := count + len(positions) - max_trajectories) > 0:
+            cut.append(f"{over} of the {len(positions)} trajectories in {file.name}")
+            positions = positions[:-over]
+        first = index.trajectory(positions[0]) if positions else None
+        count += len(positions)
+        tokens += sum(index[at].tokens for at in positions)
+        kept[file] = positions, index
+        records[file] = file_record(file, first, len(positions))
     if skipped := [file.name for file in place.files if file not in kept]:
         cut.append(f"{_several(skipped)} ({len(skipped)} of {len(place.files)} files)")
-    return [kept[file] for file in place.files if file in kept], [records[file] for file in place.files], cut
+    return {file: kept[file] for file in place.files if file in kept}, [records[file] for file in place.files], cut
 
 
 def _by_importance(files: tuple[Path, ...]) -> list[Path]:
@@ -105,15 +110,105 @@ def _several(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
-def _tokenizers(kept: list[_Kept], model_name: str) -> dict[Path, TokenTexts | None]:
+def _tokenizers(kept: Kept, model_name: str) -> dict[Path, TokenTexts | None]:
     """The tokenizer of each file with tokens, or None; reuses the previous one if it fits, as loading is slow."""
     found: dict[Path, TokenTexts | None] = {}
     known: TokenTexts | None = None
-    for item in kept:
-        first = next((each for each, _ in item.trajectories if any(turn.completion_ids for turn in each.turns)), None)
-        if first is None:
-            continue
-        if not (known and known.fits(first)):
-            known = fitting_tokenizer(tokenizer_folders(item.file, model_name), first)
-        found[item.file] = known
+    for file, (positions, index) in kept.items():
+        with_ids = (at for at in positions if index[at].trained)
+        if (at := next(with_ids, None)) is not None:
+            first = index.trajectory(at)
+            if not (known and known.fits(first)):
+                known = fitting_tokenizer(tokenizer_folders(file, model_name), first)
+            found[file] = known
     return found
+
+
+_CHUNK_BYTES = 400_000
+"""Trajectory JSON that the page unpacks at a time."""
+SCRIPTS: Final = (
+    "data", "dom", "state", "charts", "overview", "list", "conversation", "tokens", "detail", "about", "main",
+)  # fmt: skip
+"""The page's scripts in the order in which they are joined into one."""
+
+
+def dump(value: Any) -> str:
+    """Return a value as strict JSON: lone surrogates as escapes, NaN and infinity as null."""
+    return encode(value).decode().strip()
+
+
+def page(data: PageData) -> str:
+    """Return the page as one self-contained HTML document."""
+    starts, chunks = [0], list[str]()
+    for count, chunk in _chunks(data.details()):
+        chunks.append(_block(f"chunk-{len(chunks)}", chunk))
+        starts.append(starts[-1] + count)
+    blocks = [
+        _block("run", encode(data.run)),
+        _block("rows", _array(map(encode, data.rows))),
+        *chunks,
+        _json_script("page", {"served": False, "starts": starts}),
+    ]
+    return _document(data.run["title"], "\n".join(blocks), connect="'none'")[0]
+
+
+def served_page(title: str) -> tuple[str, str]:
+    """Return the page without data, which it fetches from its server (``/data/…``), and its Content-Security-Policy."""
+    return _document(title, _json_script("page", {"served": True}), connect="'self'")
+
+
+def _chunks(details: Iterable[Record]) -> Iterator[tuple[int, bytes]]:
+    """JSON arrays of trajectories of about ``_CHUNK_BYTES`` each, with their lengths."""
+    items: list[bytes] = []
+    size = 0
+    for record in details:
+        items.append(encode(record))
+        size += len(items[-1])
+        if size >= _CHUNK_BYTES:
+            yield len(items), _array(items)
+            items, size = [], 0
+    if items:
+        yield len(items), _array(items)
+
+
+def _array(items: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(items) + b"]"
+
+
+def _block(name: str, content: bytes) -> str:
+    """Compressed data: base64 holds no ``<``, so nothing in it can end the element."""
+    packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+    return f'<script type="application/json" id="{name}">"{packed}"</script>'
+
+
+def _json_script(name: str, value: Record) -> str:
+    return f'<script type="application/json" id="{name}">{dump(value)}</script>'
+
+
+def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:
+    """The document and its policy."""
+    style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+    script = f'(() => {{\n"use strict";\n{script}\n}})();'
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    document = (
+        _source("page.html")
+        .replace("{{policy}}", policy)
+        .replace("{{style}}", style)
+        .replace("{{script}}", script)
+        .replace("{{data}}", blocks)
+        .replace("{{title}}", html.escape(title))
+    )
+    return document, policy
+
+
+def _source(name: str) -> str:
+    """A source file without indentation, blank lines and lines of comments."""
+    lines = map(str.strip, (files("emailrl.page") / name).read_text(encoding="utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

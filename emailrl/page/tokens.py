@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.model.resolve import resolve_model
-from emailrl.page.locate import benchmark_record, read_object
+from emailrl.page.place import benchmark_record, read_object
 from emailrl.records.trajectory import Trajectory
 
 if TYPE_CHECKING:

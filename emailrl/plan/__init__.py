@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.base.errors import UsageError
-from emailrl.engines import has_servers, vllm_in_process
 from emailrl.model.shape import find_shape
 from emailrl.plan.advice import Obstacle, Way, faster_ways, find_obstacles, ways_to_fit
 from emailrl.plan.devices import GIB, MEASURED, Device, find_device, this_machine
@@ -116,7 +115,7 @@ class Plan:
         if memory.fits:
             return f"does not fit: {cluster.gpus:,} GPUs are too few for a trainer and a server; use more"
         if memory.peak <= memory.usable:
-            whose = "vLLM's share" if vllm_in_process(self.job.settings) else "the KV cache"
+            whose = "vLLM's share" if self.job.settings.vllm_in_process else "the KV cache"
             amounts = f"{whose} has room for {memory.cache_tokens:,} tokens of {memory.cache_needs:,}"
         elif memory.peak <= memory.device_bytes:
             amounts += f", {memory.usable / GIB:.1f} of them usable"
@@ -140,7 +139,7 @@ class Plan:
             else:
                 needs = f"would be cut off at {worst.cache_tokens:,}, the size of the KV cache"
             notes.append(f"a trajectory of {most:,} tokens, the most MAX_TURNS and MAX_TOKENS allow, {needs}")
-        if split is None and self.job.cluster.gpus > 1 and has_servers(self.job.settings):
+        if split is None and self.job.cluster.gpus > 1 and self.job.settings.has_servers:
             notes.append("memory and tokens are those of one trainer")
         if split is not None and split.trainers > 1:
             notes.append(
@@ -201,14 +200,14 @@ def make_plan(
     remarks = list(known.measured.remarks_on(model)) if known.measured else []
     settings, confirmed, assumed = limit_to_questions(settings)
     remarks += assumed
-    if cluster.gpus > 1 and counts_ranks and has_servers(settings):
+    if cluster.gpus > 1 and counts_ranks and settings.has_servers:
         remarks.append(
             "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nnodes"
         )
     job = Job(find_shape(model), settings, cluster, replace(known, confirmed=confirmed))
     if cluster.gpus > 1:
         job = replace(job, settings=_on_several(settings, counts_ranks=counts_ranks))
-    shared = not has_servers(job.settings)
+    shared = not job.settings.has_servers
     other = replace(job, settings=with_servers(job.settings) if shared else in_turn(job.settings))
     split = job.split()
     memory, seconds = job.rank(cluster.per_host)
@@ -238,5 +237,5 @@ def _on_several(settings: Settings, *, counts_ranks: bool) -> Settings:
     """The settings for several GPUs: their engine if it samples in the trainers' processes, else vLLM servers."""
     if counts_ranks and settings.agent.engine == "auto":
         return changed(settings, engine="transformers")  # as every rank of train does
-    in_process = settings.agent.engine == "transformers" or vllm_in_process(settings)
+    in_process = settings.agent.engine == "transformers" or settings.vllm_in_process
     return settings if in_process else with_servers(settings)

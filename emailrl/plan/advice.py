@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from emailrl.base.plain import counted
-from emailrl.engines import engine_gpus, has_servers, vllm_in_process
 from emailrl.model.layout import GPU_SIZED
 from emailrl.model.shape import KNOWN, find_shape
 from emailrl.plan.devices import DEVICES, driver_gpus
@@ -59,7 +58,7 @@ def find_obstacles(job: Job, *, sharded: bool, here: bool) -> list[Obstacle]:
 def _refused(job: Job, *, sharded: bool) -> Iterator[Obstacle]:
     """Reasons and remedies on any machine."""
     model, on_gpu, per_host = job.settings.model, job.cluster.device.is_gpu, job.cluster.per_host
-    each, shared = engine_gpus(job.settings), job.cluster.gpus > 1 and not has_servers(job.settings)
+    each, shared = job.settings.engine_gpus, job.cluster.gpus > 1 and not job.settings.has_servers
     if model.shard == "host" and per_host == 1:
         yield Obstacle("SHARD=host needs at least two ranks per host", "--num-gpus 2 or more, or unset SHARD")
     if shared and per_host % each:
@@ -80,9 +79,9 @@ def _refused(job: Job, *, sharded: bool) -> Iterator[Obstacle]:
 
 def _missing(job: Job) -> Iterator[Obstacle]:
     """What this machine lacks, and remedies."""
-    model, on_gpu, gpus = job.settings.model, job.cluster.device.is_gpu, engine_gpus(job.settings)
+    model, on_gpu, gpus = job.settings.model, job.cluster.device.is_gpu, job.settings.engine_gpus
     clone = "in the clone: pip install -e"
-    if vllm_in_process(job.settings) and find_spec("vllm") is None:
+    if job.settings.vllm_in_process and find_spec("vllm") is None:
         yield Obstacle("vllm is not installed here", f"{clone} '.[vllm]'; VLLM_URLS, or --engine transformers")
     if on_gpu and gpus > 1 and gpus > (here := len(driver_gpus())):
         yield Obstacle(f"VLLM_TENSOR_PARALLEL_SIZE is {gpus}, but this machine has {counted(here, 'GPU')}", "lower it")
@@ -98,10 +97,10 @@ def _missing(job: Job) -> Iterator[Obstacle]:
 
 def ways_to_fit(job: Job) -> list[Way]:
     """Each of a few changes that suffices alone, else the strongest together; a smaller Qwen3; a larger GPU."""
-    memory, vllm = job.whole()[0], vllm_in_process(job.settings)
+    memory, vllm = job.whole()[0], job.settings.vllm_in_process
     on_gpu, own = memory.layout.on_gpu, job.settings.vllm.vllm_gpu_memory_utilization
     smaller = _halves(memory.micro_batch_tokens, max(job.tokens().longest, SMALLEST_BATCH))
-    sizes = range(engine_gpus(job.settings) + 1, job.cluster.per_host + 1)
+    sizes = range(job.settings.engine_gpus + 1, job.cluster.per_host + 1)
     cache = job.settings.agent.kv_cache_gib if samples_in_process(job.settings) else None
     shares: list[float] = sorted(SHARES, key=lambda share: (round(abs(share - own), 2), share))
     tries: dict[str, Iterable[object]] = {

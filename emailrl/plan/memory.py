@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from emailrl.engines import budget, engine_gpus, has_servers, vllm_in_process
+from emailrl.engines import budget
 from emailrl.engines.vllm.arguments import VLLM_WORK, Trainer, capture_sizes, graph_bytes, sleeps, vllm_share
 from emailrl.model.layout import (
     CHUNK_ELEMENTS,
@@ -210,7 +210,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
         cards = 1
     resident = _resident(shape, settings, layout, cards)
     slots = _slots(shape, settings, layout, tokens)
-    if vllm_in_process(settings):
+    if settings.vllm_in_process:
         sampling, room, needs = _sampled_by_vllm(shape, settings, layout, total)
     elif samples_in_process(settings):
         sampling, room, needs = _sampled_in_process(
@@ -219,7 +219,7 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     else:
         sampling, room, needs = {}, None, 0
     asleep = _vllm_sleeps(shape, settings, layout, total)
-    beside = {"vLLM": ASLEEP} if asleep else sampling if vllm_in_process(settings) else {}
+    beside = {"vLLM": ASLEEP} if asleep else sampling if settings.vllm_in_process else {}
     batch = micro_batch_tokens(shape, settings, device, tokens)
     keep = keep_of(
         shape, settings, layout, batch, total - layout.context - sum(resident.values()) - sum(beside.values())
@@ -339,7 +339,7 @@ def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> 
     if samples_in_process(settings):
         most = budget.most_rows(agent, shape.parameters, on_gpu=layout.on_gpu)
     else:
-        most = budget.rows_per_server(agent) if has_servers(settings) else agent.max_batch_trajectories
+        most = budget.rows_per_server(agent) if settings.has_servers else agent.max_batch_trajectories
     return min(most, tokens.at_once)
 
 
@@ -350,7 +350,7 @@ Sampled = tuple[dict[str, int], int | None, int]
 def _sampled_by_vllm(shape: Shape, settings: Settings, layout: Layout, total: int) -> Sampled:
     """Of in-process vLLM on each of its GPUs."""
     weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
-    share, each = int(vllm_share(settings.agent, settings.vllm, weights, total)), engine_gpus(settings)
+    share, each = int(vllm_share(settings.agent, settings.vllm, weights, total)), settings.engine_gpus
     parts = {"vLLM": share}
     if layout.on_gpu and capture_sizes(settings.agent, settings.vllm, total):
         parts["CUDA graphs"] = graph_bytes(layers=shape.layers, hidden=shape.hidden)
@@ -364,7 +364,7 @@ def _sampled_by_vllm(shape: Shape, settings: Settings, layout: Layout, total: in
 
 def _vllm_sleeps(shape: Shape, settings: Settings, layout: Layout, total: int) -> bool:
     """Whether in-process vLLM sleeps while the trainer works, as the engine decides."""
-    if not vllm_in_process(settings):
+    if not settings.vllm_in_process:
         return False
     trainer = None
     if layout.layers == "fused":

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.base.plain import counted
-from emailrl.engines import engine_gpus, has_servers
 from emailrl.engines.budget import most_requests, rows_per_server, server_share
 from emailrl.engines.vllm.arguments import VLLM_WORK
 from emailrl.model.shape import Shape
@@ -147,7 +146,7 @@ class Job:
 
     def whole(self) -> tuple[Memory, Seconds]:
         """Memory of one trainer and seconds of all GPUs, or of one if the run does not fit."""
-        memory, seconds = self.rank(self.cluster.per_host if has_servers(self.settings) else 1)
+        memory, seconds = self.rank(self.cluster.per_host if self.settings.has_servers else 1)
         split = self.split() if memory.fits else None
         return (split.memory, split.seconds) if split else (memory, seconds)
 
@@ -155,7 +154,7 @@ class Job:
         """What each of several GPUs does; None if the run does not fit, and for one GPU."""
         if self.cluster.gpus == 1:
             return None
-        return self._best_division() if has_servers(self.settings) else self._in_turn()
+        return self._best_division() if self.settings.has_servers else self._in_turn()
 
     def _best_division(self) -> Split | None:
         """Of trainers and servers with about the most tokens per second, those with the shortest step."""
@@ -194,7 +193,7 @@ class Job:
 
         None if a rank does not fit with its engine, or the ranks of a host cannot be divided into engines.
         """
-        ranks, each, settings = self.cluster.gpus, engine_gpus(self.settings), self.settings
+        ranks, each, settings = self.cluster.gpus, self.settings.engine_gpus, self.settings
         own, tokens = self.tokens(), self.tokens(ranks)
         memory, seconds = self.rank()
         if not memory.fits or self.cluster.per_host % each:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from emailrl.engines import engine_gpus, has_servers
 from emailrl.model.layout import Keep
 from emailrl.model.shape import Shape
 from emailrl.plan.devices import Device
@@ -43,7 +42,7 @@ and transformers with merged weights: from ``tests/gpu/bench_sampling.py`` and `
 for other trajectories' turns; transformers with an unmerged adapter: assumed."""
 ONE_TURN: Final = 0.107e-3
 """Seconds that vLLM with CUDA graphs adds per layer to reading weights and cache, if no other turns join: adapter,
-norms, sampling. ``tests/gpu/bench_decode_14b.py``: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
+norms, sampling. Measured: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
 READING: Final = 0.9
 """Share of the bandwidth reached there."""
 GATHERED: Final = 2
@@ -130,7 +129,7 @@ def plan_seconds(
     if layout.layers == "fused":
         together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
         train = max(train, math.ceil(tokens.trajectories / together) * shape.layers * LAUNCH)
-    sampling = Sampling(shape, settings, device.times(engine_gpus(settings)), tokens, memory)
+    sampling = Sampling(shape, settings, device.times(settings.engine_gpus), tokens, memory)
     return Seconds(
         rollout=sampling.seconds(tokens.trajectories, members=training.num_generations),
         handover=_handover(shape, settings, vllm_sleeps=memory.vllm_sleeps),
@@ -147,17 +146,17 @@ def plan_seconds(
 
 def overlaps(settings: Settings) -> bool:
     """Whether servers sample the next step while this one trains."""
-    return has_servers(settings) and settings.vllm.staleness(servers=True) > 0
+    return settings.has_servers and settings.vllm.staleness(servers=True) > 0
 
 
 def _handover(shape: Shape, settings: Settings, *, vllm_sleeps: bool) -> float:
     """Seconds per step for which neither rollouts nor training can go on; 0 with the transformers engine."""
     if settings.agent.engine != "vllm":
         return 0.0
-    if has_servers(settings):
+    if settings.has_servers:
         return HANDED_OVER if overlaps(settings) else HANDOVER
     weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
-    return HANDOVER + (WAKING + weights / engine_gpus(settings) / MOVED if vllm_sleeps else 0.0)
+    return HANDOVER + (WAKING + weights / settings.engine_gpus / MOVED if vllm_sleeps else 0.0)
 
 
 def reached(shape: Shape, layout: Layout) -> float:

@@ -176,9 +176,6 @@ class AgentSettings(Section):
     a GPU."""
     max_tokens_per_rollout_pass: Positive | None = None
     """Prompt tokens per prefill pass of the in-process engine; default: 8192 on a GPU, 1024 on a CPU."""
-    cuda_graphs: bool = False
-    """Capture the decode steps of the in-process engine as CUDA graphs, and prefill several prompts together: faster
-    for models up to 1 B parameters, which spend most of a step launching kernels."""
     engine: Literal["auto", "transformers", "vllm", "openai"] = "auto"
     """Sampling engine; auto samples in process."""
 
@@ -268,6 +265,26 @@ class Settings(Section):
     output: OutputSettings = OutputSettings()
     tracking: TrackingSettings = TrackingSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a chat server samples, which needs no policy, tokenizer or adapter."""
+        return self.agent.engine == "openai"
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether vLLM servers sample, rather than an engine on the trainer's own GPU."""
+        return self.agent.engine == "vllm" and bool(self.vllm.vllm_urls)
+
+    @property
+    def vllm_in_process(self) -> bool:
+        """Whether vLLM samples on the trainer's own GPU."""
+        return self.agent.engine == "vllm" and not self.vllm.vllm_urls
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs, each with a rank, that share one engine in the trainer's process."""
+        return self.vllm.vllm_tensor_parallel_size if self.vllm_in_process else 1
 
     def with_model(self, name: str) -> Settings:
         """These settings for another base model."""

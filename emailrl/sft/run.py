@@ -30,8 +30,8 @@ from emailrl.checkpoints import (
     verify,
     write_checkpoint,
 )
+from emailrl.model.lora import writing_tensors
 from emailrl.model.policy import Policy
-from emailrl.model.tensors import writing_tensors
 from emailrl.settings import Settings, SftSettings, run_root
 from emailrl.sft.data import Data
 from emailrl.sft.fit import Fitter

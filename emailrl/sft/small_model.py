@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from emailrl.agent.prompts import SYSTEM_PROMPT
+from emailrl.agent.mail_env import SYSTEM_PROMPT
 from emailrl.agent.tools import TOOLS, tool_schemas
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.model.device import enough_memory
-from emailrl.model.tensors import checksum
+from emailrl.model.lora import checksum
 from emailrl.ranks import ALONE, LostRank, Ranks
 from emailrl.training.batch import Share
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from emailrl.base.disk import replace_bytes
 from emailrl.base.errors import EmailRLError
-from emailrl.model.tensors import write_tensors
+from emailrl.model.lora import write_tensors
 from emailrl.records.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
 from emailrl.training.algorithms import LossMask
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from emailrl.base.errors import UsageError
-from emailrl.engines import has_servers
 from emailrl.settings import Settings
 from emailrl.settings.names import leaves, nearest
 from emailrl.settings.needs import unmet
@@ -75,7 +74,7 @@ def in_force(algorithm: Algorithm, settings: Settings) -> SimpleNamespace:
         estimator=f"ADVANTAGE_ESTIMATOR={algorithm.advantage}{source}",
         overlong=algorithm.overlong_share if buffer is None else buffer,
         updates=updates_per_step(settings),
-        servers=has_servers(settings),
+        servers=settings.has_servers,
         lag=staleness(settings),
     )
 
@@ -87,4 +86,4 @@ def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
 
 def staleness(settings: Settings) -> int:
     """Steps by which the sampling policy may lag behind the trained one: MAX_STALENESS or its default."""
-    return settings.vllm.staleness(servers=has_servers(settings))
+    return settings.vllm.staleness(servers=settings.has_servers)

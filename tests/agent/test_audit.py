@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from emailrl.agent.audit import TokenDriftError, audit
+from emailrl.agent.play import TokenDriftError, audit
 from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, Turn
 
 

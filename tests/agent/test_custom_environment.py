@@ -131,13 +131,6 @@ def test_an_answer_fills_arte_rubric(make: Make) -> None:
     assert environment.rubric == asdict(Rubric(num_turns=2, attempted_answer=True, num_sources=2, sources_correct=True))
 
 
-def test_i_dont_know_is_no_attempt(make: Make) -> None:
-    environment = make("Echo")
-    environment.start()
-    environment.step(say("answer I don't know."))
-    assert environment.rubric == asdict(Rubric(num_turns=1, returned_i_dont_know=True, num_sources=2))
-
-
 def test_it_ends_when_the_turns_are_used_up(make: Make) -> None:
     environment = make("Echo", max_turns=2)
     environment.start()
@@ -174,12 +167,6 @@ def test_the_tools_are_its_own_or_those_of_mail(path: Path) -> None:
 def test_what_is_no_environment(path: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_task(name.format(path=path))
-
-
-def test_a_file_that_does_not_load_is_told_with_its_line(path: Path) -> None:
-    path.write_text("import os\n\nos.environ['no_such_name']\n")
-    with pytest.raises(UsageError, match=rf"{path}:Echo failed to load: {path}, line 3: KeyError: 'no_such_name'"):
-        load_task(f"{path}:Echo")
 
 
 @pytest.mark.parametrize(

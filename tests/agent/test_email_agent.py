@@ -15,9 +15,8 @@ from peft import PeftModel
 from tiny import ANN, make_checkpoint, make_database, make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from emailrl import EmailAgent
+from emailrl import EmailAgent, engines
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.engines import opened
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.records.trajectory import StopReason
 
@@ -50,7 +49,7 @@ def play(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[
     model, db = parts
 
     def make(*texts: str, **config: Any) -> EmailAgent:
-        monkeypatch.setattr(opened, "build_engine", lambda _, policy: Expert(policy.tokenizer, texts))
+        monkeypatch.setattr(engines, "build_engine", lambda _, policy: Expert(policy.tokenizer, texts))
         return EmailAgent(str(model), config={"db": db, **config})
 
     return make
@@ -80,13 +79,6 @@ def test_query_date_hides_later_mail(play: Callable[..., EmailAgent]) -> None:
         answer = agent.answer("When?", ANN, query_date=query_date)
         assert ("<m0@x>" in (answer.trajectory.turns[0].tool_result or "")) is found
         assert answer.answer is None and str(answer) == "no answer (ran_out_of_turns)"
-
-
-def test_whether_a_search_needs_keywords_is_a_setting(play: Callable[..., EmailAgent]) -> None:
-    search = call("search_emails", '{"keywords": [], "sent_after": "2001-01-01"}')
-    for allowed, reason in ((True, StopReason.RAN_OUT_OF_TURNS), (False, StopReason.BAD_TOOL_CALL_ARGS)):
-        agent = play(search, max_turns=1, search_without_keywords=allowed)
-        assert agent.answer("When?", ANN).stop_reason == reason
 
 
 def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:

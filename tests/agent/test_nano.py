@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import collector_of, settings_of
 
-from emailrl.agent.audit import audit
+from emailrl.agent.play import audit
 from emailrl.engines import build_engine
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.agent.audit import TokenDriftError, audit
+from emailrl.agent.play import TokenDriftError, audit
 from emailrl.agent.runner import derive_seed, run
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered

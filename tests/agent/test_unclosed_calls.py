@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from emailrl.agent.audit import audit
 from emailrl.agent.mail_env import MailEnvironment
+from emailrl.agent.play import audit
 from emailrl.agent.runner import run
 from emailrl.agent.tools import tool_schemas
 from emailrl.engines.base import Completion, SamplingParams

@@ -45,15 +45,6 @@ def test_an_endpoint_that_refuses_means_offline(online: pytest.MonkeyPatch) -> N
     assert is_offline()
 
 
-def test_a_name_that_does_not_resolve_means_offline(online: pytest.MonkeyPatch) -> None:
-    def refuse(*address: object, **options: object) -> None:
-        raise socket.gaierror("no network in this test")
-
-    online.setattr(socket, "getaddrinfo", refuse)
-    go_offline_if_unreachable()
-    assert is_offline()
-
-
 def test_a_resolver_that_hangs_means_offline_in_time(online: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
@@ -73,13 +64,6 @@ def test_an_endpoint_that_answers_changes_nothing(online: pytest.MonkeyPatch) ->
     with socket.create_server(("127.0.0.1", 0)) as server:
         online.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         go_offline_if_unreachable()
-    assert not is_offline()
-
-
-def test_zero_insists_on_the_network_without_asking_it(online: pytest.MonkeyPatch) -> None:
-    online.setenv("HF_HUB_OFFLINE", "0")
-    online.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
-    go_offline_if_unreachable()
     assert not is_offline()
 
 

@@ -6,37 +6,37 @@
 Ingest: ``gen-db``'s build (parsing processes, staging, index, fsync) against ``mail-parser`` and ART-E's loader (the
 extra ``bench``). Search: both queries over the same stored mails, inbox and dates on, warm, in turns; every pair of
 result sets is compared. ART-E's side plays the first ``--peer-queries`` of each kind. ``cpu`` are processor seconds,
-which say more than the clock where other work runs beside. Memory is the peak over all processes of the build together.
+which say more than the clock where other work runs beside. Memory is the peak over all processes of the build together
+(a page that several share counts once).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import multiprocessing
+import json
 import random
+import re
 import resource
 import sqlite3
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import islice
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import art_e_store
-import store_queries
 from big_mail import Copies
 from mail.mails import stored_emails
-from peak_memory import PeakMemory
-from store_queries import Query
 
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
@@ -44,42 +44,42 @@ from emailrl.mail.sources import RawEmail, open_source
 
 ENRON = Path(__file__).resolve().parents[3] / "shared" / "data" / "enron"
 APPENDED = 2000
+COMMON = (["the"], ["enron"], ["gas"], ["the", "enron"], ["the", "gas"], ["enron", "gas"], ["of the"])
+SIZES = {"large": (2_000, 10**9), "middle": (200, 2_000), "small": (10, 200)}
+"""Mails in an inbox, from and below."""
 
-FIRST_SEARCH = """
-import sys, time
-import psutil
-from emailrl.mail import open_mailbox
-memory, started = psutil.Process().memory_full_info().uss, time.perf_counter()
-box = open_mailbox(sys.argv[1], sys.argv[2])
-opened = time.perf_counter()
-box.search(["the", "meeting"])
-searched = time.perf_counter()
-memory = psutil.Process().memory_full_info().uss - memory
-print(f"open {1000 * (opened - started):.2f} ms, first search {1000 * (searched - opened):.2f} ms, {memory >> 10} KiB")
-"""
+
+def report(name: str, work: Callable[[], tuple[int, str]]) -> float:
+    """Run ``work``, which tells the messages it saw and what to say of them; print rate and peak; its seconds."""
+    peak, ended = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.2):
+            total, this = 0, psutil.Process()
+            for process in (this, *this.children(recursive=True)):
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.NoSuchProcess:
+                    continue
+            peak = max(peak, total)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    cpu, started = cpu_seconds(), time.monotonic()
+    messages, said = work()
+    seconds, cpu = time.monotonic() - started, cpu_seconds() - cpu
+    ended.set()
+    watcher.join()
+    rate = f"{messages / seconds:>8,.0f} messages/s   {seconds:6.2f} s   cpu {cpu:6.2f} s   {peak / 2**20:4,.0f} MiB"
+    print(f"  {name:8} {rate}   {said}", flush=True)
+    return seconds
 
 
 def cpu_seconds() -> float:
     """Processor seconds of this process and its finished children."""
     usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def report(name: str, work: Callable[[], tuple[int, str]]) -> float:
-    """Run ``work``, which tells the messages it saw and what to say of them; print what it did in a second.
-
-    Returns its seconds.
-    """
-    with PeakMemory() as memory:
-        cpu, started = cpu_seconds(), time.monotonic()
-        messages, said = work()
-        seconds, cpu = time.monotonic() - started, cpu_seconds() - cpu
-    print(
-        f"  {name:8} {messages / seconds:>8,.0f} messages/s   {seconds:6.2f} s   cpu {cpu:6.2f} s   "
-        f"{memory.mebibytes:4,.0f} MiB   {said}",
-        flush=True,
-    )
-    return seconds
 
 
 def bench_ingest(archive: Path, folder: Path, rounds: int) -> None:
@@ -100,13 +100,10 @@ def bench_ingest(archive: Path, folder: Path, rounds: int) -> None:
         seconds = report("emailrl", ours)
         if importlib.util.find_spec("mailparser"):
             print(f"  {report('ART-E', theirs) / seconds:.1f} times our seconds")
-        else:
-            print("  ART-E    needs the package mail-parser")
 
 
 def build_pair(archive: Path, folder: Path, scale: int | None) -> tuple[Path, Path]:
-    """Our database of the archive, or of ``scale`` mails made from it, and ART-E's of the same mails; kept ones are
-    taken as they are."""
+    """Our database of the archive, or of ``scale`` mails made from it, and ART-E's of the same mails, unless kept."""
     ours, theirs = (folder / f"{name}-{scale or 'archive'}.db" for name in ("emailrl", "art-e"))
     if not ours.exists():
         source = Copies(archive) if scale else open_source(archive)
@@ -115,14 +112,8 @@ def build_pair(archive: Path, folder: Path, scale: int | None) -> tuple[Path, Pa
             built = build_database(source, ours, limit=scale)
             return built.emails + sum(built.skipped.values()), f"{built.emails:,} stored, parsing included"
 
-        def load() -> tuple[int, str]:
-            stored = art_e_store.load(stored_emails(ours), theirs)
-            return stored, "stored, parsed already"
-
         report("emailrl", build)
-        usages = (resource.getrusage(who).ru_maxrss >> 10 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        print("           ru_maxrss so far: {} MiB here, {} MiB of the largest child".format(*usages))
-        report("ART-E", load)
+        report("ART-E", lambda: (art_e_store.load(stored_emails(ours), theirs), "stored, parsed already"))
     return ours, theirs
 
 
@@ -137,52 +128,96 @@ def bench_append(ours: Path) -> None:
             yield replace(email, message_id=f"{email.message_id}-{number}", body=f"{email.body}\n{number}",
                           date=start + timedelta(minutes=place))  # fmt: skip
 
-    def append(mails: list[RawEmail]) -> tuple[int, str]:
-        return len(mails), f"{build_database(mails, ours, append=True).emails:,} added to {number:,}"
-
-    report("append", partial(append, list(newer())))
+    mails = list(newer())
+    report("append", lambda: (len(mails), f"{build_database(mails, ours, append=True).emails:,} added to {number:,}"))
 
 
-def percentiles(seconds: list[float]) -> str:
-    ordered = sorted(seconds)
-    marks = ((name, ordered[min(int(len(ordered) * share), len(ordered) - 1)]) for name, share in
-             (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0)))  # fmt: skip
-    return "   ".join(f"{name} {1000 * value:7.3f}" for name, value in marks)
+# -- searches
+
+
+@dataclass(frozen=True)
+class Query:
+    """One search with its inbox, in the two years before a day."""
+
+    inbox: str
+    keywords: list[str]
+    until: str
+
+    @property
+    def since(self) -> str:
+        """The first day."""
+        return f"{int(self.until[:4]) - 2}{self.until[4:8]}01"
+
+
+def of_questions(questions: Path, number: int, rng: random.Random) -> list[Query]:
+    """One to three words of a question, in its inbox, before its date."""
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    queries = []
+    for row in rng.choices(rows, k=number):
+        words = re.findall(r"\w{3,}", row["question"])
+        keywords = rng.sample(words, min(len(words), rng.randint(1, 3)))
+        queries.append(Query(row["inbox_address"].lower(), keywords, row["query_date"][:10]))
+    return queries
+
+
+def inboxes_by_size(db: Path) -> dict[str, list[str]]:
+    """The addresses of a database in those classes of ``SIZES`` that it has any for."""
+    with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
+        counts = connection.execute(
+            "SELECT address, count(*) FROM (SELECT from_address AS address, id FROM emails WHERE from_address <> '' "
+            "UNION SELECT recipient_address, email_id FROM recipients) GROUP BY address ORDER BY address"
+        ).fetchall()
+    found = {size: [name for name, mails in counts if low <= mails < high] for size, (low, high) in SIZES.items()}
+    return {size: addresses for size, addresses in found.items() if addresses}
+
+
+def bench_searches(ours: Path, theirs: Path | None, given: argparse.Namespace, note: str = "") -> None:
+    """Every kind of query."""
+    rng = random.Random(0)
+    words = of_questions(given.questions, given.queries, rng)
+    bench_search(ours, theirs, words, given.peer_queries, f"words of the questions{note}")
+    for size, inboxes in inboxes_by_size(ours).items():
+        elsewhere = [replace(query, inbox=rng.choice(inboxes)) for query in words]
+        bench_search(ours, theirs, elsewhere, given.peer_queries, f"the same words, {size} inboxes{note}")
+        common = [replace(one, keywords=COMMON[number % len(COMMON)]) for number, one in enumerate(elsewhere)]
+        bench_search(ours, theirs, common, given.peer_queries, f"common words, {size} inboxes{note}")
 
 
 def bench_search(ours: Path, theirs: Path | None, queries: list[Query], peer_queries: int, title: str) -> None:
-    """Our side three times over, the first not counted; then both in turns on the first ``peer_queries``."""
-    clock, cpu, hits = [], [], 0
-    for number in range(3):
+    """Our side three times over, the first not counted; then ART-E's twice on the first ``peer_queries``."""
+
+    def mine(query: Query) -> list[tuple[str, str]]:
+        with open_mailbox(ours, query.inbox) as box:
+            found = box.search(query.keywords, sent_after=query.since, sent_before=query.until)
+        return [(hit.message_id, hit.snippet) for hit in found]
+
+    print(f"search, {title}: {len(queries):,} queries; ms")
+    timed("emailrl", mine, queries, 3)
+    if theirs is not None:
+        with closing(sqlite3.connect(f"file:{theirs}?mode=ro", uri=True)) as connection:
+
+            def other(query: Query) -> list[tuple[str, str, str]]:
+                return art_e_store.search(connection, query.inbox, query.keywords, query.since, query.until)
+
+            timed("ART-E", other, queries[:peer_queries], 2)
+            for query in queries[:peer_queries]:
+                check_same(mine(query), other(query), query)
+
+
+def timed(name: str, search: Callable[[Query], object], queries: list[Query], rounds: int) -> None:
+    """Print percentiles of all rounds but the first, by the clock and of the processor."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
         for query in queries:
             started, busy = time.perf_counter(), time.thread_time()
-            with open_mailbox(ours, query.inbox) as box:
-                found = box.search(query.keywords, sent_after=query.sent_after, sent_before=query.sent_before)
+            search(query)
             if number:
-                clock.append(time.perf_counter() - started)
-                cpu.append(time.thread_time() - busy)
-                hits += len(found)
-    print(f"search, {title}: {len(queries):,} queries, {hits / len(queries) / 2:.1f} hits each; ms")
-    print(f"  emailrl        {percentiles(clock)}\n          (cpu)  {percentiles(cpu)}", flush=True)
-    if theirs is not None:
-        peer, peer_cpu = compare(ours, theirs, queries[:peer_queries])
-        print(f"  ART-E          {percentiles(peer)}   ({len(peer):,} of them, the same hits)")
-        print(f"          (cpu)  {percentiles(peer_cpu)}", flush=True)
-
-
-def compare(ours: Path, theirs: Path, queries: list[Query]) -> tuple[list[float], list[float]]:
-    """Seconds and processor seconds of ART-E's query, the second of two passes; ends the program where hits differ."""
-    seconds, cpu = [], []
-    with closing(sqlite3.connect(f"file:{theirs}?mode=ro", uri=True)) as connection:
-        for query in queries * 2:
-            started, busy = time.perf_counter(), time.thread_time()
-            other = art_e_store.search(connection, query.inbox, query.keywords, query.sent_after, query.sent_before)
-            seconds.append(time.perf_counter() - started)
-            cpu.append(time.thread_time() - busy)
-            with open_mailbox(ours, query.inbox) as box:
-                mine = box.search(query.keywords, sent_after=query.sent_after, sent_before=query.sent_before)
-            check_same([(hit.message_id, hit.snippet) for hit in mine], other, query)
-    return seconds[len(queries) :], cpu[len(queries) :]
+                taken[0].append(time.perf_counter() - started)
+                taken[1].append(time.thread_time() - busy)
+    for label, seconds in zip((name, "(cpu)"), map(sorted, taken), strict=True):
+        marks = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+        at = {mark: seconds[min(int(len(seconds) * share), len(seconds) - 1)] for mark, share in marks.items()}
+        print(f"  {label:8}", "   ".join(f"{mark} {1000 * value:7.3f}" for mark, value in at.items()), flush=True)
 
 
 def check_same(mine: list[tuple[str, str]], other: list[tuple[str, str, str]], query: Query) -> None:
@@ -193,37 +228,8 @@ def check_same(mine: list[tuple[str, str]], other: list[tuple[str, str, str]], q
         raise SystemExit(f"different results for {query}")
 
 
-def bench_searches(ours: Path, theirs: Path | None, arguments: argparse.Namespace, note: str = "") -> None:
-    """Every kind of query."""
-    rng = random.Random(0)
-    words = store_queries.of_questions(arguments.questions, arguments.queries, rng)
-    bench_search(ours, theirs, words, arguments.peer_queries, f"words of the questions{note}")
-    for size, inboxes in store_queries.inboxes_by_size(ours).items():
-        elsewhere = store_queries.elsewhere(words, inboxes, rng)
-        bench_search(ours, theirs, elsewhere, arguments.peer_queries, f"the same words, {size} inboxes{note}")
-        common = store_queries.common(words, inboxes, rng)
-        bench_search(ours, theirs, common, arguments.peer_queries, f"common words, {size} inboxes{note}")
-
-
-def in_another_process(work: Callable[..., None], *arguments: object) -> None:
-    """Do ``work`` where what it maps into memory is not counted as ours; ends the program where it fails."""
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise SystemExit(process.exitcode)
-
-
-def first_search(db: Path, inbox: str) -> None:
-    """What opening costs in a fresh process."""
-    for _ in range(2):
-        command = [sys.executable, "-c", FIRST_SEARCH, db, inbox]
-        ran = subprocess.run(command, check=True, capture_output=True, text=True)
-    print(f"a fresh process: {ran.stdout.strip()}")
-
-
 def main() -> None:
-    """Print the table."""
+    """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archive", type=Path, default=ENRON / "enron_mail_subset.tar.gz")
     parser.add_argument("--questions", type=Path, default=ENRON / "art_e_questions.jsonl")
@@ -232,18 +238,17 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1000, help="of each kind")
     parser.add_argument("--peer-queries", type=int, default=150)
     parser.add_argument("--keep", type=Path, help="keep the databases in this folder, and use those kept there")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.keep or Path(temporary)
+        folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        if not arguments.scale:
-            bench_ingest(arguments.archive, Path(temporary), arguments.rounds)
-        ours, theirs = build_pair(arguments.archive, folder, arguments.scale)
-        first_search(ours, store_queries.of_questions(arguments.questions, 1, random.Random(0))[0].inbox)
-        in_another_process(bench_searches, ours, theirs, arguments)
-        if arguments.scale:
+        if not given.scale:
+            bench_ingest(given.archive, Path(temporary), given.rounds)
+        ours, theirs = build_pair(given.archive, folder, given.scale)
+        bench_searches(ours, theirs, given)
+        if given.scale:
             bench_append(ours)
-            in_another_process(bench_searches, ours, None, arguments, ", after append")
+            bench_searches(ours, None, given, ", after append")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ The rules, and where one gave way to another:
   The rate decays to 0 over the budget (`--schedule`); at a constant one, tried first, one run in 24 collapsed.
 
 Runs are processes of their own with `--threads` threads. A run that ended is not done again, so that an interrupted
-comparison goes on where it was; one that failed is told, counted and tried again by the next call.
+comparison goes on where it was; one that failed is told, and tried again by the next call.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import sys
 import time
 import traceback
@@ -32,15 +33,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from learning_curves import draw, rows, table
-
-if TYPE_CHECKING:
-    from emailrl.questions.splits import Split
-    from emailrl.records.trajectory import Scenario
+from typing import Any
 
 NAMES = ("dapo", "grpo", "dr_grpo", "gspo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo")
 QUESTIONS, ROLLOUTS, MINI_BATCHES = 8, 6, 2
@@ -88,7 +84,7 @@ def prepare(out: Path) -> None:
         return
     write_demo(database, settings=StoreSettings(), seed=DEMO_SEED, overwrite=True)
 
-    def load(split: Split, limit: int | None) -> list[Scenario]:
+    def load(split: Any, limit: int | None) -> list[Any]:
         file = questions_file(database)
         return load_scenario_set(file, split, limit=limit, seed=DEMO_SEED, data=DataSettings()).scenarios
 
@@ -121,7 +117,7 @@ def train_one(spec: Spec, out: Path) -> dict[str, Any]:
     started = time.monotonic()
     result = train(settings.model_copy(update={"evaluation": never}), overwrite=True, progress=lambda line: None)
     lines = (result.run_dir / "evaluations.jsonl").read_text().splitlines()
-    kept = ("step", "accuracy", "accuracy_low", "accuracy_high", "num_questions", "reward", "num_turns")
+    kept = ("step", "accuracy", "accuracy_low", "accuracy_high")
     curve = [{name: one[name] for name in kept} for one in map(json.loads, lines)]
     metrics = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(out / "runs" / spec.name)
@@ -129,46 +125,31 @@ def train_one(spec: Spec, out: Path) -> dict[str, Any]:
         "label": spec.label,
         "seconds": time.monotonic() - started,
         "curve": curve,
-        "sampled_accuracy": [step["accuracy"] for step in metrics],
         "num_trajectories": sum(step["num_trajectories"] for step in metrics),
         "trainable_tokens": sum(step["trainable_tokens"] for step in metrics),
-        "clip_fraction": [step["clip_fraction"] for step in metrics],
-        "grad_norm": [step["grad_norm"] for step in metrics],
     }
 
 
 def collect(specs: Sequence[Spec], out: Path, jobs: int) -> list[dict[str, Any]]:
-    """The records of the runs that ended, now or before; a failure is told on stderr and written beside.
-
-    ``jobs`` 0 runs nothing.
-    """
-    todo = [spec for spec in specs if jobs and not _record(out, spec).exists()]
-    if todo:
-        _train_all(todo, out, jobs)
-    return [json.loads(_record(out, spec).read_text()) for spec in specs if _record(out, spec).exists()]
-
-
-def _train_all(todo: Sequence[Spec], out: Path, jobs: int) -> None:
+    """The records of the runs that ended, now or before; ``jobs`` 0 runs nothing. A failure is told on stderr."""
+    records = {spec: out / "records" / f"{spec.name}.json" for spec in specs}
+    todo = [spec for spec in specs if jobs and not records[spec].exists()]
     print(f"{len(todo)} runs, {jobs} at a time", file=sys.stderr, flush=True)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max(jobs, 1), mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(train_one, spec, out): spec for spec in todo}
         for future in as_completed(futures):
             spec = futures[future]
             try:
                 record = future.result()
-            except Exception as error:
-                _record(out, spec).with_suffix(".failed").write_text("".join(traceback.format_exception(error)))
-                print(f"FAILED {spec.name}: {error}", file=sys.stderr, flush=True)
+            except Exception:
+                print(f"FAILED {spec.name}: {traceback.format_exc()}", file=sys.stderr, flush=True)
                 continue
-            beside = _record(out, spec).with_suffix(".part")
+            beside = records[spec].with_suffix(".part")
             beside.write_text(json.dumps(record) + "\n")
-            beside.rename(_record(out, spec))
+            beside.rename(records[spec])
             told = " ".join(f"{point['accuracy']:.0%}" for point in record["curve"])
             print(f"{spec.name}: {told} ({record['seconds']:.0f} s)", file=sys.stderr, flush=True)
-
-
-def _record(out: Path, spec: Spec) -> Path:
-    return out / "records" / f"{spec.name}.json"
+    return [json.loads(path.read_text()) for path in records.values() if path.exists()]
 
 
 def choose_rates(records: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -217,13 +198,63 @@ def main() -> None:
         if spec.label in rates
     ]
     records = collect(specs, out, jobs)
-    told = rows(records)
     facts = {"date": datetime.now(UTC).date().isoformat(), "machine": platform.processor() or platform.machine()}
-    whole = {"facts": facts, "rates": rates, "rows": told, "runs": records, "search": search}
-    (out / "results.json").write_text(json.dumps(whole) + "\n")
-    print(table(told))
+    (out / "results.json").write_text(json.dumps({"facts": facts, "rates": rates, "runs": records}) + "\n")
+    print(table(records))
     if wanted.figure:
         draw(records, wanted.figure)
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """Markdown, a row a label: means over its seeds with lowest and highest, largest area under the curve first."""
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{statistics.mean(values):.1%} ({min(values):.1%} to {max(values):.1%})".replace("%", " %")
+
+    def steps_to(curve: Sequence[dict[str, Any]], least: float) -> str:
+        return next((str(point["step"]) for point in curve if point["accuracy"] >= least), "–")
+
+    rows = []
+    for label in dict.fromkeys(record["label"] for record in records):
+        runs = [record for record in records if record["label"] == label]
+        curves = [record["curve"] for record in runs]
+        areas = [
+            sum((b["accuracy"] + a["accuracy"]) / 2 * (b["step"] - a["step"]) for a, b in pairwise(curve))
+            / (curve[-1]["step"] - curve[0]["step"])
+            for curve in curves
+        ]
+        apart = sum(curve[-1]["accuracy_low"] > curve[0]["accuracy_high"] for curve in curves)
+        cells = [
+            f"`{label}`", f"{runs[0]['learning_rate']:g}", spread([curve[0]["accuracy"] for curve in curves]),
+            spread([curve[-1]["accuracy"] for curve in curves]), f"{apart} of {len(runs)}",
+            *(", ".join(steps_to(curve, least) for curve in curves) for least in (0.8, 0.9)), spread(areas),
+            *(f"{statistics.mean(run[of] for run in runs):,.0f}" for of in ("num_trajectories", "trainable_tokens")),
+        ]  # fmt: skip
+        rows.append((statistics.mean(areas), " | ".join(cells)))
+    head = "| algorithm | rate | start | final | apart | steps to 80 % | steps to 90 % | area | rollouts | tokens |"
+    return "\n".join([head, "|---" * 10 + "|", *(f"| {row} |" for _, row in sorted(rows, reverse=True))])
+
+
+def draw(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Accuracy over steps: left every algorithm in masked mode, right one algorithm's modes; bands span the seeds."""
+    from emailrl.base.drawing import new_figure
+
+    figure = new_figure(10, 4.2)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.6, 1])
+    modal = {record["algorithm"] for record in records if record["mode"] != "masked"}
+    masked = [record for record in records if record["mode"] == "masked"]
+    for axes, chosen in ((left, masked), (right, [record for record in records if record["algorithm"] in modal])):
+        for marker, label in zip("osD^v<>pX*", dict.fromkeys(record["label"] for record in chosen), strict=False):
+            curves = [record["curve"] for record in chosen if record["label"] == label]
+            at = [point["step"] for point in curves[0]]
+            points = [[point["accuracy"] for point in points] for points in zip(*curves, strict=True)]
+            (line,) = axes.plot(at, list(map(statistics.mean, points)), marker=marker, ms=4, label=label)
+            axes.fill_between(at, list(map(min, points)), list(map(max, points)), color=line.get_color(), alpha=0.1)
+        axes.set(xlabel="step", ylim=(0, 1))
+        axes.legend(loc="lower right", fontsize=8)
+    left.set(ylabel="answers right on held-out worlds", title="Named algorithms")
+    right.set(title="Masked against rollout mode")
+    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from engines.chat_server import StubServer, said
 from tiny import make_database, make_questions
 
 from emailrl.agent.attack import KINDS, order_of
-from emailrl.measure.statistics import wilson_interval
+from emailrl.measure.evaluation import wilson_interval
 from emailrl.questions import write_scenarios
 from emailrl.records import read_trajectories
 

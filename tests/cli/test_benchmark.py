@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions
 
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 from emailrl.measure import benchmark
 from emailrl.questions import load, write_scenarios
 from emailrl.records import read_trajectories

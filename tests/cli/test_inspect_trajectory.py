@@ -15,7 +15,7 @@ import pytest
 from tiny import make_checkpoint, make_model
 from tokenizers import Tokenizer
 
-from emailrl.page.locate import follow, pick
+from emailrl.page.place import follow, pick
 from emailrl.records import TrajectoryWriter, trajectory_to_dict, write_records, write_trajectories
 from emailrl.records.trajectory import Message, Scenario, TokenSample, Trajectory, Turn
 

@@ -35,7 +35,7 @@ def play(console: Console, trajectory: Trajectory, run_dir: Path, **output: bool
     live.say("the header")
     live.start(run_dir, 2, 4)
     live.step(metrics(3), 125.0)
-    live.evaluation(Evaluation.of([trajectory], 3))
+    live.evaluation(Evaluation([trajectory], 3))
     live.phase("train rollouts of step 4", 8)
     live.played(trajectory)
     live.recorded(run_dir / "trajectories" / "step-000004.jsonl", [trajectory])

@@ -21,7 +21,7 @@ def outcome(run_dir: Path, best_step: int) -> Outcome:
     (run_dir / "evaluations.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n{"step": 1, "accuracy": 0.25}\n')
     scenario = Scenario("q", "?", "!", [], "a@x", "2001-01-01")
     wrong = Trajectory("t", "g", scenario, rubric={"answer_correct": False}, stop_reason=StopReason.ANSWERED)
-    result = Result(Subject("nano", "nano"), Evaluation.of([wrong]), True, Path("00-nano.jsonl"))
+    result = Result(Subject("nano", "nano"), Evaluation([wrong]), True, Path("00-nano.jsonl"))
     report = Report([result], CONDITIONS, 1)
     return Outcome(report, report, run_dir, run_dir / "curve.png", best_step, 60.0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny import cut_matrices, make_checkpoint, make_database, make_model, make_questions
 
-from emailrl.agent.audit import audit
+from emailrl.agent.play import audit
 from emailrl.measure.journal import Conditions
 from emailrl.questions import write_scenarios
 from emailrl.records import read_trajectories

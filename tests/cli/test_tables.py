@@ -42,10 +42,10 @@ def shown(table: RenderableType) -> list[str]:
 
 
 def test_a_rollouts_endings_are_told_apart() -> None:
-    lines = shown(rollout_table(Evaluation.of(ENDINGS), 8, 2.0, Settings(), None, Path("out.jsonl")))
+    lines = shown(rollout_table(Evaluation(ENDINGS), 8, 2.0, Settings(), None, Path("out.jsonl")))
     assert "ended answered 3, did not know 1, no answer (ran_out_of_turns 2, truncated 1) 3, failed 1" in lines
     assert "trajectories 8 in 2.0 s (4.00 per second)" in lines
-    resumed = shown(rollout_table(Evaluation.of(ENDINGS), 3, 2.0, Settings(), None, Path("out.jsonl")))
+    resumed = shown(rollout_table(Evaluation(ENDINGS), 3, 2.0, Settings(), None, Path("out.jsonl")))
     assert "trajectories 8, 3 of them new, in 2.0 s (1.50 per second)" in resumed
     assert "accuracy 14.3% (95%: 2.6% to 51.3%)" in lines  # of the 7 judged
     assert "found / read source - / -" in lines  # an environment without email
@@ -53,7 +53,7 @@ def test_a_rollouts_endings_are_told_apart() -> None:
 
 def report(*, sequential: bool = False) -> Report:
     conditions = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": sequential, "reward_name": "art_e"}
-    result = Result(Subject("nano", "nano"), Evaluation.of(ENDINGS), False, Path("00-nano.jsonl"))
+    result = Result(Subject("nano", "nano"), Evaluation(ENDINGS), False, Path("00-nano.jsonl"))
     return Report([result], conditions, 20, interrupted=True)
 
 
@@ -70,7 +70,7 @@ def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -
 def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
     names = ["runs/grpo_masked/checkpoint-20", "runs/grpo_masked/checkpoint-40", "Qwen/Qwen3-0.6B", "smol-base", "nano"]
     conditions = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
-    evaluation = Evaluation.of(ENDINGS)
+    evaluation = Evaluation(ENDINGS)
     results = [Result(Subject(name, name), evaluation, True, Path("t.jsonl")) for name in names]
     table = results_table(Report(results, conditions, 8))
     for width, tables in ((80, 3), (200, 1), (60, 5)):

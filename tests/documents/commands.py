@@ -116,6 +116,8 @@ def check_python(words: list[str]) -> None:
             assert path.with_suffix(".py").exists() or path.is_dir(), words
     elif words[0].startswith("tests/"):
         source = (ROOT / words[0]).read_text(encoding="utf-8")
+        if "from runner import Bench" in source:
+            source += (ROOT / "tests/gpu/runner.py").read_text(encoding="utf-8")
         for flag in re.findall(r"(?:^| )(--[\w-]+)", " ".join(words[1:])):
             assert f'"{flag}"' in source or flag in source, f"{words[0]} has no {flag}"
 

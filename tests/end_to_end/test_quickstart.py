@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from training.run_files import write
 
-from emailrl.agent.prompts import system_prompt
+from emailrl.agent.mail_env import system_prompt
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.engines.renderer import ChatRenderer

@@ -16,7 +16,6 @@ from engines.asking import ask, settings_for
 from local_server import Answer, answering
 
 from emailrl.base.errors import UsageError
-from emailrl.base.http import WholeReplies
 from emailrl.engines.openai import OpenAIEngine
 
 KEY = "my-own-key-0123"
@@ -124,21 +123,6 @@ def test_servers_that_cannot_be_reached(serve: Callable[[Answer], str], tmp_path
     assert failure(plain, tmp_path).startswith("TLS failed: ")
     with pytest.raises(UsageError, match="OPENAI_BASE_URL is localhost:1/v1, which does not start with http"):
         failure("localhost:1/v1", tmp_path)
-
-
-def test_an_address_with_the_usual_end_is_not_doubted(serve: Callable[[Answer], str], tmp_path: Path) -> None:
-    url = f"{serve(send(200, b''))}/v1"
-    assert failure(url, tmp_path).endswith("it is empty. Check OPENAI_BASE_URL (URL) and the server's log.")
-
-
-def test_a_reply_that_is_too_long(
-    serve: Callable[[Answer], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(WholeReplies, "max_bytes", 1 << 20)
-    url = f"{serve(send(200, b' ' * ((1 << 20) + 1)))}/v1"
-    assert failure(url, tmp_path) == (
-        "the reply is longer than 1 MiB (URL/chat/completions). Check OPENAI_BASE_URL (URL) and the server's log."
-    )
 
 
 def test_no_part_of_an_address_that_is_secret_is_shown(serve: Callable[[Answer], str], tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import LocalServer, QuietHandler
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.vllm.serve import (
@@ -215,43 +213,6 @@ def test_the_cause_is_told_that_a_long_traceback_follows(tmp_path: Path) -> None
     assert raised.value.hint.startswith("Lower --gpu-memory-utilization, or free memory. The whole log: ")
 
 
-@pytest.mark.parametrize(
-    ("last_act", "ending"),
-    [("raise SystemExit(-1)", "exit code 255"), ("import os; os.kill(os.getpid(), 15)", "killed by SIGTERM")],
-)
-def test_how_a_server_ended(tmp_path: Path, last_act: str, ending: str) -> None:
-    """-1 is 255, which is no signal's number above 128."""
-    command = [sys.executable, "-c", f"print('no more', flush=True); {last_act}"]
-    server = Server("http://127.0.0.1:9", command, os.environ | {"PYTHONPATH": str(PACKAGE)}, tmp_path / "log")
-    server.start()
-    try:
-        assert until(server.check) == f"{ending}: no more"
-    finally:
-        server.end()
-
-
-def test_health_checks_read_no_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes 25 ms of CPU time, and there is a check of every server every second."""
-
-    class Well(QuietHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-
-    http = LocalServer(Well)
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    server = Server(
-        f"http://127.0.0.1:{http.port}", command, os.environ | {"PYTHONPATH": str(PACKAGE)}, tmp_path / "log"
-    )
-    monkeypatch.setattr(ssl, "create_default_context", None)
-    server.start()
-    try:
-        assert server.check() is None and server.was_well
-    finally:
-        server.end()
-        http.close()
-
-
 def test_gpus_are_dealt_out_or_found_too_few() -> None:
     assert find_gpus("0, 3") == ["0", "3"] and find_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,1"}) == ["2", "1"]
     assert deal_gpus(["0", "3", "4", "5"], 2, 2) == [["0", "3"], ["4", "5"]]
@@ -267,16 +228,6 @@ def test_a_port_in_use_and_a_missing_vllm_are_told_at_once(serving: Callable[...
         assert f"Port {taken.getsockname()[1]} on 127.0.0.1 cannot be used: Address already in use." in command.said()
     command = serving(PYTHONPATH=str(PACKAGE))
     assert command.process.wait(60) == 1 and "pip install -e '.[vllm]'" in command.said()
-
-
-def test_ipv6(serving: Callable[..., Serving]) -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    command = serving("--host", "::1", "--gpus", "", "--json")
-    assert json.loads(command.ready())["vllm_urls"] == f"http://[::1]:{command.port}"
-    assert "Note:" not in command.said()  # nobody else reaches it
 
 
 @pytest.mark.parametrize(
@@ -298,7 +249,7 @@ def test_an_address_to_listen_on_that_does_not_exist(host: str, port: int, messa
 def test_a_key_that_no_request_can_carry_is_refused(tmp_path: Path) -> None:
     settings = load_settings({"vllm_api_key": "two words"}, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="VLLM_API_KEY is not a valid key"):
-        server_environment(settings, [])
+        server_environment(settings.vllm, [])
 
 
 def test_servers_open_to_others_without_a_key_are_warned_of(serving: Callable[..., Serving]) -> None:

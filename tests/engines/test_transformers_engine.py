@@ -14,8 +14,7 @@ from emailrl.engines.base import Completion, LocalEngine, Request, SamplingParam
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockCache, Table
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.passes import Uniforms, sample
-from emailrl.engines.local.schedule import Conversation
+from emailrl.engines.local.passes import Conversation, Uniforms, sample
 
 STOP = 1  # the stop id of the tests' model
 
@@ -92,21 +91,10 @@ def test_greedy_equals_generate(model: Qwen3ForCausalLM) -> None:
         assert completion.token_ids == whole[0, len(request.prompt_ids) :].tolist()
 
 
-def test_completions_come_in_the_order_of_the_requests(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [STOP], max_rows=2)
-    assert [c.trajectory_id for c in engine.generate(requests(6))] == ["0", "1", "2", "3", "4", "5"]
-
-
 def test_the_same_request_twice_keeps_its_places(model: Qwen3ForCausalLM) -> None:
     one, other = requests(2)
     done = TransformersEngine(model, [STOP], max_rows=2).generate([one, other, one])
     assert [completion.trajectory_id for completion in done] == ["0", "1", "0"]
-
-
-def test_what_is_sampled_does_not_depend_on_the_batch(model: Qwen3ForCausalLM) -> None:
-    together = TransformersEngine(model, [STOP], max_rows=9).generate(requests(9))
-    backwards = TransformersEngine(model, [STOP], max_rows=4).generate(requests(9)[::-1])
-    assert [c.token_ids for c in together] == [c.token_ids for c in backwards[::-1]]
 
 
 def test_the_same_requests_give_the_same_bits(model: Qwen3ForCausalLM) -> None:
@@ -138,19 +126,6 @@ def test_members_of_a_group_read_their_prompt_once(model: Qwen3ForCausalLM, monk
     for request, completion in zip(group, done, strict=True):
         same(completion, model, request)
     assert len({tuple(completion.token_ids) for completion in done}) > 1
-
-
-def test_different_prompts_read_their_common_beginning_once(
-    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = TransformersEngine(model, [39], max_rows=8)
-    read = count_read_tokens(engine, monkeypatch)
-    common = prompt(0, 64)
-    apart = [Request(str(i), SamplingParams(5), [*common, 2 + i, *prompt(i, 4)], seed=i) for i in range(3)]
-    for request, completion in zip(apart, engine.generate(apart), strict=True):
-        same(completion, model, request)
-    # The first reads all but the last of its 69 tokens; of the others, the one that differs and 3 of their 4 last.
-    assert read == [68, 2 * 4]
 
 
 def test_a_latecomer_takes_its_beginning_from_one_that_runs(
@@ -249,10 +224,6 @@ def test_a_follow_up_beyond_the_context_window_ends_there(model: Qwen3ForCausalL
     assert (ended[1].token_ids, ended[1].finish_reason) == ([], "length")
 
 
-def test_stop_ids_of_the_generation_config_count_too(model: Qwen3ForCausalLM) -> None:
-    assert TransformersEngine(model, [5], max_rows=1).stop_ids == {STOP, 5}
-
-
 def test_release_frees_the_cache_and_the_engine_goes_on(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=4)
     first = engine.generate(requests(3))
@@ -261,18 +232,6 @@ def test_release_frees_the_cache_and_the_engine_goes_on(model: Qwen3ForCausalLM)
     assert engine.cache.layers[0].keys.numel() == 0
     engine.resume()
     assert [c.token_ids for c in engine.generate(requests(3))] == [c.token_ids for c in first]
-
-
-def test_an_interrupted_batch_leaves_nothing_behind(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [STOP], max_rows=4)
-
-    def interrupt(completion: Completion) -> Request | None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(requests(6), interrupt)
-    for request, completion in zip(requests(6), engine.generate(requests(6)), strict=True):
-        same(completion, model, request)
 
 
 class Interrupting(BlockCache):
@@ -297,26 +256,10 @@ def test_an_interrupt_inside_the_cache_leaves_nothing_behind(model: Qwen3ForCaus
         same(completion, model, request)
 
 
-def test_a_completion_has_at_least_one_token() -> None:
-    with pytest.raises(ValueError, match="max_tokens is 0"):
-        SamplingParams(0)
-
-
 def test_a_model_with_sliding_windows_is_refused(make_model: Callable[..., Qwen3ForCausalLM]) -> None:
     sliding = make_model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
     with pytest.raises(EmailRLError, match="full attention"):
         TransformersEngine(sliding, [STOP], max_rows=1)
-
-
-def test_the_models_own_attention_is_put_back(model: Qwen3ForCausalLM) -> None:
-    before = model.config._attn_implementation
-    TransformersEngine(model, [STOP], max_rows=2).generate(requests(2))
-    assert model.config._attn_implementation == before == "sdpa"
-
-
-def test_a_request_without_a_prompt_is_an_error(model: Qwen3ForCausalLM) -> None:
-    with pytest.raises(ValueError, match="no prompt ids"):
-        TransformersEngine(model, [STOP], max_rows=1).generate([Request("a", SamplingParams(1))])
 
 
 def test_it_counts_its_steps(model: Qwen3ForCausalLM) -> None:

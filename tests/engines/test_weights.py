@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny import cut_matrices
 from transformers import Qwen3ForCausalLM
@@ -19,8 +19,6 @@ from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local import weights
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.model.adapter import WEIGHTS
-from emailrl.model.fused.model import enable_fused, fused_backbone
-from emailrl.model.packing import enable_packing
 
 IDS = torch.tensor([[5, 9, 11, 30, 2]])
 
@@ -66,12 +64,6 @@ def test_merged_weights_compute_what_the_adapter_does(trainer: PeftModel, tmp_pa
     assert not torch.allclose(logits(merged.model), base, atol=0.1)
 
 
-def test_a_copy_for_sampling_leaves_the_fused_layers_of_its_original_behind(trainer: PeftModel) -> None:
-    assert enable_packing(trainer) is None and enable_fused(trainer, "auto") is None
-    merged = weights.MergedWeights(trainer.get_base_model())
-    assert fused_backbone(merged.model) is None and fused_backbone(trainer) is not None
-
-
 def test_a_version_is_the_same_bits_whatever_came_before_it(trainer: PeftModel, tmp_path: Path) -> None:
     first = save(trainer, tmp_path / "1")
     shake(trainer)
@@ -96,15 +88,6 @@ def test_merging_shares_the_frozen_tensors_and_never_writes_them(trainer: PeftMo
     assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.named_parameters())
     assert trainer.training and not merged.model.training
     assert all(isinstance(m, torch.nn.Module) and "lora" not in n for n, m in merged.model.named_modules())
-
-
-def test_a_version_is_not_read_on_the_first_gpu(
-    trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")
-    path = save(trainer, tmp_path / "1")
-    weights.SharedWeights(trainer).load(path)
-    weights.SharedWeights(trainer.unload()).load(path)
 
 
 def test_a_large_model_is_lent_and_given_back_as_it_was(trainer: PeftModel, tmp_path: Path) -> None:
@@ -198,14 +181,6 @@ def test_an_adapter_that_fails_leaves_the_version_before_it(
     assert after.logprobs == before.logprobs
     engine.load_adapter(save(trainer, tmp_path / "3"), "v3")
     assert engine.generate(request)[0].logprobs == _fresh(trainer, tmp_path / "3", request)
-
-
-def test_a_large_model_holds_one_version_beside_the_trainers(trainer: PeftModel, tmp_path: Path) -> None:
-    shared = weights.SharedWeights(trainer)
-    path = save(trainer, tmp_path / "1")
-    for version in (path, path, None, path, path, None, path):
-        shared.load(version)
-        assert len(trainer.peft_config) == 2 and trainer.active_adapter == "default"
 
 
 def test_a_large_models_next_version_is_copied_into_the_adapter_of_the_last(

@@ -1,45 +1,43 @@
 """Where every second of a whole GRPO step goes, on one GPU: vLLM in process asleep while the trainer works.
 
     python tests/gpu/bench_grpo_step.py --shape 14B --db data/enron_emails.db --questions art_e_questions.jsonl \\
-        --tokenizer qwen_tokenizer --folder models --out step.jsonl --figure step.svg
-    python tests/gpu/bench_grpo_step.py --shape 4B --tokenizer qwen_tokenizer --completion 1024 --set beta=0
-    python tests/gpu/bench_grpo_step.py --report step.jsonl --figure step.svg      # draws again, without a GPU
-    python tests/gpu/bench_grpo_step.py --smoke                                    # a rehearsal on the CPU
+        --tokenizer qwen_tokenizer --folder models --out results
+    python tests/gpu/bench_grpo_step.py --shape 4B --completion 1024 --set beta=0
 
-The steps are those of ``emailrl train``: its own run, its own loop, default settings but for the batch (8 questions x 6
-rollouts); clocks are put on its methods (``step_timeline``). Random weights of the true shapes say nothing sensible, so
-the conversation is played by a script as in ``bench_sampling``, and rewards are drawn by seed, so that every group is
-trained. The first step warms up (vLLM starts, kernels are compiled) and does not count. Evaluation is left out.
-Afterwards one micro-batch of the last step runs under the profiler. ``--completion N``: one turn of exactly N tokens
-instead of the script, as ``bench_grpo_trl`` compares. Without ``--db``: the demo's mailbox. No step begins after
-``--seconds``.
+The steps are those of ``emailrl train`` with its default settings but for the batch (8 questions x 6 rollouts); clocks
+are on its methods (``clocks``). Random weights of the true shapes say nothing sensible, so the conversation is played
+by a script as in ``bench_sampling``, and rewards are drawn by seed, so that every group is trained. The first step
+warms up (vLLM starts, kernels are compiled) and does not count in the mean. Evaluation is left out. ``--completion N``:
+one turn of exactly N tokens instead of the script, as ``bench_grpo_trl`` compares. No step begins after ``--limit``.
+``own`` in the rows has the seconds of every clock.
 """
 
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import gc
+import json
+import random
+import statistics
 import sys
 import tempfile
 import time
-import traceback
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from bench_sampling import save_model
-from measured import settle
-from step_figure import draw, tables
-from step_run import LONGEST, Bench, TimeUp, prepare
-from step_timeline import Timeline
+from bench_sampling import Scripted, Timed
+from clocks import OTHER, Clocks
+from runner import Bench, Given, Row, forget_peak, now
 
-from emailrl.records import read_records
-
-SETTINGS: dict[str, Any] = {
+SHORTEST, LONGEST, RESULTS = 120, 320, 5
+"""Tokens of a completion, results of a search: with two rounds of search and read, about a quarter is trained."""
+SETTINGS: Row = {
     "per_device_train_batch_size": 8,
     "num_generations": 6,
     "max_model_len": 16384,
-    "max_tokens": LONGEST,
     "learning_rate": 1e-4,  # so large that the engine's proof sees the adapter move
     "warmup_steps": 1,
     "vllm_probe_tolerance": 0.3,  # random weights amplify rounding: 0.04 nats between two kernels in bf16
@@ -47,109 +45,74 @@ SETTINGS: dict[str, Any] = {
     "allow_shared_inbox": True,
     "wandb_mode": "disabled",
 }
-SMOKE: dict[str, Any] = {
-    "model_name": "nano",
-    "num_generations": 3,
-    "per_device_train_batch_size": 2,
-    "max_model_len": 4096,
-    "vllm_enforce_eager": True,
+SMOKE: Row = {"model_name": "nano", "per_device_train_batch_size": 2, "num_generations": 3, "max_model_len": 4096}
+SMOKE |= {"vllm_enforce_eager": True}
+CLOCKS = {
+    "emailrl.training.run.run:Run.end_step": "records",
+    "emailrl.training.run.run:Run.record_training": "records",
+    "emailrl.training.run.rollouts:Rollouts.record": "records",
+    "emailrl.agent.play:Collector.collect": "sampling/bookkeeping",
+    "emailrl.engines.renderer:ChatRenderer.start": "sampling/template",
+    "emailrl.engines.renderer:ChatRenderer.extend": "sampling/template",
+    "emailrl.engines.renderer:ChatRenderer.parse": "sampling/template",
+    "emailrl.rewards.scorer:Scorer.score": "reward",
+    "emailrl.model.policy:Policy.save_adapter": "adapter/save",
+    "emailrl.training.update:Updater._prepare": "scoring",
+    "emailrl.training.update:Updater._backward": "backward",
+    "emailrl.training.forward:Forward.train": "forward",
+    "emailrl.training.update:Updater._update": "optimizer",
 }
+OF_ENGINE = {"generate": "sampling/engine", "load_adapter": "adapter/load", "resume": "wake", "release": "sleep"}
+ENGINES = {
+    "vllm": "emailrl.engines.vllm.local:VllmEngine",
+    "transformers": "emailrl.engines.local.engine:TransformersEngine",
+}
+PHASES = ("sampling", "reward", "scoring", "forward", "backward", "optimizer", "adapter", "wake", "sleep", "records",
+          "start", OTHER)  # fmt: skip
+"""``start`` comes in the first step only."""
 
 
-def main() -> None:
-    """Measure, or read what was measured; print the tables and draw."""
-    given = arguments()
-    if given.report:
-        found = list(read_records(given.report))
-        print(tables(found))
-    else:
-        found = measure(given)
-    if not any(record["kind"] == "step" and record["counts"] for record in found):
-        sys.exit(1)
-    if given.figure:
-        draw(found, given.figure)
+class Enough(Exception):
+    """No further step may begin."""
 
 
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="14B", choices=["0.6B", "4B", "14B"])
-    parser.add_argument("--engine", default="vllm", choices=["vllm", "transformers"])
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", default="14B")
+    parser.add_argument("--engine", default="vllm", choices=ENGINES)
     parser.add_argument("--steps", type=int, default=3, help="steps, the first of which does not count")
     parser.add_argument("--db", type=Path, help="a mail database; default: the demo's")
     parser.add_argument("--questions", type=Path, help="questions on it (JSONL)")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template, written beside the weights")
-    parser.add_argument("--folder", type=Path, help="where the weights are, or are written")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further settings: beta=0")
     parser.add_argument("--completion", type=int, help="one turn of so many tokens")
-    parser.add_argument("--seconds", type=float, default=560)
-    parser.add_argument("--smoke", action="store_true", help="the packaged policy on the demo's mail")
-    parser.add_argument("--out", type=Path, help="results as JSON lines")
-    parser.add_argument("--figure", type=Path, help="the picture (SVG or PNG)")
-    parser.add_argument("--report", type=Path, help="read results instead of measuring")
-    given = parser.parse_args()
-    if given.tokenizer is None and not (given.smoke or given.report):
-        parser.error("--tokenizer is needed")
-    return given
 
 
-# -- one run
-
-
-def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the steps; returns the records. A failure is told with the phase it came in, and what there is with it."""
-    bench = Bench(given, Timeline(settle))
-    try:
-        with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
-            run_steps(bench, Path(folder))
-    except TimeUp:
-        note(f"stopped after {given.seconds:.0f} s")
-    except Exception:
-        print(traceback.format_exc()[-4000:])
-        where = " > ".join(bench.timeline.failed_in) or "outside the steps"
-        print(f"FAILED after {sum(one['kind'] == 'step' for one in bench.records)} steps, in: {where}")
-    print(tables(bench.records))
-    return bench.records
-
-
-def run_steps(bench: Bench, folder: Path) -> None:
-    """Write the model if need be, open the run, put clocks on it, run its loop, and profile a micro-batch."""
-    from micro_batch_profile import profile_micro_batch
-
+def measure(given: Given, case: Row) -> list[Row]:
+    """The rows of the steps. A failure is a row, with the phase it came in, after those that there are."""
     from emailrl.settings import load_settings
-    from emailrl.training.loop import loop
-    from emailrl.training.run.assemble import open_run
+    from emailrl.training.loop import train
 
-    given = bench.given
-    faulthandler.dump_traceback_later(300, exit=False)
-    begun = time.perf_counter()
-    overrides = SETTINGS | {"output_dir": folder / "run", "max_steps": given.steps, "engine": given.engine}
-    overrides |= {"max_tokens": given.completion} if given.completion else {}
-    overrides |= SMOKE if given.smoke else real_settings(given, folder)
-    overrides |= {"db": given.db, "questions": given.questions} if given.db else demo_settings(folder)
-    overrides |= dict(one.split("=", 1) for one in given.set)
-    settings = load_settings(overrides, environ={})
-    start = {"weights written": time.perf_counter() - begun}
-    begun = time.perf_counter()
-    with open_run(settings, resume=None, overwrite=False, say=note) as run, run.interrupts.installed():
-        start["model loaded"] = time.perf_counter() - begun
-        bench.tell(described(bench, settings) | {"startup": start})
-        prepare(bench, run)
-        bench.timeline.cut()  # the first step begins here
-        loop(run)
-        saved = bench.timeline.whole["Run.save"]
-        bench.prepared.sort(key=lambda item: item.num_tokens)
-        micro_batch = profile_micro_batch(run.updater, bench.prepared[len(bench.prepared) // 2])
-        bench.tell({"kind": "micro_batch", "of": len(bench.prepared), "checkpoint": saved} | micro_batch)
-    faulthandler.cancel_dump_traceback_later()
+    rows: list[Row] = []
+    clocks = Clocks(now)
+    with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
+        overrides = SETTINGS | {"output_dir": Path(folder) / "run", "max_steps": given.steps + 1}
+        overrides |= {"engine": given.engine, "max_tokens": given.completion or LONGEST}
+        overrides |= SMOKE if given.smoke else {"model_name": str(given.folder / given.shape)}
+        overrides |= {"db": given.db, "questions": given.questions} if given.db else demo(Path(folder))
+        overrides |= dict(one.split("=", 1) for one in given.set)
+        try:
+            put_on(clocks, given, rows)
+            train(load_settings(overrides, environ={}), progress=partial(print, file=sys.stderr, flush=True))
+        except Enough:
+            pass
+        except Exception as error:
+            where = " > ".join(clocks.failed_in) or "outside the steps"
+            rows.append({"error": f"{error!r:.200} in: {where}"})
+        finally:
+            clocks.restore()
+    return rows
 
 
-def note(line: str) -> None:
-    """What the run says goes where it is not in the way of the tables."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def demo_settings(folder: Path) -> dict[str, Any]:
+def demo(folder: Path) -> Row:
     """The demo's mailbox and questions."""
     from emailrl.questions.beside import questions_file, write_demo
     from emailrl.settings import load_settings
@@ -159,44 +122,187 @@ def demo_settings(folder: Path) -> dict[str, Any]:
     return {"db": db, "questions": questions_file(db)}
 
 
-def real_settings(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """A model of the shape, its weights written where they are not there yet."""
+def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
+    """Let the run play the script with drawn rewards, and put the clocks on; each step's row goes to ``rows``."""
+    engine, begun = ENGINES[given.engine], time.monotonic()
+    lengths = (given.completion, given.completion) if given.completion else (SHORTEST, LONGEST)
+    groups: list[Any] = []
+    seen: Counter[str] = Counter()
+    memory: dict[str, float] = {}
+
+    def played(inner: Any) -> Any:
+        def generate(self: Any, requests: Sequence[Any], advance: Any) -> Any:
+            def go_on(completion: Any) -> Any:
+                with clocks.span("sampling/bookkeeping"):
+                    return advance(completion)
+
+            return Timed(SimpleNamespace(generate=partial(inner, self)), *lengths).generate(requests, go_on)
+
+        return generate
+
+    def scripted(inner: Any) -> Any:
+        def open_environment(*args: Any) -> Any:
+            with clocks.span("sampling/mailbox"):
+                environment = inner(*args)
+            return Clocked(environment, rounds=0 if given.completion else 2, max_results=RESULTS, clocks=clocks)
+
+        return open_environment
+
+    def drawn(inner: Any) -> Any:
+        def score(self: Any, trajectories: Sequence[Any]) -> None:
+            inner(self, trajectories)
+            for one in trajectories:
+                one.reward = random.Random(one.id).uniform(-1, 1)
+                one.reward_terms = {"drawn": one.reward}
+
+        return score
+
+    def kept(inner: Any) -> Any:
+        def collect(*args: Any, **named: Any) -> Any:
+            made = inner(*args, **named)
+            groups.extend(made)
+            return made
+
+        return collect
+
+    def watched(inner: Any) -> Any:
+        def release(self: Any) -> None:
+            memory["sampling"] = used()
+            inner(self)
+            memory["asleep"] = used()
+            forget_peak()
+
+        return release
+
+    def ending(inner: Any) -> Any:
+        def end_step(run: Any, metrics: Row | None = None) -> None:
+            inner(run, metrics)
+            seconds, own = clocks.cut()
+            row = {"step": run.state.step, "seconds": seconds, "own": own, "vllm": dict(seen), "memory": dict(memory)}
+            rows.append(row | by_phase(own) | batch_of(groups, metrics or {}))
+            print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            groups.clear()
+            seen.clear()
+            if run.state.step == given.steps or time.monotonic() - begun > given.limit:
+                raise Enough
+            clocks.cut()  # what was told here belongs to no step
+
+        return end_step
+
+    for path, name in CLOCKS.items() | {(f"{engine}.{method}", name) for method, name in OF_ENGINE.items()}:
+        clocks.time(path, name)
+    clocks.put("emailrl.training.run.run:Run.evaluate_if_due", lambda inner: lambda run: None)
+    clocks.put("emailrl.training.run.run:Run.end_step", ending)
+    clocks.put("emailrl.agent.play:Stage.open_environment", scripted)
+    clocks.put("emailrl.rewards.scorer:Scorer.score", drawn)
+    clocks.put("emailrl.agent.play:Collector.collect", kept)
+    clocks.put(f"{engine}.generate", played)
+    clocks.put(f"{engine}.release", watched)
+    if given.engine == "vllm":
+        clocks.put(f"{engine}._start", partial(started, clocks, seen))
+        clocks.time(f"{engine}._step", None)  # sampling, or an adapter's proof
+        clocks.time("emailrl.engines.vllm.probe:Probe.load", "adapter/read")
+        clocks.time("emailrl.engines.vllm.probe:Probe._logits", "adapter/trainer")
+
+
+class Clocked(Scripted):
+    """The same, with its mailbox's seconds on a clock."""
+
+    def __init__(self, inner: Any, *, clocks: Clocks, **named: Any) -> None:
+        super().__init__(inner, **named)
+        self.clocks = clocks
+
+    def start(self) -> Any:
+        """The first messages."""
+        with self.clocks.span("sampling/mailbox"):
+            return self.inner.start()
+
+    def step(self, message: Any) -> Any:
+        """See ``Scripted``."""
+        with self.clocks.span("sampling/mailbox"):
+            return super().step(message)
+
+
+def started(clocks: Clocks, seen: Counter[str], inner: Any) -> Any:
+    """Clock vLLM's start, and from then on tell its steps that read prompts from those that only sample."""
+
+    def start(engine: Any) -> None:
+        with clocks.span("start"):
+            inner(engine)
+        scheduler = engine._engine.engine_core.engine_core.scheduler
+        take = scheduler.update_from_output
+
+        def update_from_output(scheduled: Any, *args: Any, **named: Any) -> Any:
+            rows = len(scheduled.num_scheduled_tokens)
+            if rows and clocks.now.name == "sampling/engine":  # not an adapter's proof
+                kind = "prompts" if scheduled.total_num_scheduled_tokens > rows else "tokens"
+                clocks.now.name = f"sampling/{kind}"
+                seen[f"{kind[:-1]}_steps"] += 1
+            return take(scheduled, *args, **named)
+
+        scheduler.update_from_output = update_from_output
+
+    return start
+
+
+def used() -> float:
+    """GiB of the card that are taken, by whomever; 0 on a CPU."""
     import torch
 
-    path: Path = (given.folder or folder) / given.shape
-    if not (path / "tokenizer_config.json").exists():  # written last
-        note(f"writing random weights to {path}")
-        path.mkdir(parents=True, exist_ok=True)
-        save_model(given.shape, given.tokenizer, path)
-        gc.collect()
-        torch.cuda.empty_cache()
-    return {"model_name": str(path)}
+    if not torch.cuda.is_available():
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**30
 
 
-def described(bench: Bench, settings: Any) -> dict[str, Any]:
-    """What was run, on what."""
-    import torch
+def by_phase(own: dict[str, float]) -> dict[str, float]:
+    """Seconds by phase, which add up to what ``own`` adds up to. KeyError for an unknown one."""
+    sums = dict.fromkeys(PHASES, 0.0)
+    for name, seconds in own.items():
+        sums[name.partition("/")[0]] += seconds
+    return sums
 
-    from emailrl.training.run.checkpointing import versions
 
-    training, vllm = settings.training, settings.vllm
+def batch_of(groups: Sequence[Any], metrics: Row) -> Row:
+    """What a step was made of."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if raised := [trajectory.exception for trajectory in trajectories if trajectory.exception]:
+        raise RuntimeError(f"{len(raised)} trajectories raised; the first: {raised[0]}")
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     return {
-        "kind": "run",
-        "shape": "nano" if bench.given.smoke else bench.given.shape,
-        "engine": bench.given.engine,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "versions": versions(),
-        "date": time.strftime("%Y-%m-%d"),
-        "set": bench.given.set,
-        "settings": {
-            "questions": training.per_device_train_batch_size,
-            "rollouts": training.num_generations,
-            "beta": settings.algorithm.beta,
-            "gradient_checkpointing": training.gradient_checkpointing,
-            "vllm_gpu_memory_utilization": vllm.vllm_gpu_memory_utilization,
-        },
+        "trajectories": len(trajectories),
+        "turns": len(turns),
+        "sampled_tokens": sum(len(turn.completion_ids) for turn in turns),
+        "tokens": metrics["total_tokens"],
+        "trained_tokens": metrics["trainable_tokens"],
+        "halved": metrics["micro_batches_halved"],
     }
 
 
+def add_mean(rows: list[Row]) -> None:
+    """A last row with the means of the steps that count."""
+    counted = [row for row in rows if row.get("step", 0) > 1]
+    if counted:
+        names = [name for name, value in counted[0].items() if isinstance(value, float)]
+        mean = {name: statistics.fmean(row[name] for row in counted) for name in names}
+        rows.append(rows[-1] | mean | {"step": "mean", "sampled_tokens": None, "tokens": None})
+        parts = {name: statistics.fmean(row["own"].get(name, 0.0) for row in counted) for name in counted[-1]["own"]}
+        print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(parts.items())}))
+
+
+BENCH = Bench(
+    __file__,
+    __doc__,
+    lambda given: [{"case": given.shape}],
+    measure,
+    {"shape": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
+     "sampled": "sampled_tokens:,", "seconds": "seconds:.2f"} | {phase: f"{phase}:.2f" for phase in PHASES},
+    options,
+    smoke={"shape": "nano", "completion": 4},
+    shapes=lambda given: [] if given.smoke else [given.shape],
+    add=add_mean,
+    limit=560,
+)  # fmt: skip
+
 if __name__ == "__main__":
-    main()
+    BENCH.main()

@@ -2,7 +2,6 @@
 
     python tests/gpu/bench_sampling.py --shape 0.6B 4B --db data/enron_emails.db --questions art_e_questions.jsonl \
         --tokenizer qwen_tokenizer
-    python tests/gpu/bench_sampling.py --smoke        # a rehearsal on the CPU: figures mean nothing
 
 Random weights of the true shapes say nothing sensible, so what they say is not played: every trajectory makes the same
 real calls (search, read, search, read, answer) on the question's own inbox, each after a completion of 48 to 144 tokens
@@ -16,11 +15,7 @@ template, tokenizer, bookkeeping), both as shares of the wall time. ``start`` is
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,8 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from measured import Row, markdown, note, peak_gib
-from processes import itself, row_of
+from runner import Bench, Given, Row, peak_gib
 
 SIDES = {
     "transformers": {"engine": "transformers"},
@@ -43,83 +37,22 @@ SHORTEST, LONGEST = 48, 144
 """Tokens of a completion."""
 
 
-def main() -> None:
-    """Run the sides and print one table a shape."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", nargs="+", default=["4B"])
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
-    parser.add_argument("--db", type=Path, help="a mail database; without it the demo's")
+    parser.add_argument("--db", type=Path, help="a mail database; default: the demo's")
     parser.add_argument("--questions", type=Path, help="questions on it (JSONL)")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer with a chat template, written beside the weights")
-    parser.add_argument("--smoke", action="store_true", help="the packaged policy, the demo's mail, 6 trajectories")
-    parser.add_argument("--out", type=Path, help="results as JSON lines")
-    parser.add_argument("--limit", type=int, default=400, help="seconds a side may take")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.side:
-        print(json.dumps(measure(given)))
-        return
-    if not given.smoke and given.tokenizer is None:
-        parser.error("--tokenizer is needed: random weights have none")
-    sides = [side for side in given.sides if not given.smoke or side in ("transformers", "vllm, eager")]
-    for shape in ["nano"] if given.smoke else given.shape:
-        with tempfile.TemporaryDirectory() as folder:
-            model = "nano" if given.smoke else save_model(shape, given.tokenizer, Path(folder))
-            results = []
-            for side in sides:
-                log = Path(folder) / f"{side}.log"
-                row = row_of(itself("--side", side, "--model", model), log=log, limit=given.limit)
-                results.append({"shape": shape, "side": side} | row)
-                note(results[-1], given.out)
-        print_table(shape, results)
 
 
-def save_model(shape: str, tokenizer: Path, folder: Path) -> str:
-    """Write random weights of a shape with a real tokenizer; returns where."""
-    import torch
-    from train_step_sides import config_of
-    from transformers import AutoTokenizer, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = Qwen3ForCausalLM(config_of(shape))
-    torch.set_default_dtype(torch.float32)
-    kept = AutoTokenizer.from_pretrained(tokenizer)
-    model.config.eos_token_id = model.generation_config.eos_token_id = kept.eos_token_id
-    model.config.pad_token_id = model.generation_config.pad_token_id = kept.pad_token_id
-    model.save_pretrained(folder)
-    kept.save_pretrained(folder)
-    return str(folder)
-
-
-def write_model(shape: str, tokenizer: Path, folder: Path, gpu: str) -> None:
-    """Write a shape's random weights, unless they are there, in a process that leaves nothing on the GPU."""
-    if (folder / "tokenizer_config.json").exists():  # written last
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    begun = time.perf_counter()
-    code = "import sys; from pathlib import Path; from bench_sampling import save_model; "
-    code += "save_model(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))"
-    here = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environ = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": here}
-    subprocess.run([sys.executable, "-c", code, shape, str(tokenizer), str(folder)], env=environ, check=True)
-    print(f"weights written in {time.perf_counter() - begun:.0f} s", flush=True)
-
-
-# -- one side
-
-
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def measure(given: Given, case: Row) -> Row:
     """Play the questions once and say how long everything took."""
-    faulthandler.dump_traceback_later(0.9 * given.limit)
     from emailrl.engines import build_engine
     from emailrl.model.load import load_policy
     from emailrl.settings import load_settings
 
-    overrides = {"model_name": given.model, "temperature": 1.0, "lora_rank": 16, "max_tokens": LONGEST}
-    settings = load_settings(overrides | SIDES[given.side], environ={})
+    model = "nano" if given.smoke else str(given.folder / case["shape"])
+    overrides = {"model_name": model, "temperature": 1.0, "lora_rank": 16, "max_tokens": LONGEST}
+    settings = load_settings(overrides | SIDES[case["side"]], environ={})
     started = time.perf_counter()
     policy = load_policy(settings, trainable=True)
     with tempfile.TemporaryDirectory() as folder, closing(build_engine(settings, policy)) as engine:
@@ -274,21 +207,22 @@ def numbered_run(run: Any, environments: Any, engine: Any, renderer: Any, sampli
     return ended
 
 
-def print_table(shape: str, results: Sequence[Row]) -> None:
-    """One line a side."""
-    print(f"{shape}: {AT_ONCE if shape != 'nano' else 6} at once, 5 turns")
-    columns = ["side", "trajectories/s", "sampled tokens/s", "seconds", "tools", "between", "longest prompt", "start s",
-               "wake s"]  # fmt: skip
-    rows = [
-        [one["side"], one["error"]] if "error" in one else [
-            one["side"], f"{one['trajectories_per_second']:.2f}", f"{one['sampled_tokens_per_second']:,.0f}",
-            f"{one['seconds']:.1f}", f"{one['tools']:.2%}", f"{one['between']:.2%}", f"{one['prompt_tokens']:,.0f}",
-            f"{one['start']:.0f}", f"{one['wake']:.2f}",
-        ]
-        for one in results
-    ]  # fmt: skip
-    print(markdown(columns, rows))
-
+BENCH = Bench(
+    __file__,
+    __doc__,
+    lambda given: [{"case": f"{shape}-{side}", "shape": shape, "side": side}
+                   for shape in given.shape for side in given.sides],
+    measure,
+    {
+        "shape": "shape", "side": "side", "at once": "trajectories", "trajectories/s": "trajectories_per_second:.2f",
+        "sampled tokens/s": "sampled_tokens_per_second:,.0f", "seconds": "seconds:.1f", "tools": "tools:.2%",
+        "between": "between:.2%", "longest prompt": "prompt_tokens:,", "start s": "start:.0f", "wake s": "wake:.2f",
+    },
+    options,
+    smoke={"shape": ["nano"], "sides": ["transformers"]},
+    shapes=lambda given: [] if given.smoke else given.shape,
+    limit=400,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    BENCH.main()

@@ -1,7 +1,6 @@
 """Tokens per second of supervised fine-tuning: `emailrl sft` beside TRL's SFTTrainer with packing.
 
-    python tests/gpu/bench_sft.py                    # on one GPU, under 120 s in all
-    python tests/gpu/bench_sft.py --smoke --no-trl   # a rehearsal on a CPU without TRL, figures mean nothing
+    python tests/gpu/bench_sft.py                    # on one GPU
 
 Random weights of SmolLM2-135M's shape in bf16; 256 conversations of about 2,000 tokens of which about 9 % are learned,
 32 a step. An adapter of rank 16 on every linear layer, then all weights. A side's figure is the mean of the steps
@@ -13,21 +12,16 @@ tokens, as a system prompt with tools does; emailrl computes them once a micro-b
 
 from __future__ import annotations
 
-import argparse
-import gc
 import inspect
 import random
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measured import forget_peak, markdown, note, now, peak_gib
-from small import PLAIN, save_tokenizer
+from runner import Bench, Given, Row, forget_peak, now, peak_gib
+from shapes import LINEAR
 
 from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
@@ -35,10 +29,6 @@ from emailrl.sft.data import batches_of
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter
 
-SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-         "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}  # fmt: skip
-SMOKE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 8192}  # fmt: skip
 NUM, BATCH, ROW = 256, 32, 8192
 WARMUP, STEPS = 3, 5
 VARLEN, SDPA = "bench_varlen", "sdpa"
@@ -46,63 +36,29 @@ TRL_WAYS = [(8, True, VARLEN), (2, True, VARLEN), (8, False, VARLEN), (1, False,
 """Rows a batch, whether with Liger kernels, and the attention; batches are accumulated to 8 rows."""
 
 
-def main() -> None:
-    """Measure every side and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--no-trl", action="store_true")
-    parser.add_argument("--seconds", type=float, default=110, help="seconds after which no further side begins")
-    parser.add_argument("--out", type=Path, default=None, help="the rows as JSON lines")
-    given = parser.parse_args()
-    begun, table = time.perf_counter(), []
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = save_model(Path(temporary) / "model", SMOKE if given.smoke else SHAPE)
-        for row, measure in sides(folder, smoke=given.smoke, trl=not given.no_trl):
-            if time.perf_counter() - begun > given.seconds:
-                table.append(row | {"error": "no time left"})
-                continue
-            started = time.perf_counter()
-            try:
-                table.append(row | measure())
-            except Exception as error:  # a side that fails is a row of the table
-                table.append(row | {"error": repr(error)[:120]})
-            table[-1]["wall"] = round(time.perf_counter() - started, 1)
-            note(table[-1], given.out)
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-    print_table(table)
+def cases(given: Given) -> Sequence[Row]:
+    """The most telling first."""
+    sides: list[tuple[str, Row]] = [("emailrl 8 rows", {"micro": 8 * ROW})]
+    for rows, liger, attention in [] if given.smoke else TRL_WAYS:
+        side = f"TRL {rows} rows{' Liger' if liger else ''}{' sdpa' if attention == SDPA else ''}"
+        sides.append((side, {"way": [rows, liger, attention]}))
+    sides += [("emailrl", {"micro": None}), ("emailrl 8 rows, shared", {"micro": 8 * ROW, "shared": True})]
+    made = [
+        {"case": f"{side}, {trains}", "side": side, "trains": trains} | how
+        for side, how in sides
+        for trains in ("adapter", "all weights")
+    ]
+    return made[:1] if given.smoke else made
 
 
-def sides(folder: Path, *, smoke: bool, trl: bool) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """What is measured, the most telling first, each with the function that measures it."""
-    plain, shared = conversations(0, smoke=smoke), conversations(60 if smoke else 600, smoke=smoke)
-    both = ((False, "adapter"), (True, "all weights"))
-    ways = TRL_WAYS if trl else []
-    for full, what in both:
-        yield {"side": "emailrl 8 rows", "trains": what}, partial(ours, folder, plain, full, 8 * ROW)
-        for way in ways[:1]:
-            yield {"side": _named(*way), "trains": what}, partial(theirs, folder, plain, full, *way)
-    for full, what in both:
-        yield {"side": "emailrl", "trains": what}, partial(ours, folder, plain, full, None)
-        yield {"side": "emailrl 8 rows, shared", "trains": what}, partial(ours, folder, shared, full, 8 * ROW)
-    for way in ways[1:]:
-        for full, what in both:
-            yield {"side": _named(*way), "trains": what}, partial(theirs, folder, plain, full, *way)
-
-
-def _named(rows: int, liger: bool, attention: str) -> str:
-    return f"TRL {rows} rows{' Liger' if liger else ''}{' sdpa' if attention == SDPA else ''}"
-
-
-def save_model(folder: Path, shape: dict[str, int]) -> Path:
-    """Write random weights in bf16 and a byte tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(**shape, tie_word_embeddings=True, bos_token_id=None, eos_token_id=256, pad_token_id=257)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return save_tokenizer(folder, PLAIN)
+def measure(given: Given, case: Row) -> Row:
+    """Some steps of one side."""
+    full, folder = case["trains"] == "all weights", given.folder / ("smoke" if given.smoke else "135M")
+    shared = (60 if given.smoke else 600) if case.get("shared") else 0
+    groups = conversations(shared, smoke=given.smoke)
+    if "way" in case:
+        return theirs(folder, groups, full, *case["way"])
+    return ours(folder, groups, full, case["micro"])
 
 
 def conversations(shared: int, *, smoke: bool) -> list[list[Example]]:
@@ -174,7 +130,6 @@ def theirs(
     if attention == VARLEN:
         register_varlen()
     model.set_attn_implementation(attention)
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     trainer = SFTTrainer(
         model=model.to("cuda" if cuda else "cpu"),
         args=SFTConfig(
@@ -185,7 +140,7 @@ def theirs(
         ),
         train_dataset=Dataset.from_list(examples),
         processing_class=AutoTokenizer.from_pretrained(folder),
-        peft_config=None if full else LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
+        peft_config=None if full else LoraConfig(r=16, lora_alpha=32, target_modules=LINEAR, task_type="CAUSAL_LM"),
         callbacks=[Clock()],
     )  # fmt: skip
     packed = sum(len(row["input_ids"]) for row in trainer.train_dataset)
@@ -227,20 +182,28 @@ def result(tokens: int, seconds: float, loss: float) -> dict[str, Any]:
             "peak_gib": round(peak_gib(), 1), "loss": round(loss, 3)}  # fmt: skip
 
 
-def print_table(table: list[dict[str, Any]]) -> None:
-    """Print the sides by what they train, and emailrl's rate over TRL's best."""
-    names = ("tokens_per_second", "step_seconds", "peak_gib", "loss")
-    lines: list[list[object]] = []
-    for what in ("adapter", "all weights"):
-        rows = [row for row in table if row["trains"] == what]
-        lines += [[what, row["side"], *(row.get(name, row.get("error", "–")) for name in names)] for row in rows]
-        rates = {row["side"]: row.get("tokens_per_second", 0) for row in rows}
-        best = max((rate for side, rate in rates.items() if side.startswith("TRL")), default=0)
-        own = max(rates.get(side, 0) for side in ("emailrl", "emailrl 8 rows"))
-        if best:
-            lines.append([what, "emailrl's best over TRL's best", f"{own / best:.2f} x"])
-    print(markdown(["trains", "side", "tokens/s", "s a step", "peak GiB", "loss"], lines))
+def add_rates(rows: list[Row]) -> None:
+    """A side's rate over that of TRL's best way to train the same."""
+    for trains in {row["trains"] for row in rows}:
+        alike = [row for row in rows if row["trains"] == trains and "error" not in row]
+        best = max((row["tokens_per_second"] for row in alike if "way" in row), default=None)
+        for row in alike if best else ():
+            row["of_trl"] = row["tokens_per_second"] / best
 
+
+BENCH = Bench(
+    __file__,
+    __doc__,
+    cases,
+    measure,
+    {
+        "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,", "of TRL's best": "of_trl:.2f",
+        "s a step": "step_seconds:.3f", "peak GiB": "peak_gib:.1f", "loss": "loss:.3f",
+    },
+    shapes=lambda given: ["smoke" if given.smoke else "135M"],
+    add=add_rates,
+    seconds=400,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    BENCH.main()

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measured import records
+from runner import records
 from small_model import RUN, SFT, settings_text
 
 HERE = Path(__file__).parent

@@ -16,8 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from emailrl.measure.evaluation import Evaluation, is_correct, is_judged, verdict
-from emailrl.measure.statistics import paired_test, wilson_interval
+from emailrl.measure.evaluation import Evaluation, is_correct, is_judged, paired_test, verdict, wilson_interval
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import StopReason, Trajectory
 
@@ -76,7 +75,7 @@ def report(trajectories: Sequence[Trajectory]) -> str:
     kinds = sorted({each.scenario.kind or "–" for each in trajectories})
     counts = Counter((found[id(each)], each.scenario.kind or "–") for each in trajectories)
     classes = [name for name in CLASSES if any(counts[name, kind] for kind in kinds)]
-    low, high = (evaluation := Evaluation.of(trajectories)).interval
+    low, high = (evaluation := Evaluation(trajectories)).interval
     lines = [
         f"{len(trajectories)} answers, {evaluation.accuracy:.1%} right ({low:.1%} to {high:.1%}).",
         "",

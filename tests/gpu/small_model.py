@@ -22,8 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from measured import records
-from processes import in_time
+from runner import ended_in_time, records
 
 SETTINGS = """\
 model_name = "smol-base"
@@ -142,7 +141,7 @@ class Seed:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"COLUMNS": "160"} | ({} if stage in ("sft", "train") else MEASURING),
             )
-            in_time(child, self._until(stage) - time.monotonic(), grace=45)
+            ended_in_time(child, self._until(stage) - time.monotonic(), grace=45)
             return child.returncode
 
     def _arguments(self, stage: str) -> list[str]:

@@ -7,96 +7,22 @@ gradient of the same loss: minus advantage times log-probability, averaged over 
 from __future__ import annotations
 
 import gc
-import random
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measured import forget_peak, now, peak_gib
-from small import PLAIN, save_tokenizer
+from runner import forget_peak, now, peak_gib
+from shapes import LINEAR, advantage, set_lora
 from torch import Tensor
 
 from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
-from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches
+from emailrl.training.batch import Layout, MicroBatch, TrainingSample, micro_batches
 from emailrl.training.losses import policy_loss
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
-    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
-    "smoke": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
-}
-"""Qwen3's published configurations, and one for a rehearsal on a CPU."""
-
-
-def config_of(shape: str) -> Any:
-    """The transformers config of a shape."""
-    from transformers import Qwen3Config
-
-    smoke = shape == "smoke"
-    return Qwen3Config(
-        **SHAPES[shape],
-        num_key_value_heads=2 if smoke else 8, head_dim=16 if smoke else 128, vocab_size=512 if smoke else 151936,
-        tie_word_embeddings=shape not in ("14B", "32B"), max_position_embeddings=40960, rope_theta=1e6,
-        eos_token_id=256, pad_token_id=257,
-    )  # fmt: skip
-
-
-def save_model(shape: str, folder: Path) -> None:
-    """Write random weights and a byte tokenizer, once for all sides."""
-    from transformers import Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        torch.set_default_dtype(torch.bfloat16)
-        Qwen3ForCausalLM(config_of(shape)).save_pretrained(folder)
-        torch.set_default_dtype(torch.float32)
-    save_tokenizer(folder, PLAIN)
-
-
-def make_samples(shape: str, *, questions: int = 8, members: int = 6, seed: int = 0) -> list[TrainingSample]:
-    """Trajectories of 2 to 6 thousand tokens (a thirtieth in the rehearsal), prompts shared in a group."""
-    draw, scale = random.Random(seed), 30 if shape == "smoke" else 1
-    vocabulary = 512 if shape == "smoke" else 151936
-    samples = []
-    for question in range(questions):
-        prompt = [draw.randrange(300, vocabulary) for _ in range(draw.randrange(600, 900) // scale)]
-        for member in range(members):
-            ids, mask = list(prompt), [0] * len(prompt)
-            total = int(draw.triangular(2000, 6000, 3200)) // scale
-            while len(ids) < total:
-                for trained, most in ((1, 200), (0, 560)):
-                    length = draw.randrange(most // 2, most) // scale + 1
-                    ids += [draw.randrange(300, vocabulary) for _ in range(length)]
-                    mask += [trained] * length
-            last = total - mask[:total][::-1].index(1)
-            ids, mask = ids[:last], mask[:last]
-            logprobs = [-1.0 if one else None for one in mask]
-            samples.append(TrainingSample(f"{question}/{member}", str(question), ids, mask, logprobs))
-    return samples
-
-
-def advantage(sample: TrainingSample) -> float:
-    """One for all tokens, always the same."""
-    return random.Random(sample.trajectory_id).uniform(-1, 1)
-
-
-@torch.no_grad()
-def set_lora(model: Any) -> None:
-    """Give every adapter weight a value that follows from its name, so that all sides train the same function."""
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            generator = torch.Generator().manual_seed(zlib.crc32(name[name.index("layers.") :].encode()))
-            value = torch.randn(parameter.shape, generator=generator) * (0.02 if "lora_A" in name else 0.002)
-            parameter.copy_(value.to(parameter.device, parameter.dtype))
 
 
 @dataclass(frozen=True)
@@ -157,13 +83,12 @@ def model_side(model: Any, settings: Settings, device: torch.device, max_tokens:
         assert enable_fused(model, settings.training.gradient_checkpointing) is None
     set_lora(model)
     model.train()
-    cut = partial(
-        micro_batches,
-        max_tokens=max_tokens,
-        device=device,
-        packing=takes_packed(model),
-        share_prefixes=settings.training.prefix_sharing and shares_prefixes(model),
-    )
+    shares = settings.training.prefix_sharing and shares_prefixes(model)
+    layout = Layout(max_tokens, device=device, packing=takes_packed(model), share_prefixes=shares)
+
+    def cut(samples: list[TrainingSample]) -> list[MicroBatch]:
+        return micro_batches(samples, layout)
+
     return Side(model, lambda samples: _step(model, cut(samples), samples), lambda samples: _work(cut(samples)))
 
 
@@ -204,7 +129,6 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
 
     cuda = torch.cuda.is_available()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda" if cuda else "cpu")
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=lambda **columns: [0.0] * len(columns["prompts"]),
@@ -215,7 +139,7 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
         ),
         train_dataset=Dataset.from_list([{"prompt": "a"}] * 8),
         processing_class=AutoTokenizer.from_pretrained(folder),
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LINEAR, task_type="CAUSAL_LM"),
     )  # fmt: skip
     # Both are set in Trainer.train(), which would also generate.
     trainer.current_gradient_accumulation_steps = 1

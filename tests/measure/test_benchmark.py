@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
 
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.measure import benchmark
 from emailrl.measure.benchmark import Subject, choose_subjects, is_unfinished, run_benchmark
@@ -214,20 +214,6 @@ def test_only_what_lacks_a_verdict_is_scored_again(tmp_path: Path, monkeypatch: 
     assert again.calls == []  # not even its model is loaded
 
 
-def test_answers_without_a_verdict_are_in_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Away(Scripted):
-        def score(self, trajectories: Sequence[Trajectory]) -> None:
-            super().score(trajectories)
-            for trajectory in trajectories:
-                if trajectory.scenario.id == "q0":
-                    trajectory.exception, trajectory.rubric["answer_correct"] = "JudgeError: away", None
-
-    subjects = scripted(monkeypatch, Away({"q1"}), Scripted({"q0", "q2"}))
-    report = run_benchmark(subjects, make_questions(3), settings_of(tmp_path), tmp_path / "out")
-    [comparison] = report.comparisons
-    assert (comparison.num_questions, comparison.better_first, comparison.better_second) == (2, 1, 1)
-
-
 def test_other_conditions_are_refused_and_two_processes_never_play_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,14 +284,6 @@ def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypa
     with pytest.raises(EmailRLError, match=r"every rollout failed: gone\. .* rerun .* --resume --out .*/out"):
         run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
     assert (tmp_path / "out" / "results.json").is_file()
-
-
-def test_an_unwritable_place_is_told_before_anything_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    collector = Scripted({"q0"})
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(UsageError, match="out is a file"):
-        run_benchmark(scripted(monkeypatch, collector), make_questions(1), settings_of(tmp_path), tmp_path / "out")
-    assert collector.calls == []
 
 
 def test_the_subjects_chosen(tmp_path: Path) -> None:

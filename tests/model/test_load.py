@@ -11,13 +11,10 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, peft_model
 from safetensors import safe_open
-from transformers import GenerationConfig
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model import device, load, resolve, shape, unsloth_backend
@@ -26,8 +23,7 @@ from emailrl.model.fused.model import fused_backbone
 from emailrl.model.load import load_policy
 from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy
-from emailrl.model.resolve import NANO_DIR, resolve_model, same_base, with_token_limit
-from emailrl.quickstart import SETTINGS
+from emailrl.model.resolve import resolve_model, same_base, with_token_limit
 from emailrl.settings import AgentSettings, Settings
 
 IDS = torch.arange(1, 9)[None]
@@ -51,12 +47,6 @@ def test_fresh_adapter_trains_alone_and_changes_nothing_yet(tiny_model: Path) ->
     )
     assert (policy.device.type, policy.dtype) == ("cpu", torch.float32)
     assert policy.tokenizer.pad_token_id is not None
-
-
-def test_an_offload_without_shards_is_noted(tiny_model: Path) -> None:
-    for model, count in (({"shard_offload": True}, 1), ({}, 0), ({"shard_offload": True, "shard": "off"}, 0)):
-        notes = load_policy(settings_for(tiny_model, model=model), trainable=True).notes
-        assert sum(note.startswith("SHARD_OFFLOAD has no effect: SHARD=auto") for note in notes) == count
 
 
 def test_nothing_is_set_on_a_loaded_policy(tiny_model: Path) -> None:
@@ -102,25 +92,6 @@ def test_save_and_load_are_exact(tiny_model: Path, tmp_path: Path) -> None:
         again = load_policy(settings_for(tiny_model), adapter=tmp_path / "adapter", trainable=trainable)
         assert torch.equal(again.model(input_ids=IDS).logits, policy.model(input_ids=IDS).logits)
         assert len(again.trainable_parameters()) == trainable * len(policy.trainable_parameters())
-
-
-def test_an_adapter_is_not_read_on_the_first_gpu(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where PEFT puts it by default: every rank of a host would take memory there."""
-    moved(tiny_model).save_adapter(tmp_path)
-    monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")
-    assert load_policy(settings_for(tiny_model), adapter=tmp_path, trainable=True).trainable_parameters()
-
-
-def test_peft_loads_what_was_saved(tiny_model: Path, tmp_path: Path) -> None:
-    policy = moved(tiny_model)
-    policy.save_adapter(tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(tiny_model.resolve())
-    assert config["target_modules"] == sorted(config["target_modules"]) and config["inference_mode"] is True
-    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(model(input_ids=IDS).logits, policy.model(input_ids=IDS).logits)
 
 
 def test_reference_is_the_base_and_the_adapter_comes_back(tiny_model: Path) -> None:
@@ -171,13 +142,6 @@ def test_a_damaged_adapter_is_one_clear_line(tiny_model: Path, tmp_path: Path, f
     assert "\n" not in str(caught.value)
 
 
-def test_target_modules(tiny_model: Path) -> None:
-    policy = load_policy(settings_for(tiny_model, lora={"target_modules": "q_proj, v_proj"}), trainable=True)
-    assert policy.lora["target_modules"] == ["q_proj", "v_proj"]
-    with pytest.raises(UsageError, match=r"no layer of this model: qproj\. It has down_proj, gate_proj"):
-        load_policy(settings_for(tiny_model, lora={"target_modules": "qproj,v_proj"}), trainable=True)
-
-
 def test_gradient_checkpointing_gives_the_same_gradient(tiny_model: Path) -> None:
     gradients = []
     for checkpointing in ("off", "on"):
@@ -202,23 +166,12 @@ def test_packing_is_a_setting_and_nothing_is_fused_on_a_cpu(tiny_model: Path) ->
     assert not takes_packed(padded.model) and not takes_packed(load_policy(settings_for(tiny_model)).model)
 
 
-@pytest.mark.parametrize(("given", "read"), [(True, "on"), ("true", "on"), ("0", "off"), ("selective", "selective")])
-def test_gradient_checkpointing_as_it_may_be_written(given: object, read: str) -> None:
-    settings = Settings.model_validate({"training": {"gradient_checkpointing": given}})
-    assert settings.training.gradient_checkpointing == read
-
-
 @pytest.mark.parametrize(
     ("given", "own", "limit"), [({}, 96, 96), ({}, None, 4096), ({}, 8192, 4096), ({"max_tokens": 4096}, 96, 4096)]
 )
 def test_the_model_s_own_limit_holds_where_none_is_given(given: dict[str, int], own: int | None, limit: int) -> None:
     model = SimpleNamespace(generation_config=SimpleNamespace(max_new_tokens=own))
     assert with_token_limit(AgentSettings(**given), model).max_tokens == limit
-
-
-def test_nano_s_own_limit_is_the_quickstart_s() -> None:
-    own = GenerationConfig.from_pretrained(NANO_DIR).max_new_tokens
-    assert own == 96 and f"max_tokens = {own}\n" in SETTINGS
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------
@@ -270,12 +223,6 @@ def test_an_adapter_inside_a_hubs_model_is_not_put_on_it_unseen(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UsageError, match="someone/mail' is an adapter"):
         shape.load_config("someone/mail", "someone/mail")
-
-
-def test_an_error_without_text_is_named_by_its_type(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", Mock(side_effect=OSError))
-    with pytest.raises(EmailRLError, match="failed to load: OSError"):
-        shape.load_config("tiny", tiny_model)
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])

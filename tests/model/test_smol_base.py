@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.disk import LOCK
@@ -171,17 +169,6 @@ def test_a_gguf_file_becomes_a_plain_folder_once(
     assert resolve_model("smol-base", packed.with_name("moved")) == folder  # the key is what it holds
 
 
-def test_every_file_names_one_end_of_turn_and_one_padding_token(cache: Path, packed: Path) -> None:
-    folder = resolve_model("smol-base", packed)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    config = json.loads((Path(folder) / "config.json").read_text())
-    generation = GenerationConfig.from_pretrained(folder)
-    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == ("<|im_end|>", "<|endoftext|>", None)
-    for place in (config, generation.to_dict()):
-        assert (place["eos_token_id"], place["pad_token_id"], place.get("bos_token_id")) == (2, 0, None)
-    assert "quantization_config" not in config and generation.max_new_tokens == 256
-
-
 def test_the_tokenizer_splits_digits_and_knows_its_controls(cache: Path, packed: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("smol-base", packed))
     text = "a tab 2001\n<|im_end|><file_sep>é"
@@ -265,37 +252,6 @@ def test_a_damaged_copy_is_one_line_that_names_the_folder_to_delete(cache: Path,
     assert load_policy(settings).path == folder and converted(cache) == [folder]
 
 
-def test_two_processes_convert_once(cache: Path, packed: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    script = (
-        "import pathlib, sys; from emailrl.model.smol_base import smol_folder; "
-        "smol_folder('smol-base', pathlib.Path(sys.argv[1]))"
-    )
-    both = [subprocess.Popen([sys.executable, "-c", script, str(packed)]) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
-    err = capfd.readouterr().err
-    assert err.count("Preparing smol-base") == 1 and len(converted(cache)) == 1
-
-
-def test_a_cache_that_cannot_be_written_is_one_line_with_its_setting(
-    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: object, folder: Path, **_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "tokenizer.json"))
-
-    def refused() -> str:
-        with pytest.raises(EmailRLError, match=r"stored in .*/emailrl/smol-base-\w+-\w+: ") as caught:
-            resolve_model("smol-base", packed)
-        assert "XDG_CACHE_HOME" in caught.value.hint and "/.smol" not in str(caught.value)
-        return caught.value.message.rpartition(": ")[2]
-
-    with monkeypatch.context() as disk:
-        disk.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
-        assert refused() == "No space left on device." and converted(cache) == []
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert refused() == "Not a directory."
-
-
 def test_the_converted_copy_needs_neither_base_nor_hub(
     cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,14 +325,6 @@ def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
     assert (lora.rank, lora.scale, len(lora.pairs)) == (24, 2.0, 30 * 7)  # seven linear layers in each of thirty
     down, _ = lora.pairs["model.layers.29.mlp.down_proj"]
     assert (down.shape, down.dtype) == ((24, 1536), torch.bfloat16)
-
-
-def test_smol_on_another_base_is_refused(
-    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(EmailRLError, match=r"tiny\.gguf failed to load: The adapter in .* was rejected") as caught:
-        resolve_model("smol", packed)  # two layers, 32 wide
-    assert caught.value.hint.startswith(f"Copy the model into {packed} again") and not converted(cache)
 
 
 def test_the_name_stays_whatever_lies_in_the_working_folder(

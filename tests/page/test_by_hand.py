@@ -6,12 +6,9 @@ These need playwright and axe (``pip install -e '.[browser]'``) and the system's
 from __future__ import annotations
 
 import re
-import statistics
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,10 +17,8 @@ from chromium import CHROMIUM, needs_chromium
 from two_turns import UNSEEN, trajectory
 
 from emailrl.page import gather, page, place_of
-from emailrl.page.served import Served
-from emailrl.page.server import PageServer
 from emailrl.records import write_records, write_trajectories
-from emailrl.records.trajectory import TokenSample, Trajectory
+from emailrl.records.trajectory import Trajectory
 
 __all__ = ["trajectory"]
 
@@ -115,14 +110,6 @@ def test_axe_finds_no_violation(browser: Any, file: Path, view: str, scheme: str
     assert [(each["id"], each["nodes"][0]["html"], each["nodes"][0]["failureSummary"]) for each in found] == []
 
 
-def test_axe_would_find_one(browser: Any, file: Path) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    tab = opened(browser, file.as_uri())
-    tab.evaluate("document.querySelector('#theme').removeAttribute('aria-label');"
-                 "document.querySelector('#theme').removeAttribute('title')")  # fmt: skip
-    assert "button-name" in [each["id"] for each in axe.Axe().run(tab).response["violations"]]
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_nothing_runs_out_of_a_narrow_screen(browser: Any, file: Path, view: str) -> None:
     tab = opened(browser, f"{file.as_uri()}{VIEWS[view]}", width=360)
@@ -173,94 +160,3 @@ def test_keys_reach_everything(browser: Any, file: Path) -> None:
     assert not tab.is_visible("#help")
     tab.go_back()
     assert fragment(tab)["view"] == "about"
-
-
-@pytest.mark.parametrize("view", ["overview", "tokens", "group", "settings"])
-def test_what_has_the_focus_is_seen(browser: Any, file: Path, view: str) -> None:
-    tab = opened(browser, f"{file.as_uri()}{VIEWS[view]}")
-    tab.wait_for_timeout(300)
-    hidden = """() => {
-      const node = document.activeElement;
-      if (!node || node === document.body) return null;
-      const box = node.getBoundingClientRect();
-      const inside = (value, most) => Math.min(Math.max(value, 0), most - 1);
-      const x = inside(box.left + box.width / 2, innerWidth);
-      const y = inside(box.top + Math.min(box.height / 2, 10), innerHeight);
-      const top = document.elementFromPoint(x, y);
-      return top && (node.contains(top) || top.contains(node)) ? null : node.outerHTML.slice(0, 120);
-    }"""
-    reached = set()
-    for _ in range(40):
-        tab.keyboard.press("Tab")
-        assert tab.evaluate(hidden) is None
-        reached.add(tab.evaluate("document.activeElement.outerHTML.slice(0, 200)"))
-    assert len(reached) > 5
-
-
-def many(trajectory: Trajectory, folder: Path, *, steps: int, each: int, tokens: int) -> Path:
-    """A run of as many steps; no two of its trajectories have the same tokens."""
-    random = Random(0)
-    mask = [n % 4 // 3 for n in range(tokens)]
-
-    def sample() -> TokenSample:
-        logprobs = [round(-random.expovariate(1), 6) if on else None for on in mask]
-        return TokenSample(random.choices(range(1, 7), k=tokens), mask, logprobs)
-
-    for step in range(1, steps + 1):
-        made = [
-            replace(
-                trajectory, id=f"s{step}-{n}", group_id=f"g{step}-{n // 8}", step=step, reward=random.random(),
-                samples=[sample()],
-            )
-            for n in range(each)
-        ]  # fmt: skip
-        write_trajectories(folder / "trajectories" / f"step-{step:06}.jsonl", made)
-    return folder
-
-
-FRAMES = """async (pixels) => {
-  const box = document.getElementById("rows");
-  const gaps = [];
-  let last = await new Promise(requestAnimationFrame);
-  for (let frame = 0; frame < 120; frame += 1) {
-    box.scrollTop += pixels;
-    const now = await new Promise(requestAnimationFrame);
-    gaps.push(now - last);
-    last = now;
-  }
-  return gaps;
-}"""
-
-
-def test_five_thousand_trajectories_open_quickly_and_scroll_as_smoothly_as_the_machine_draws(
-    browser: Any, trajectory: Trajectory, tmp_path: Path
-) -> None:
-    """4 million tokens. The fastest of three times, since other processes slow the machine down."""
-    file = written(many(trajectory, tmp_path / "run", steps=50, each=100, tokens=800))
-    opening, slower = [], []
-    for _ in range(3):
-        tab = opened(browser, f"{file.as_uri()}#view=list")
-        opening.append(tab.evaluate("new Promise((done) => requestAnimationFrame(() => done(performance.now())))"))
-        still, moving = (statistics.median(tab.evaluate(FRAMES, pixels)) for pixels in (0, 180))
-        slower.append(moving / still)
-        tab.context.close()
-    print(f"opened in {min(opening) / 1000:.2f} s; frames while scrolling {min(slower):.2f} times as long as at rest")
-    assert min(opening) < 3000
-    assert min(slower) < 1.3
-
-
-def test_the_first_rows_of_a_long_served_list_are_shown_before_the_others_are_read(
-    browser: Any, trajectory: Trajectory, tmp_path: Path
-) -> None:
-    run = many(trajectory, tmp_path / "run", steps=5, each=1000, tokens=8)
-    with PageServer(Served(run, model_name="nano")) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        tab = browser.new_page(bypass_csp=True)
-        held: list[Any] = []
-        tab.route("**/data/trajectories?from=2000&*", lambda route: held.append(route))
-        tab.goto(f"{server.address}#view=list")
-        tab.wait_for_function("document.getElementById('counted')?.textContent === '2,000 trajectories'")
-        tab.wait_for_timeout(200)
-        held[0].continue_()
-        tab.wait_for_function("document.getElementById('counted').textContent === '5,000 trajectories'")
-        server.shutdown()

@@ -109,16 +109,3 @@ def test_even_markup_that_got_in_would_not_run(
     assert "<title>ran" not in shown(target, tmp_path / "profile") and paths == []
     target.write_text(broken.replace("Content-Security-Policy", "X-Nothing"), encoding="utf-8")
     assert "<title>ran" in shown(target, tmp_path / "profile") and paths == ["/image"]
-
-
-@needs_chromium
-def test_the_page_shows_the_trajectory_and_what_would_not_show(trajectory: Trajectory, tmp_path: Path) -> None:
-    file = tmp_path / "mail.jsonl"
-    question = "Who \u202epaid\x1b[31m?"
-    write_trajectories(file, [replace(trajectory, scenario=replace(trajectory.scenario, question=question))])
-    target = tmp_path / "page.html"
-    target.write_text(page(gather(place_of(file), model_name="nano")), encoding="utf-8")
-    markup = shown(target, tmp_path / "profile", "#view=list&t=mail.jsonl%400")
-    mark = '<span class="hidden-mark">'
-    assert f"Who {mark}U+202E</span>paid{mark}␛</span>[31m?" in markup
-    assert "4 of 8 sampled (50.0%)" in markup and "+0.300" in markup

@@ -74,28 +74,6 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
 
 
 @needs_chromium
-def test_the_accuracy_that_selected_the_model_is_no_result(file: Path, tmp_path: Path) -> None:
-    tiles = re.findall(r"<dt>([^<]*)</dt><dd><span class=\"value\">([^<]*)", shown(file, tmp_path / "profile"))
-    told = {
-        "Validation, selected the model": "100.0%",
-        "Validation, other questions": "62.5%",
-        "Test accuracy": "37.5%",
-    }
-    assert told.items() <= dict(tiles).items()
-
-
-@needs_chromium
-def test_a_failure_bar_shows_the_share_of_all_trajectories(tmp_path: Path, trajectory: Trajectory) -> None:
-    made = [replace(trajectory, id=f"t{number}") for number in range(4)]
-    made[0] = replace(made[0], rubric=WRONG)
-    write_trajectories(tmp_path / "four.jsonl", made)
-    target = tmp_path / "page.html"
-    target.write_text(page(gather(place_of(tmp_path / "four.jsonl"), model_name="nano")), encoding="utf-8")
-    [row] = re.findall(r"<tr><th[^>]*>wrong.*?</tr>", shown(target, tmp_path / "profile"))
-    assert re.findall(r'class="fill" style="left: 0%; width: ([^;]*);', row) == ["25%"] and ">25.0%<" in row
-
-
-@needs_chromium
 @pytest.mark.parametrize(
     ("fragment", "counted"),
     [
@@ -168,17 +146,3 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=01-large.jsonl%400&side=question")
     assert ">cited</span>" in side
-
-
-@needs_chromium
-def test_of_more_steps_than_a_chart_can_show_means_are_drawn_and_the_page_says_so(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    steps = [{"step": step, "entropy": float(step), "dropped": {"exception": step % 3}} for step in range(1, 601)]
-    write_records(run_dir / "metrics.jsonl", steps)
-    target = tmp_path / "page.html"
-    target.write_text(page(gather(place_of(run_dir), model_name="nano")), encoding="utf-8")
-    markup = shown(target, tmp_path / "profile")
-    assert "entropy from 1.500 at step 2 to 599.500 at step 600" in markup  # means of the first two and the last two
-    assert markup.count("Each point: 2 steps.") == 2  # entropy and drops
-    assert markup.count('<rect class="stack') == 300

@@ -19,7 +19,7 @@ from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import UsageError
 from emailrl.page import gather, page, place_of, redacted, served_page
-from emailrl.page.served import Served
+from emailrl.page.server import Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 from emailrl.training.run.printing import DROPPED
@@ -55,14 +55,6 @@ def test_a_run_holds_its_files_in_the_order_of_the_steps(run_dir: Path) -> None:
     assert [each["id"] for each in data.details()] == [row["id"] for row in data.rows]
     labels = [file["label"] for file in data.run["files"]]
     assert labels[1] == "training step 1" and labels[3] == "evaluation at step 10"
-
-
-def test_a_row_names_the_byte_where_its_line_begins(run_dir: Path) -> None:
-    file = run_dir / "trajectories" / "step-000001.jsonl"
-    data = gather(place_of(file), model_name="nano")
-    assert data.run["kind"] == "file"
-    for row in data.rows:
-        assert json.loads(file.read_bytes()[row["offset"] :].splitlines()[0])["id"] == row["id"]
 
 
 def test_one_trajectory_says_that_the_others_are_left_out(run_dir: Path) -> None:
@@ -127,14 +119,6 @@ def test_a_folder_means_the_newest_run_below_it(run_dir: Path, tmp_path: Path) -
         place_of(tmp_path / "empty")
 
 
-def test_the_working_folder_has_a_name_too(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run_dir / "trajectories")
-    place = place_of(Path("step-000010.jsonl"), 0)
-    assert gather(place, model_name="nano").run["title"] == f"{run_dir.name} / step-000010.jsonl"
-    monkeypatch.chdir(run_dir)
-    assert place_of(Path()).name == run_dir.name
-
-
 def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "sft"
     write_records(folder / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
@@ -168,26 +152,6 @@ def test_what_is_no_file_is_said_to_be_left_out(run_dir: Path, tmp_path: Path) -
     shutil.rmtree(run_dir / "trajectories")
     (run_dir / "trajectories" / "step-000001.jsonl").mkdir(parents=True)
     assert "step-000001.jsonl is a folder" in gather(place_of(run_dir), model_name="nano").run["left_out"]
-
-
-def test_metrics_of_a_wrong_type_are_said_to_be_left_out(run_dir: Path) -> None:
-    steps: list[dict[str, Any]] = [
-        {"step": 1, "loss": 0.5, "kl": None, "seconds": {"total": 2}, "dropped": {}},
-        {"step": "2", "loss": 0.5},
-        {"loss": 0.5},
-        {"step": 3, "loss": "low"},
-        {"step": 4, "accuracy": True},
-        {"step": 5, "seconds": [1.0]},
-        {"step": 6, "dropped": {"groups_low_std": "4"}},
-    ]
-    write_records(run_dir / "metrics.jsonl", steps)
-    write_records(run_dir / "evaluations.jsonl", [{"step": 0, "accuracy": 0.5}, {"step": 9, "accuracy": [1]}])
-    run = gather(place_of(run_dir), model_name="nano").run
-    assert run["steps"] == steps[:1] and run["evaluations"] == [{"step": 0, "accuracy": 0.5}]
-    fields = ["step", "step", "loss", "accuracy", "seconds", "dropped.groups_low_std"]
-    wanted = [f"metrics.jsonl, line {line}: not a metrics record ({name} " for line, name in enumerate(fields, 2)]
-    wanted.append("evaluations.jsonl, line 2: not a metrics record (accuracy ")
-    assert all(map(str.startswith, run["left_out"], wanted)) and len(run["left_out"]) == len(wanted)
 
 
 def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, trajectory: Trajectory) -> None:

@@ -18,8 +18,7 @@ from chromium import needs_chromium, shown
 from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import UsageError
-from emailrl.page.served import Served
-from emailrl.page.server import PageServer
+from emailrl.page.server import PageServer, Served
 from emailrl.records import TrajectoryWriter, write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 
@@ -210,13 +209,6 @@ def test_malformed_and_ambiguous_requests_are_refused(
     assert b"default-src 'none'" in head and b"nosniff" in head
     assert (set(json.loads(body)) == {"error"}) is (status != 200) and b"<b>" not in body
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_body_is_not_taken_for_the_next_request(server: PageServer) -> None:
-    request = "GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN", "Content-Length: 99", "", *[
-        "GET /data/run.json?token=TOKEN HTTP/1.1", "Host: OWN"
-    ]  # fmt: skip
-    assert raw(server, *request).count(b"HTTP/1.1 ") == 1
 
 
 def remove(file: Path) -> None:

@@ -71,14 +71,6 @@ def serve() -> Iterator[Serve]:
         stub.close()
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds slept between tries, not slept."""
-    slept: list[float] = []
-    monkeypatch.setattr(custom, "sleep", slept.append)
-    return slept
-
-
 def score(url: str, count: int = 3, **settings: Any) -> list[Trajectory]:
     played = [trajectory(number) for number in range(count)]
     scorer = build_scorer(load_settings({"reward": url, "judge": "offline"} | settings, environ={}))

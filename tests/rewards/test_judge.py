@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from rewards.stub_judge import Reply, StubJudge
 from emailrl.base.errors import UsageError
 from emailrl.rewards import judge as judging
 from emailrl.rewards.build import build_scorer
-from emailrl.rewards.judge import JudgeError, LLMJudge, VerdictCache, read_verdict
+from emailrl.rewards.judge import JudgeError, LLMJudge, read_verdict
 from emailrl.rewards.scorer import OfflineMatcher
 from emailrl.settings import RewardSettings, Settings
 
@@ -37,14 +35,6 @@ def serve() -> Iterator[Serve]:
     yield start
     for stub in running:
         stub.close()
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that were waited between tries, without the waiting."""
-    waited: list[float] = []
-    monkeypatch.setattr(judging, "sleep", waited.append)
-    return waited
 
 
 def settings(stub: StubJudge, tmp_path: Path, **changes: Any) -> RewardSettings:
@@ -188,46 +178,10 @@ def test_reading_a_verdict(reply: str, verdict: bool | None) -> None:
     assert read_verdict(reply) is verdict
 
 
-def _write_verdicts(path: Path, start: int) -> None:
-    cache = VerdictCache(path)
-    for number in range(start, start + 40):
-        cache.put(str(number), "m", number % 2 == 0)
-
-
-def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
-    path = tmp_path / "c.sqlite"
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_write_verdicts, args=(path, start)) for start in (0, 20, 40)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-    cache = VerdictCache(path)
-    assert [cache.get(str(number)) for number in range(80)] == [number % 2 == 0 for number in range(80)]
-    assert cache.get("80") is None
-
-
-def test_a_verdict_once_kept_stays(tmp_path: Path) -> None:
-    cache = VerdictCache(tmp_path / "c.sqlite")
-    cache.put("k", "m", True)
-    cache.put("k", "m", False)
-    assert cache.get("k") is True
-
-
 def test_a_cache_that_is_no_database_is_said(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a database, and long enough to be seen as none" * 20)
     with pytest.raises(UsageError, match=r"notes\.txt cannot be used"):
         judge(serve(lambda body: (200, "True")), tmp_path, judge_cache=tmp_path / "notes.txt")
-
-
-def test_a_cache_that_breaks_later_is_an_error_of_the_judge(serve: Serve, tmp_path: Path) -> None:
-    asked = judge(serve(lambda body: (200, "True")), tmp_path)
-    path = tmp_path / "cache" / "judge.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE verdicts")
-    with pytest.raises(JudgeError, match="cache"):
-        asked.check("q", "r", "a")
 
 
 def test_which_check_is_chosen(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.agent.rubric import Rubric
+from emailrl.agent.mail_env import Rubric
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
 from emailrl.rewards.heuristic import heuristic_reward
@@ -99,7 +99,7 @@ def test_the_settings_that_are_said_to_lower_the_bar_do(setting: str, step: floa
 def test_every_row_of_a_benchmark_is_explained() -> None:
     scenario = Scenario("q", "Q?", "A", [], "a@x", "2001-01-01")
     whole = Trajectory("t", "g", scenario, rubric=dict.fromkeys(Rubric.__dataclass_fields__, 0))
-    rows = Evaluation.of([whole, replace(whole, id="u")]).metrics()
+    rows = Evaluation([whole, replace(whole, id="u")]).metrics()
     text = (DOCS / "guides/benchmark.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`(\w+)`", text))
     assert {name for name in rows if name != "answer_correct"} - explained == set()

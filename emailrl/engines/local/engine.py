@@ -29,11 +29,8 @@ from emailrl.engines.budget import (
     token_bytes_of,
 )
 from emailrl.engines.local.cache import BlockCache, block_attention_in
-from emailrl.engines.local.graphs import DecodeGraphs
-from emailrl.engines.local.passes import Passes
-from emailrl.engines.local.schedule import Conversation, Schedule
+from emailrl.engines.local.passes import Conversation, Passes, Schedule
 from emailrl.engines.local.weights import (
-    MergedWeights,
     adapter_sha256,
     check_full_attention,
     device_of,
@@ -51,8 +48,7 @@ class TransformersEngine:
     ``stop_ids`` end a completion, in addition to those of the model's generation config. At most ``max_rows``
     conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None:
     ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``default_budget``) the
-    key-value cache. ``cuda_graphs`` captures the decode steps of models with merged weights. Identical requests give
-    identical completions.
+    key-value cache. Identical requests give identical completions.
     """
 
     def __init__(
@@ -64,7 +60,6 @@ class TransformersEngine:
         max_model_len: int | None = None,
         max_pass_tokens: int | None = None,
         cache_bytes: int | None = None,
-        cuda_graphs: bool = False,
     ) -> None:
         self.weights = sampling_weights(model)
         self._config = self.weights.model.config.get_text_config()
@@ -82,24 +77,9 @@ class TransformersEngine:
         """Blocks within the budget; the cache's own limit is lowered if memory runs out first."""
         self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
-        graphs = None
-        if cuda_graphs and self._takes_graphs():
-            limits = {"most_rows": max_rows, "most_tokens": self.max_model_len}
-            graphs = DecodeGraphs(self.weights.model, self.cache, **limits)
         self.passes = Passes(
-            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens, graphs=graphs
+            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens
         )
-
-    def _takes_graphs(self) -> bool:
-        """Whether decode steps can be captured; reports why if they cannot."""
-        if device_of(self.weights.model).type != "cuda":
-            reason = "it needs a CUDA GPU"
-        elif not isinstance(self.weights, MergedWeights):
-            reason = "the model is quantized or too large for merged weights"
-        else:
-            return True
-        report(f"CUDA_GRAPHS has no effect: {reason}.")
-        return False
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache.
@@ -111,13 +91,8 @@ class TransformersEngine:
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
 
     def release(self) -> None:
-        """Free the cache, and the graphs over it."""
+        """Free the cache."""
         self.schedule.clear()
-        self._forget_graphs()
-
-    def _forget_graphs(self) -> None:
-        if self.passes.graphs is not None:
-            self.passes.graphs.forget()
 
     def resume(self) -> None:
         """Do nothing: the cache grows with the next requests."""
@@ -213,7 +188,6 @@ class TransformersEngine:
             conversation.rewind()
         schedule.pause_all()
         cache.free()
-        self._forget_graphs()
         if device_of(self.weights.model).type == "cuda":
             torch.cuda.empty_cache()
         if ran == 1 and not unused:

@@ -49,8 +49,6 @@ LOOK_AGAIN: Final = 2.0
 """Poll interval in seconds while all servers are down."""
 LONGEST_WAIT: Final = 8.0
 """Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
-OTHER_FILES: Final = 1024
-"""Files that a process may hold open besides its connections."""
 
 T = TypeVar("T")
 Act = Callable[[httpx.AsyncClient], Awaitable[T]]
@@ -100,7 +98,7 @@ class VllmServers:
         self._rollouts: dict[Version, dict[str, tuple[Request, Completion] | None]] = {}
         """For each recent version, by replica, its first completion in a rollout, until it is scored; then None. The
         probe's model has the last version."""
-        _allow_connections(self.conversations)
+        _allow_connections()
 
     @property
     def alive(self) -> list[Replica]:
@@ -118,11 +116,14 @@ class VllmServers:
         self.run(partial(self.take, self._prepare(path, version)))
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
-        """See ``VersionedEngine.hand_over``."""
+        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest.
+
+        Call it, and anything else that loads a version, only after the last one's ``load`` has ended and ``settle``.
+        """
         return PinnedVersion(self, self._prepare(path, version), is_new=True)
 
     def pin(self) -> PinnedVersion:
-        """An engine pinned to the version loaded now."""
+        """An engine pinned to the version loaded now, regardless of later loads."""
         if self._version is None:
             self.load_adapter(None, "")
         assert self._version is not None
@@ -134,7 +135,10 @@ class VllmServers:
             return pinned.generate(requests, advance)
 
     def settle(self) -> None:
-        """See ``VersionedEngine.settle``."""
+        """Check everything sampled since the last call against the trainer's model, before training on it.
+
+        Raises EmailRLError if it is wrong.
+        """
         newest = next(reversed(self._rollouts), None)
         for version, drawn in self._rollouts.items():
             if version is newest:
@@ -274,7 +278,7 @@ class VllmServers:
 
 
 class PinnedVersion:
-    """An engine that stays on one version of the servers' adapters until it is closed; see ``PinnedEngine``."""
+    """An engine that stays on one version of the servers' adapters until it is closed, in any thread."""
 
     def __init__(self, servers: VllmServers, version: Version, *, is_new: bool = False) -> None:
         self._servers, self.version, self._is_new = servers, version, is_new
@@ -286,7 +290,10 @@ class PinnedVersion:
         servers.held[version.served] += 1
 
     def load(self) -> None:
-        """See ``PinnedEngine.load``."""
+        """Load and verify the version before it is sampled from; does nothing if it already is.
+
+        Raises EmailRLError if a server refuses it or fails the verification.
+        """
         if self._is_new:
             self._until_cancelled(partial(self._servers.take, self.version))
 
@@ -321,7 +328,7 @@ class PinnedVersion:
             self._under_way = None
 
     def cancel(self) -> None:
-        """See ``PinnedEngine.cancel``."""
+        """Abort loading or generation running in another thread, and any later call, with an exception."""
         self._cancelled = True
         if (under_way := self._under_way) is not None:
             with suppress(RuntimeError):  # it has already ended
@@ -425,21 +432,13 @@ def _room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> in
     return min(replica.max_model_len or sys.maxsize, max_model_len or sys.maxsize) - prompt_tokens
 
 
-def _allow_connections(count: int) -> None:
-    """Raise this process's limit of open files, often 1,024, to what ``count`` connections need; report if it is lower.
+def _allow_connections() -> None:
+    """Raise this process's limit of open files, often 1,024, as far as it may.
 
-    Without a free handle no server can be reached, so that all would be excluded.
+    Every request has a connection: without a free handle no server can be reached, so that all would be excluded.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + OTHER_FILES
-    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < needed:
-        report(
-            f"At most {hard:,} files can be open at once, but {count:,} requests to vLLM servers and other files need"
-            f" {needed:,}: raise the limit (ulimit -Hn), or lower MAX_BATCH_TRAJECTORIES."
-        )
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _none_available(count: int, why: str) -> EmailRLError:

@@ -8,8 +8,7 @@ from datetime import date
 from random import Random
 
 from emailrl.facts.mentions import Extractor
-from emailrl.questions.inbox.mail import Mail
-from emailrl.questions.inbox.mailbox import Inbox
+from emailrl.questions.inbox.mailbox import Inbox, Mail
 
 THEIR_MAIL = (
     '{persons} mail about "{topic}"',

@@ -10,8 +10,7 @@ from random import Random
 
 from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
-from emailrl.questions.inbox.mail import Mail, spell_day
-from emailrl.questions.inbox.mailbox import Inbox
+from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
 from emailrl.questions.template.kinds import Finding, Kind, kind, refer_to
 
 MAX_COUNT = 9

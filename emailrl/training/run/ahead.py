@@ -12,13 +12,11 @@ from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
-from emailrl.agent.audit import audit
-from emailrl.agent.collect import Collector
-from emailrl.agent.play import Stage
+from emailrl.agent.play import Collector, Stage, audit
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines.base import PinnedEngine, VersionedEngine
+from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
 from emailrl.ranks import Activity
 from emailrl.records import read_trajectories, write_trajectories
 from emailrl.records.trajectory import Trajectory
@@ -107,7 +105,7 @@ class Batch:
     """The rollouts of one step, running in their own thread."""
 
     step: int
-    engine: PinnedEngine
+    engine: PinnedVersion
     ended: Ended
     activity: Activity = field(default_factory=Activity)
     loaded: Future[float] = field(default_factory=Future)
@@ -132,12 +130,12 @@ class Ahead:
         rollouts: Rollouts,
         collector: Collector,
         stage: Stage,
-        engine: VersionedEngine,
+        engine: VllmServers,
         state: RunState,
         *,
         staleness: int,
         last_step: int,
-        hand_over: Callable[[int], PinnedEngine],
+        hand_over: Callable[[int], PinnedVersion],
         limit: float,
         played: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> None:

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from emailrl.agent.collect import Collector, Scores
-from emailrl.agent.play import Play, Stage, build_stage
+from emailrl.agent.play import Collector, Play, Scores, Stage, build_stage
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import Checkpoint
-from emailrl.engines import build_engine, check_engine, engine_gpus, has_servers
-from emailrl.engines.base import PolicyEngine, VersionedEngine
-from emailrl.engines.opened import OpenPolicy
-from emailrl.engines.vllm.servers import check_servers
+from emailrl.engines import OpenPolicy, build_engine, check_engine
+from emailrl.engines.base import PolicyEngine
+from emailrl.engines.vllm.servers import VllmServers, check_servers
 from emailrl.measure.evaluation import check_samples
 from emailrl.ranks import ALONE, Ranks
 from emailrl.rewards.build import build_scorer
@@ -127,7 +125,7 @@ def _sampler(settings: Settings, ranks: Ranks, engine: PolicyEngine, interrupts:
     """This engine, or the engines of all ranks."""
     if not plays_on_all(settings, ranks):
         return engine
-    return Team(ranks, engine, interrupts, per_engine=engine_gpus(settings))
+    return Team(ranks, engine, interrupts, per_engine=settings.engine_gpus)
 
 
 def _play(sampler: PolicyEngine | Team, stage: Stage, ranks: Ranks, role: Role) -> Play:
@@ -145,7 +143,7 @@ def _overlapping(run: Run, stage: Stage, checkpoint: Checkpoint | None) -> Itera
     if not run.staleness:
         yield
         return
-    assert isinstance(run.engine, VersionedEngine)
+    assert isinstance(run.engine, VllmServers)
     ahead = Ahead(
         run.rollouts, run.collector, stage, run.engine, run.state, staleness=run.staleness, last_step=run.total_steps,
         hand_over=run.hand_over, limit=run.settings.training.rank_timeout, played=played,
@@ -226,7 +224,7 @@ def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
     check_shard(settings, ranks)
     check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
     _check_environment(settings, mode)
-    if has_servers(settings):
+    if settings.has_servers:
         check_servers(settings.vllm)
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from emailrl.base.errors import UsageError
 from emailrl.base.process import handled_by
-from emailrl.engines import build_engine, has_servers
-from emailrl.engines.opened import OpenPolicy
+from emailrl.engines import OpenPolicy, build_engine
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.model.shard import check_shardable
@@ -141,7 +140,7 @@ def build_updater(
         total_steps=total_steps,
         across=Across(ranks, sharded=policy.sharded),
         largest_gap=max(LARGEST_GAP, TIMES_TOLERANCE * (settings.vllm.vllm_probe_tolerance or 0.0))
-        if has_servers(settings)
+        if settings.has_servers
         else math.inf,
     )
 

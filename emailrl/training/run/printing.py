@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.base.plain import counted
-from emailrl.engines import has_servers
 from emailrl.measure.evaluation import Evaluation
 from emailrl.settings import Settings
 from emailrl.training.mix import staleness
@@ -63,7 +62,7 @@ def _reference(settings: Settings) -> str:
 
 def _sampling(settings: Settings) -> str:
     """The servers that sample, and how far ahead, if they do."""
-    servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()] if has_servers(settings) else []
+    servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()] if settings.has_servers else []
     steps = staleness(settings)
     ahead = f", up to {counted(steps, 'step')} ahead of training" if steps else ""
     return f" | rollouts on {counted(len(servers), 'vLLM server')}{ahead}" if servers else ""

@@ -36,7 +36,7 @@ from emailrl.checkpoints import (
     verify,
     write_checkpoint,
 )
-from emailrl.model.tensors import writing_tensors
+from emailrl.model.lora import writing_tensors
 from emailrl.records import read_records
 from emailrl.settings import Settings, run_root
 from emailrl.training.run.directory import held, remove_records

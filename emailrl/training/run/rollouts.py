@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from emailrl.agent.collect import Collector
+from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup

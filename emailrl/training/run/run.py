@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emailrl.agent.collect import Collector
+from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted
-from emailrl.engines.base import PinnedEngine, Sampler, VersionedEngine
+from emailrl.engines.base import Sampler
+from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
 from emailrl.measure.evaluation import Evaluation, evaluate
 from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE, Ranks
@@ -99,12 +100,12 @@ class Run:
             self.engine.load_adapter(self._saved(step), version_of(step))
             self._loaded_step = step
 
-    def hand_over(self, step: int) -> PinnedEngine:
+    def hand_over(self, step: int) -> PinnedVersion:
         """An engine that samples from the policy after ``step``, or the current one if that is no longer kept.
 
-        It remains to be loaded: see ``VersionedEngine.hand_over``.
+        It remains to be loaded: see ``VllmServers.hand_over``.
         """
-        assert isinstance(self.engine, VersionedEngine)
+        assert isinstance(self.engine, VllmServers)
         if not self.versions.at(step).exists():
             step = self.state.step
         if step == self._loaded_step:

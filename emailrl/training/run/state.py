@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from emailrl.measure.evaluation import Evaluation
-from emailrl.measure.statistics import Z_95
+from emailrl.measure.evaluation import Z_95, Evaluation
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings
 

@@ -16,9 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
 from emailrl.agent.play import Play, Stage, build_stage
-from emailrl.engines import engine_gpus, has_servers
+from emailrl.engines import OpenPolicy
 from emailrl.engines.base import PolicyEngine, SamplingParams
-from emailrl.engines.opened import OpenPolicy
 from emailrl.mail.connection import no_database
 from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.ranks import Activity, Ranks
@@ -59,7 +58,7 @@ ORDERS: Final = (Load, PlayPart, Release)
 
 def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
     """Whether every rank has an engine: there are several ranks and no vLLM servers."""
-    return not ranks.is_alone and not has_servers(settings)
+    return not ranks.is_alone and not settings.has_servers
 
 
 def leave_and_close(ranks: Ranks, engine: PolicyEngine) -> None:
@@ -73,7 +72,7 @@ def team_notes(settings: Settings, ranks: Ranks) -> list[str]:
     """Note on the engines for a run's header; none for a single process or vLLM servers."""
     if not plays_on_all(settings, ranks):
         return []
-    each, several = engine_gpus(settings), ranks.world
+    each, several = settings.engine_gpus, ranks.world
     return [f"rollouts run on {several // each} engines, each on {each} of {several} ranks"]
 
 
@@ -160,7 +159,7 @@ class Member:
         if not settings.store.db.is_file():
             raise no_database(settings.store.db)
         self.ranks, self.engine = ranks, opened.engine
-        self.hands_in = ranks.rank % engine_gpus(settings) == 0
+        self.hands_in = ranks.rank % settings.engine_gpus == 0
         make = MODES[settings.training.mode].make_environment
         self.stages: dict[Role, Stage] = {
             "train": build_stage(settings, opened.policy, make),
@@ -200,4 +199,4 @@ class Member:
         activity.note("waking the engine")
         self.engine.resume()
         play = self.stages[order.role].noted(self.engine, activity)
-        return play(order.trajectories, order.sampling, order.seed)
+        return play(order.trajectories, order.sampling, order.seed, None)

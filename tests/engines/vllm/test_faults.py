@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from engines.vllm.conftest import Connect, Serve, ask
 from engines.vllm_stub import VllmStub
-from local_server import DrippingServer
 
 from emailrl.base.errors import EmailRLError
-from emailrl.engines.vllm import replica
 
 Change = Callable[[dict[str, Any]], Any]
 """From a good reply to another; bytes are sent as they are."""
@@ -134,16 +131,6 @@ def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(serv
     assert ask(engine, 1, max_tokens=4)[0].logprobs[:2] == extremes
 
 
-def test_a_completion_past_the_window_is_refused(serve: Serve, connect: Connect) -> None:
-    """Asked for four tokens, but after a prompt of three only two fit in five."""
-    stub = serve()
-    stub.window = 5
-    engine = connect(stub)
-    engine.load_adapter(None, "base")
-    spoil(stub, "/v1/completions", tokens(3))
-    refused(stub, "3 tokens when asked for at most 2", lambda: ask(engine, 1, max_tokens=4))
-
-
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
 @pytest.mark.parametrize("body", [PAGE, DEEP, b"", b"\xff\xfe", GZIP])
 def test_what_is_no_json_counts_as_no_server(
@@ -171,23 +158,6 @@ def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
     assert [completion.error for completion in ask(engine)] == [None] * 4
     told = capsys.readouterr().err
     assert told.count("is excluded") == told.count(f"{one.http.port} is excluded") == 1 and engine.alive
-
-
-def test_headers_that_drip_are_no_server(
-    connect: Connect, dripping: DrippingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replica, "HEALTH_TIMEOUT", 1.5)
-    begun = time.monotonic()
-    with pytest.raises(EmailRLError, match=r"no complete reply within 1\.5 s"):
-        connect(vllm_urls=dripping.url).load_adapter(None, "base")
-    assert time.monotonic() - begun < 10
-
-
-def test_a_reply_is_as_long_as_any_others_may_be(serve: Serve, connect: Connect) -> None:
-    stub = serve()
-    spoil(stub, "/v1/completions", b" " * (8 << 20) + b"{}")
-    with pytest.raises(EmailRLError, match="longer than 8 MiB"):
-        connect(stub).load_adapter(None, "base")
 
 
 def test_what_an_address_holds_is_sent_and_not_told(serve: Serve, connect: Connect) -> None:

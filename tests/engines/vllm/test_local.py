@@ -5,7 +5,6 @@ What only vLLM itself can show is in ``test_vllm_real``."""
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,19 +128,6 @@ def test_without_a_gpu_it_says_that_it_cannot_sleep(
     assert not any("sleep" in entry for entry in vllm[0].log)
     build(sleeps=False, vllm_enable_sleep=False)
     assert capsys.readouterr().err == ""
-
-
-def test_an_argument_that_vllm_does_not_know_is_a_usage_error(
-    build: Callable[..., VllmEngine], adapters: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def known(model: str, **others: Any) -> None:
-        if "cuda_grafs" in others:
-            raise TypeError("EngineArgs.__init__() got an unexpected keyword argument 'cuda_grafs'")
-
-    monkeypatch.setattr(sys.modules["vllm"], "EngineArgs", known)
-    engine = build(vllm_engine_args='{"cuda_grafs": true}')
-    with pytest.raises(UsageError, match=r"VLLM_ENGINE_ARGS: .*cuda_grafs"):
-        engine.load_adapter(adapters[0], "v-0")
 
 
 def test_starting_leaves_the_global_generators_alone(

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import ssl
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpcore
-import httpx
 import pytest
-from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask, settings_for
+from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask
 from engines.vllm_stub import BASE
-from tiny import collector_of, cut_matrices, make_database, make_questions
+from tiny import cut_matrices
 
-from emailrl.agent.audit import audit
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.weights import adapter_sha256
 from emailrl.engines.vllm.arguments import read_path_map, read_urls
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.engines.vllm.servers import _certificates
 from emailrl.model.policy import Policy
 from emailrl.settings import load_settings
 
@@ -82,18 +76,6 @@ def test_every_version_has_a_name_of_its_own_on_every_replica_and_old_ones_go(
     assert list(stubs[0].adapters) == list(stubs[1].adapters) == [BASE]
 
 
-def test_another_engine_on_the_same_server_takes_other_names(
-    serve: Serve, connect: Connect, adapters: list[Path]
-) -> None:
-    stub = serve()
-    one, other = connect(stub), connect(stub)
-    one.load_adapter(adapters[0], "v-1")
-    other.load_adapter(adapters[0], "v-1")
-    assert len(stub.adapters) == 3
-    other.close()
-    assert not any(completion.error for completion in ask(one))
-
-
 @pytest.mark.parametrize("wrong", ["ignored", "another"])
 def test_a_replica_with_other_weights_is_named(
     serve: Serve, connect: Connect, adapters: list[Path], wrong: str
@@ -116,14 +98,6 @@ def test_an_adapter_that_changes_less_than_rounding_must_still_change_the_answer
     stub.adapter_instead = adapters[1]
     with pytest.raises(ProbeError, match="did not load the new adapter: its output is bit-identical"):
         engine.load_adapter(adapters[2], "v-3")
-
-
-def test_logprobs_before_temperature_are_refused(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
-    stub = serve()
-    connect(stub, temperature=0.5).load_adapter(adapters[0], "v-1")
-    stub.untempered = True
-    with pytest.raises(ProbeError, match=r"before temperature\. Start it with --logprobs-mode processed_logprobs"):
-        connect(stub, temperature=0.5).load_adapter(adapters[0], "v-1")
 
 
 def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
@@ -181,20 +155,6 @@ def test_all_dead_is_one_clear_error(serve: Serve, connect: Connect, adapters: l
     assert raised.value.hint == "Start one with emailrl serve."
     with pytest.raises(EmailRLError, match=r"No vLLM server available \(2 configured\)"):
         engine.load_adapter(adapters[1], "v-2")
-
-
-def test_a_dead_replica_at_the_start_is_told_and_the_other_works(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    dead, well = serve(), serve()
-    dead.close()
-    engine = connect(dead, well)
-    engine.load_adapter(adapters[0], "v-1")
-    assert "is excluded" in capsys.readouterr().err
-    assert not any(completion.error for completion in ask(engine))
 
 
 def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
@@ -266,15 +226,6 @@ def test_a_server_whose_window_has_become_smaller_is_excluded(
             assert len(engine.alive) == 2
 
 
-def test_a_busy_server_is_left_alone_as_long_as_it_asks(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
-    stub = serve()
-    engine = connect(stub)
-    engine.load_adapter(adapters[0], "v-1")
-    stub.failures = [(429, {}, {"Retry-After": "0.9"})]
-    [completion] = ask(engine, 1)
-    assert completion.error is None and completion.seconds > 0.9  # its own first pause would be half a second
-
-
 def test_a_slow_replica_is_left_for_another(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     slow, quick = serve(), serve()
     engine = connect(slow, quick, vllm_timeout=60.0)
@@ -329,15 +280,6 @@ def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(serve: Se
     assert len(almost.token_ids) <= 2
 
 
-def test_rollouts_pass_the_token_audit(serve: Serve, policy: Policy, model: Path, tmp_path: Path) -> None:
-    make_database(tmp_path / "mail.db")
-    settings = settings_for(model, serve(), db=tmp_path / "mail.db", max_tokens=5, max_turns=2)
-    with closing(build_engine(settings, policy)) as engine:
-        groups = collector_of(settings, policy, engine).collect(make_questions(2), 2, step=0, seed=3)
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        assert trajectory.exception is None and audit(trajectory) > 0
-
-
 def test_addresses_have_one_form() -> None:
     assert read_urls("HTTP://A:80, http://a/v1,https://B:443/llm/v1/") == ["http://a", "https://b/llm"]
     assert read_urls("http://[::1]:8000/v1,http://Ann:P%40ss@h:1") == ["http://[::1]:8000", "http://Ann:P%40ss@h:1"]
@@ -366,14 +308,6 @@ def test_a_refused_address_does_not_show_its_password(address: str) -> None:
     assert "hunter" not in raised.value.message and "percent-encoded" in raised.value.hint
 
 
-@pytest.mark.parametrize("key", ["schlüssel", "two words", "a line\n"])
-def test_a_key_that_no_header_can_hold_is_refused_before_a_model_is_loaded(model: Path, key: str) -> None:
-    given = {"engine": "vllm", "vllm_urls": "http://a", "vllm_api_key": key}
-    with pytest.raises(UsageError, match="VLLM_API_KEY is not a valid key") as raised:
-        check_engine(load_settings(given, environ={}, cwd=model), trainable=True)
-    assert key not in raised.value.message
-
-
 def test_settings_are_read_or_refused(model: Path, policy: Policy) -> None:
     assert read_urls("http://a:8000/v1/, https://b ,http://a:8000") == ["http://a:8000", "https://b"]
     assert read_path_map("") is None
@@ -395,54 +329,3 @@ def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(serve: Serve
         with closing(connect(stub, **options)) as engine:
             ask(engine, 12, max_tokens=1)
         assert least <= stub.http.busiest <= most
-
-
-def test_certificates_are_read_once(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """25 ms of CPU time, for several clients in every step."""
-    read = [0]
-    original = ssl.create_default_context
-
-    def reading(**options: Any) -> ssl.SSLContext:
-        read[0] += 1
-        return original(**options)
-
-    monkeypatch.setattr(ssl, "create_default_context", reading)
-    _certificates.cache_clear()
-    with closing(connect(serve())) as engine:
-        for _ in range(3):
-            ask(engine, 1, max_tokens=1)
-    assert read == [1]
-
-
-def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(
-    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would keep the trainer's process busy for seconds when hundreds of completions end together."""
-    many, looked, waiting = 96, [0], [96]
-    is_idle = httpcore.AsyncHTTPConnection.is_idle
-
-    def counted(self: httpcore.AsyncHTTPConnection) -> bool:
-        looked[0] += 1
-        return is_idle(self)
-
-    async def ask_all(client: httpx.AsyncClient) -> None:
-        all_here = asyncio.Event()
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            waiting[0] -= 1
-            if not waiting[0]:
-                all_here.set()
-            await all_here.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=many)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await asyncio.gather(*(client.get(url) for _ in range(many)))
-        server.close()
-
-    monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_idle", counted)
-    connect(serve()).run(ask_all)
-    assert not waiting[0] and looked[0] < 10 * many**2

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from emailrl.agent.collect import Collector
+from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn

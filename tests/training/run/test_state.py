@@ -8,8 +8,7 @@ from itertools import chain
 
 import pytest
 
-from emailrl.measure.evaluation import Evaluation
-from emailrl.measure.statistics import wilson_interval
+from emailrl.measure.evaluation import Evaluation, wilson_interval
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import EvaluationSettings, TrainingSettings
 from emailrl.training.run.state import Cursor, RunState, StepQuestions, count_steps, next_questions, questions_per_step
@@ -106,7 +105,7 @@ def measured(accuracy: float, questions: int = 10) -> Evaluation:
         )
         for n in range(questions)
     ]
-    return Evaluation.of(played)
+    return Evaluation(played)
 
 
 def evaluated(*accuracies: float, patience: int = 2) -> RunState:

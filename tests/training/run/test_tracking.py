@@ -35,7 +35,7 @@ def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
             str(n), str(n), Scenario(str(n), "?", "!", [], "a@x", "2001-01-01"), reward=0.5, rubric=rubric
         )
 
-    return Evaluation.of([trajectory(n) for n in range(total)], step)
+    return Evaluation([trajectory(n) for n in range(total)], step)
 
 
 def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:
