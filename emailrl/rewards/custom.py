@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import takewhile
@@ -110,9 +110,12 @@ def read_reply(
     names = " ".join(" ".join([*(name for each in terms for name in each), *map(str, logs)]).split())
     if tellable(names) != names:
         raise EmailRLError(f"{scorer} replied with too many names, or with secrets in them.", "Give short names.")
-    for name, values in (extras | logs).items():
-        for trajectory, value in zip(trajectories, _list_of(values, count, name, scorer), strict=True):
-            trajectory.rubric[f"remote_{name}"] = read_terms(value, name, scorer)[name]
+    columns = {
+        name: [read_terms(value, name, scorer)[name] for value in _list_of(values, count, name, scorer)]
+        for name, values in (extras | logs).items()
+    }
+    for number, trajectory in enumerate(trajectories):
+        trajectory.rubric |= {f"remote_{name}": column[number] for name, column in columns.items()}
     return terms
 
 
