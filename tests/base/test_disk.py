@@ -1,4 +1,4 @@
-"""Files on a disk that is full, and names that are no files."""
+"""tests/base/test_plain.py"""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from emailrl.base.disk import (
     replace_bytes,
     write_out,
 )
+from emailrl.base.drawing import new_figure, save
 from emailrl.base.errors import UsageError
 from emailrl.records import JsonlWriter, read_records
 
@@ -175,3 +176,15 @@ def test_a_caches_journal_deletes_no_other_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Remove it"):
         ReplyCache(cache, "JUDGE_CACHE").prepare()
     assert victim.read_text() == "mine"
+
+
+def test_the_same_data_give_the_same_files(tmp_path: Path) -> None:
+    contents = []
+    for name in ("one", "other"):
+        figure = new_figure(2, 1)
+        figure.subplots().plot([0, 1], [0.5, 0.25])
+        png, svg = save(figure, tmp_path / name / "curve")
+        assert (png.name, svg.name) == ("curve.png", "curve.svg")
+        contents.append((png.read_bytes(), svg.read_bytes()))
+    assert contents[0] == contents[1]
+    assert contents[0][0].startswith(b"\x89PNG") and b"</svg>" in contents[0][1]

@@ -29,8 +29,7 @@ from emailrl.engines.budget import (
     token_bytes_of,
 )
 from emailrl.engines.local.cache import BlockCache, block_attention_in
-from emailrl.engines.local.passes import Passes
-from emailrl.engines.local.schedule import Conversation, Schedule
+from emailrl.engines.local.passes import Conversation, Passes, Schedule
 from emailrl.engines.local.weights import (
     adapter_sha256,
     check_full_attention,

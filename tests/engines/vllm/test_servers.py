@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpcore
-import httpx
 import pytest
 from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask
 from engines.vllm_stub import BASE
@@ -332,37 +329,3 @@ def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(serve: Serve
         with closing(connect(stub, **options)) as engine:
             ask(engine, 12, max_tokens=1)
         assert least <= stub.http.busiest <= most
-
-
-def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(
-    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would keep the trainer's process busy for seconds when hundreds of completions end together."""
-    many, looked, waiting = 96, [0], [96]
-    is_idle = httpcore.AsyncHTTPConnection.is_idle
-
-    def counted(self: httpcore.AsyncHTTPConnection) -> bool:
-        looked[0] += 1
-        return is_idle(self)
-
-    async def ask_all(client: httpx.AsyncClient) -> None:
-        all_here = asyncio.Event()
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            waiting[0] -= 1
-            if not waiting[0]:
-                all_here.set()
-            await all_here.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=many)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await asyncio.gather(*(client.get(url) for _ in range(many)))
-        server.close()
-
-    monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_idle", counted)
-    connect(serve()).run(ask_all)
-    assert not waiting[0] and looked[0] < 10 * many**2
