@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.test_asynchronous import stub
 from engines.vllm_stub import VllmStub
 from ranks.processes import in_ranks
 
@@ -20,8 +19,6 @@ from emailrl.ranks import Place
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
 from emailrl.training.run.follower import follow
-
-__all__ = ["stub"]  # a fixture
 
 HANGING = """
 import time
@@ -54,7 +51,7 @@ def settings(
     options: Callable[..., dict[str, Any]], stub: VllmStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Settings]:
     """Settings of a run whose environments hang from the start."""
-    monkeypatch.setattr("emailrl.engines.vllm.fleet.read_completion", stopped)
+    monkeypatch.setattr("emailrl.engines.vllm.servers.read_completion", stopped)
     (tmp_path / "hanging.py").write_text(HANGING)
     (tmp_path / "hang").touch()
 
