@@ -119,8 +119,8 @@ class VllmSettings(Section):
     """Further vLLM engine arguments as a JSON object, for vLLM in process and `serve`: `{"kv_cache_dtype": "fp8"}`.
     Arguments that other settings determine are refused, and so are secrets."""
     vllm_probe_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Maximum mean difference between vLLM's and the trainer's log-probs of the probe text; default: 0.1, or 0.001 in
-    fp32."""
+    """Maximum mean difference between vLLM's and the trainer's log-probs of tokens drawn as a probe; default: 0.3, or
+    0.003 in fp32."""
     stale_spans: Literal["refuse", "correct"] = "refuse"
     """Trajectories sampled by several policy versions are counted, and either dropped (refuse) or trained with an
     importance correction from the log-probs of each turn (correct)."""
