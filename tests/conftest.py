@@ -44,6 +44,18 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that are waited between two tries of a request, without the waiting."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("emailrl.base.http.sleep", sleep)
+    return waited
+
+
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
     """A command called inside the test process leaves signal handlers behind, which every later child would inherit."""

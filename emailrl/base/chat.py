@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 import openai
@@ -18,8 +18,9 @@ from pydantic import BaseModel, ValidationError
 
 from emailrl.base.credentials import split_credentials, without_credentials
 from emailrl.base.errors import UsageError
-from emailrl.base.http import IncompleteReply, WholeReplies
+from emailrl.base.http import Failed, IncompleteReply, WholeReplies, pause_asked_for, retried
 
+T = TypeVar("T")
 MAX_COUNT = 10**9
 """Token counts and prices this large are invalid, and would overflow sums."""
 QUOTED: Final = 60
@@ -86,6 +87,29 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
     if not read.choices:
         raise ValueError(f"no choices{f': {read.error}' if read.error else ''}")
     return read
+
+
+async def ask(
+    client: openai.AsyncOpenAI,
+    read: Callable[[ChatReply], T],
+    *,
+    retries: int,
+    wait: Callable[[float], Awaitable[None]] | None = None,
+    **body: Any,
+) -> T | Failed:
+    """What ``read`` makes of a chat completion, asked for again as by ``retried``; ``read`` may raise ValueError."""
+
+    async def attempt() -> T:
+        try:
+            return read(await complete(client, **body))
+        except openai.APIStatusError as error:
+            raise Failed(describe(error), error.status_code, pause_asked_for(error.response.headers)) from error
+        except openai.APIError as error:
+            raise Failed(describe(error)) from error
+        except ValueError as error:
+            raise Failed(f"the reply cannot be read: {error}") from error
+
+    return await retried(attempt, retries, wait)
 
 
 def _parsed(content: bytes) -> Any:

@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import cache
 from threading import Lock, Thread
 from typing import Any, ClassVar, Final, TypeVar
@@ -26,6 +26,7 @@ MAX_REPLY_BYTES: Final = 8 << 20
 LONGEST_WAIT: Final = 60.0
 """Seconds; waits double from one second up to this, even if the server asks for more."""
 _LATER: Final = (408, 409, 425, 429)
+sleep = asyncio.sleep
 _PACKING: Final = ("content-encoding", "content-length", "transfer-encoding")
 T = TypeVar("T")
 
@@ -94,6 +95,33 @@ def harmless(text: str) -> str:
 
 
 # -- which failures pass ----------------------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """One attempt failed: why, the reply's HTTP status if there is one, and the seconds that the server asks for."""
+
+    def __init__(self, why: str, status: int | None = None, wait: float = 0.0) -> None:
+        super().__init__(why)
+        self.why, self.status, self.wait = why, status, wait
+
+
+async def retried(
+    attempt: Callable[[], Awaitable[T]], retries: int, wait: Callable[[float], Awaitable[None]] | None = None
+) -> T | Failed:
+    """The result of ``attempt``, or its last failure after ``retries`` more attempts, or one that retries cannot mend.
+
+    A failure is returned, since an error raised while it is handled would carry the request, and with it the key.
+    """
+    tries = 1
+    while True:
+        try:
+            return await attempt()
+        except Failed as error:
+            failed = error
+        if tries > retries or (failed.status is not None and not may_pass(failed.status)):
+            return failed
+        await (wait or sleep)(pause(tries, failed.wait))
+        tries += 1
 
 
 def may_pass(status: int) -> bool:

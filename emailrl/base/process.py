@@ -25,6 +25,8 @@ INTERRUPTED: Final = 130
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 RUN_ID: Final = "emailrl"
 """How the run id of `emailrl train --nproc` starts; that launcher reports an interrupt for its ranks."""
+TEMPORARY: Final[set[Path]] = set()
+"""Files to remove if the process ends at once; those who create them remove them otherwise."""
 SECONDS: Final = 15.0
 """Maximum time for closing an engine or exiting the process."""
 
@@ -69,7 +71,10 @@ def reports() -> bool:
 
 
 def leave() -> NoReturn:
-    """Report the interrupt and exit at once, without any cleanup."""
+    """Report the interrupt and exit at once, without any cleanup but of ``TEMPORARY`` files."""
+    for path in TEMPORARY:
+        with suppress(OSError):
+            path.unlink()
     if reports():
         with suppress(OSError):
             os.write(2, b"interrupted\n")

@@ -113,6 +113,7 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
 class PolicyEngine(Engine, Sampler, Protocol):
     """An engine that follows the trainer's weights."""
 

@@ -1,9 +1,15 @@
 """Builds a mail database from a stream of messages, or adds to one: filter, deduplicate, order by date, index.
 
-Messages are first staged in a separate file, because their ids follow their dates. Then they are written in order into
-a temporary file next to the target, which is renamed at the end: an empty file, or a copy of the old database if mail
-is added. Processes that have the old database open keep it, and a build that is killed leaves it unchanged. Memory use
-is small: one or two hashes per message.
+Ids count from the newest email, so messages are first staged in a nameless temporary database until all are known. Then
+they are written in order into a file beside the target, which is renamed at the end: an empty file, or a copy of the
+old database if mail is added. A build locks the target from before it examines it until it has replaced it; otherwise
+two builds would start from the same database, and the emails of one would be lost. Processes that have the old database
+open keep it, and a build that is killed leaves it unchanged. Memory use is small: one or two hashes per message.
+
+Emails of the old database keep their ids where they can: newer emails get ids below all others, and undated ones, which
+come last, ids above. The others are staged again and change their ids; if there are many of them (old mail is added),
+or if ids do not follow dates, all are written anew. Either way the full-text index receives emails in the order of
+their ids, which is fastest.
 """
 
 from __future__ import annotations
@@ -12,20 +18,50 @@ import contextlib
 import functools
 import os
 import sqlite3
+import stat
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
+from emailrl import __version__
+from emailrl.base.disk import Lock, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail.connection import SQLITE_ERRORS, error_code, reading, reason
-from emailrl.mail.sieve import KEPT_BY, Listing, Sieve, SiftedMail, sift
+from emailrl.base.process import TEMPORARY
+from emailrl.mail.connection import (
+    MARK,
+    OTHER_FILE,
+    SCHEMA_VERSION,
+    SQLITE_ERRORS,
+    check_header,
+    check_replaceable,
+    connect,
+    connect_for_loading,
+    database_fingerprint,
+    driver,
+    error_code,
+    noted,
+    reading,
+    reason,
+)
+from emailrl.mail.schema import create_indexes, create_tables, create_triggers, drop_triggers, parties_text
+from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
-from emailrl.mail.target import Target, claim
-from emailrl.mail.writing import Progress, Stage, write_database
 from emailrl.settings import StoreSettings
 
+Progress = Callable[[str, int, int | None], None]
+"""Called with the phase (``read`` or ``index``), the messages done in it, and their total if known."""
+
 _PROGRESS_MAILS = 1000
+_LARGEST_SHARE = 4
+"""All emails are written anew if more than one in this many would change its id, but not for ``_FEW_MAILS``."""
+_FEW_MAILS = 1000
+_FLUSH_MAILS = 1000
+_INDEX_MAILS = 20_000
+_LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2}
+_DEFAULTS = {"hashsize": 1024 * 1024, "automerge": 4, "usermerge": 4}
+_MERGE_PAGES = 100_000
 
 
 @dataclass(slots=True)
@@ -67,48 +103,23 @@ def build_database(
     An existing database is then unchanged.
     """
     started = time.monotonic()
-    db = Path(os.path.expanduser(db))
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
-    with claim(db, overwrite=overwrite, append=append) as target:
-        old = target.db if append and target.db.exists() else None
-        with _errors_of(target), contextlib.closing(Stage(target.staging, old)) as stage:
-            for keys in stage.old_keys():
+    with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append) as (db, building):
+        old = db if append and db.exists() else None
+        with _naming(db), contextlib.closing(_Loader(building, old)) as loader:
+            for keys in loader.old_keys():
                 sieve.remember(keys)
             with contextlib.closing(_sifted(emails, settings, workers)) as mails:
-                _stage_all(mails, sieve, stage, limit, progress)
-            if stage.mails:
-                write_database(target.building, stage, progress)
-        if stage.mails:
-            target.publish()
+                _stage_all(mails, sieve, loader, limit, progress)
+            if loader.mails:
+                loader.write(progress)
+        if loader.mails:
+            _publish(building, db, replaces=overwrite or old is not None)
         elif not old:
-            raise _nothing_stored(sieve)
+            raise _nothing_stored(sieve.skipped)
     seconds = round(time.monotonic() - started, 3)
-    return BuildReport(stage.mails, stage.recipients, sieve.skipped, seconds, target.db, sieve.defects)
-
-
-def _nothing_stored(sieve: Sieve) -> UsageError:
-    kept_by = "".join(f" {KEPT_BY[reason]} keeps {reason}." for reason in sieve.skipped if reason in KEPT_BY)
-    formats = (
-        " docs/guides/data.md lists the formats, and converters for Outlook's." if "not_mail" in sieve.skipped else ""
-    )
-    return UsageError(
-        f"There is no mail to store ({_listed(sieve.skipped)}).", f"No database was written.{kept_by}{formats}"
-    )
-
-
-@contextlib.contextmanager
-def _errors_of(target: Target) -> Iterator[None]:
-    """Name the database in SQLite's errors: the old one if it is damaged, otherwise the one to be written."""
-    try:
-        yield
-    except SQLITE_ERRORS as error:
-        if error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
-            with reading(target.db):
-                raise
-        raise EmailRLError(
-            f"The database {target.db} cannot be written: {reason(error)}.", "It is unchanged."
-        ) from error
+    return BuildReport(loader.mails, loader.recipients, sieve.skipped, seconds, db, sieve.defects)
 
 
 def _sifted(
@@ -119,13 +130,13 @@ def _sifted(
 
 
 def _stage_all(
-    mails: Iterable[SiftedMail | Skipped], sieve: Sieve, stage: Stage, limit: int | None, progress: Progress | None
+    mails: Iterable[SiftedMail | Skipped], sieve: Sieve, loader: _Loader, limit: int | None, progress: Progress | None
 ) -> None:
     seen = 0
     for seen, mail in enumerate(mails, 1):
         if sieve.passes(mail):
-            stage.add(mail)
-            if stage.mails == limit:
+            loader.add(mail)
+            if loader.mails == limit:
                 return
         if progress and seen % _PROGRESS_MAILS == 0:
             progress("read", seen, None)
@@ -133,5 +144,308 @@ def _stage_all(
         progress("read", seen, seen)
 
 
-def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{number:,} {reason}" for reason, number in counts.items()) or "no message was found"
+def _nothing_stored(skipped: dict[str, int]) -> UsageError:
+    counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items()) or "no message was found"
+    kept_by = "".join(f" {KEPT_BY[why]} keeps {why}." for why in skipped if why in KEPT_BY)
+    formats = " docs/guides/data.md lists the formats, and converters for Outlook's." if "not_mail" in skipped else ""
+    return UsageError(f"There is no mail to store ({counts}).", f"No database was written.{kept_by}{formats}")
+
+
+# -- the target: what may be replaced, and by one build at a time -----------------------------------------------------
+
+
+@contextlib.contextmanager
+def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path, Path]]:
+    """Lock the target: its real path, and the empty file beside it to build in, which is removed at the end.
+
+    Raises ``UsageError`` if a link leads there, the existing file may not be replaced or nothing can be written;
+    ``EmailRLError`` if another build holds the lock.
+    """
+    check_place(db, "--db")
+    _check(db, overwrite=overwrite, append=append)
+    with _writable(db):
+        db = db.resolve()
+        building = db.with_name(f"{db.name}.building")
+        new_folders = [folder for folder in db.parents if not folder.exists()]
+    try:
+        with _writable(db):
+            db.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = Lock(db.with_name(f"{db.name}.gen-db-lock"))
+            except BlockingIOError:
+                hint = "Wait for it to finish, or choose another --db."
+                raise EmailRLError(f"Another gen-db is writing {db}.", hint) from None
+        TEMPORARY.update((building, lock.path))
+        try:
+            _check(db, overwrite=overwrite, append=append)
+            with _writable(db):
+                building.unlink(missing_ok=True)  # a build that was killed leaves it
+                building.touch(exist_ok=False)
+            yield db, building
+        finally:
+            building.unlink(missing_ok=True)
+            lock.close(remove=True)
+            TEMPORARY.difference_update((building, lock.path))
+    finally:
+        for folder in new_folders if not db.exists() else ():
+            with contextlib.suppress(OSError):  # something else has come to stand in it
+                folder.rmdir()
+
+
+def _check(db: Path, *, overwrite: bool, append: bool) -> None:
+    if overwrite and append:
+        raise UsageError("--overwrite and --append are mutually exclusive.", "Choose one.")
+    try:
+        mode = db.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise _unwritable(db, error.strerror or str(error)) from error
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise UsageError(f"{db} is {what}.", OTHER_FILE)
+    check_header(db)
+    for journal in (f"{db.name}-wal", f"{db.name}-journal"):  # SQLite would apply them to the new file of that name
+        if (beside := db.with_name(journal)).exists() and beside.stat().st_size:
+            raise UsageError(
+                f"Another program is writing {db}, or died doing so: {journal} still exists.",
+                f"Close that program or open the database once with sqlite3, so that {journal} disappears.",
+            )
+    if append:
+        database_fingerprint(db)  # raises where it is not a database of ours
+    elif overwrite:
+        check_replaceable(db)
+    else:
+        raise _exists(db)
+
+
+def _publish(building: Path, db: Path, *, replaces: bool) -> None:
+    """Rename the finished file once its content is on disk.
+
+    Raises ``UsageError`` if a file has appeared there that this build may not replace; ``EmailRLError`` if the disk
+    fails.
+    """
+    try:
+        sync(building)
+        if not replaces:
+            os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.replace(building, db)
+        sync(db.parent)
+    except FileExistsError as error:
+        raise _exists(db) from error
+    except OSError as error:
+        raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
+
+
+def _exists(db: Path) -> UsageError:
+    return UsageError(f"The database {db} already exists.", "Replace it with --overwrite, or add to it with --append.")
+
+
+def _unwritable(db: Path, why: str) -> UsageError:
+    return UsageError(f"The database {db} cannot be written: {why}.", OTHER_FILE)
+
+
+@contextlib.contextmanager
+def _writable(db: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:  # a folder cannot be made where a file stands
+        raise _unwritable(db, f"{error.filename} is not a folder") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: Python's word, up to 3.12, for links in a circle
+        raise _unwritable(db, getattr(error, "strerror", None) or str(error)) from error
+
+
+@contextlib.contextmanager
+def _naming(db: Path) -> Iterator[None]:
+    """Name the database in SQLite's errors: the old one if it is damaged, otherwise the one to be written."""
+    try:
+        yield
+    except SQLITE_ERRORS as error:
+        if error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
+            with reading(db):
+                raise
+        raise EmailRLError(f"The database {db} cannot be written: {reason(error)}.", "It is unchanged.") from error
+
+
+# -- loading ----------------------------------------------------------------------------------------------------------
+
+_STAGING = """
+    PRAGMA staging.journal_mode = OFF;
+    PRAGMA staging.synchronous = OFF;
+    CREATE TABLE staging.mail(
+        n INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name, people, parties);
+    BEGIN"""
+_STAGE = "INSERT INTO staging.mail VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
+_STAGED_BEFORE = """
+    SELECT message_id, subject, from_address, date, body, file_name, coalesce((
+        SELECT group_concat(recipient_type || ' ' || recipient_address, char(10))
+        FROM (SELECT * FROM recipients WHERE email_id = emails.id ORDER BY rowid)), ''), parties
+    FROM emails WHERE id <= ? OR id >= ?"""
+"""The emails of a database as they are staged, without those between two ids."""
+_INDEX = "INSERT INTO emails_fts(rowid, subject, body, parties) SELECT id, subject, body, parties FROM emails "
+_UNINDEX = (
+    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
+    "SELECT 'delete', id, subject, body, parties FROM emails "
+)
+_CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
+
+
+class _Loader:
+    """Stages emails, then writes them, and all of the database ``old``, into the empty file ``path``."""
+
+    def __init__(self, path: Path, old: Path | None) -> None:
+        """Raises the errors of ``connect`` for ``old``."""
+        self.mails = 0
+        self.recipients = 0
+        self._fingerprint = 0
+        """Sum of the digests of the old and the added emails, which does not depend on their order."""
+        self._numbers: dict[str, int] = {}
+        """The number of every address, old and new."""
+        self._old = connect(old, mapped=False) if old else None
+        if self._old:
+            self._fingerprint = int(noted(self._old, "fingerprint") or "0", 16)
+            self._numbers = dict(driver(self._old).execute("SELECT address, id FROM addresses"))
+        self._last_number = max(self._numbers.values(), default=0)
+        self._connection = connect_for_loading(path)
+        self._sql = driver(self._connection)
+        with NamedTemporaryFile(dir=path.parent) as file:  # which SQLite keeps open and nobody else sees
+            self._sql.execute("ATTACH ? AS staging", (os.fsencode(file.name),))
+        self._sql.executescript(_STAGING)
+        self._unstaged: list[tuple[object, ...]] = []
+
+    def old_keys(self) -> Iterator[Keys]:
+        """Yield the keys of every old email."""
+        if self._old:
+            rows = driver(self._old).execute("SELECT message_id, subject, from_address, body, date FROM emails")
+            yield from (keys_of(*row) for row in rows)
+
+    def add(self, mail: SiftedMail) -> None:
+        """Stage a new email."""
+        people = mail.people.split("\n") if mail.people else []
+        parties = [mail.from_address] if mail.from_address else []
+        parties += [line.partition(" ")[2] for line in people]
+        self._unstaged.append((*mail[:7], parties_text(map(self._number, parties))))
+        self.mails += 1
+        self.recipients += len(people)
+        self._fingerprint += int.from_bytes(mail.digest, "big")
+        if len(self._unstaged) >= _FLUSH_MAILS:
+            self._flush()
+
+    def close(self) -> None:
+        """Close the file and the old database."""
+        self._connection.close()
+        if self._old:
+            self._old.close()
+
+    def write(self, progress: Progress | None) -> None:
+        """Write all emails in order of date, newest first, then of Message-ID, undated ones last."""
+        self._flush()
+        staying = self._staying()
+        sql, known, ends = self._sql, 0, None
+        if self._old:
+            sql.executemany(_STAGE, driver(self._old).execute(_STAGED_BEFORE, staying or (-1, 0)))
+        sql.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
+        sql.execute("COMMIT")
+        if staying and self._old:
+            driver(self._old).backup(sql)
+            sql.execute("PRAGMA journal_mode = OFF")  # the copy has the journal of the original
+        sql.execute("BEGIN")
+        if staying:
+            drop_triggers(self._connection)
+            (known,) = sql.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()
+            ends = self._remove_others(staying)
+        else:
+            create_tables(self._connection)
+        self._load(ends, progress)
+        numbers = (item for item in self._numbers.items() if item[1] > known)
+        sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
+        if staying:
+            self._merge()
+        else:
+            sql.execute("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
+            create_indexes(self._connection)
+        create_triggers(self._connection)
+        sql.executemany(_CONFIGURE, _DEFAULTS.items())
+        values = {
+            "schema_version": str(SCHEMA_VERSION),
+            "fingerprint": f"{self._fingerprint % (1 << 128):032x}",
+            "emails": str(sql.execute("SELECT count(*) FROM emails").fetchone()[0]),
+            "ids_follow_dates": "1",
+            "written_by": f"{MARK}{__version__}",
+        }
+        sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        sql.execute("COMMIT")
+
+    def _number(self, address: str) -> int:
+        number = self._numbers.setdefault(address, self._last_number + 1)
+        self._last_number = max(self._last_number, number)
+        return number
+
+    def _flush(self) -> None:
+        self._sql.executemany(_STAGE, self._unstaged)
+        self._unstaged.clear()
+
+    def _staying(self) -> tuple[int, int] | None:
+        """The ids around the old emails that keep theirs: those older than all new ones, and undated ones before them.
+
+        None to write all anew.
+        """
+        if self._old is None or noted(self._old, "ids_follow_dates") is None:
+            return None
+        old, new = driver(self._old), self._sql
+        dated = "SELECT date, message_id FROM mail WHERE date IS NOT NULL ORDER BY date, message_id LIMIT 1"
+        date, message_id = new.execute(dated).fetchone() or ("~", "")  # which sorts after all dates
+        (last,) = new.execute("SELECT coalesce(max(message_id), '') FROM mail WHERE date IS NULL").fetchone()
+        extent = "SELECT count(*), coalesce(min(id), 1) - 1, coalesce(max(id), 0) + 1 FROM emails"
+        mails, above, below = old.execute(extent).fetchone()
+        newer = "SELECT count(*), coalesce(max(id), ?) FROM emails WHERE (date, message_id) > (?, ?)"
+        num_newer, above = old.execute(newer, (above, date, message_id)).fetchone()
+        behind = "SELECT count(*), coalesce(min(id), ?) FROM emails WHERE date IS NULL AND message_id < ?"
+        num_behind, below = old.execute(behind, (below, last)).fetchone()
+        return (above, below) if num_newer + num_behind <= max(_FEW_MAILS, mails // _LARGEST_SHARE) else None
+
+    def _remove_others(self, staying: tuple[int, int]) -> tuple[int, int]:
+        """Remove the emails that do not stay; return the id below all others, and the highest one."""
+        above = staying[0]
+        self._sql.execute(f"{_UNINDEX} WHERE id <= ? OR id >= ?", staying)
+        for table, key in (("recipients", "email_id"), ("emails", "id")):
+            self._sql.execute(f"DELETE FROM {table} WHERE {key} <= ? OR {key} >= ?", staying)
+        ends = "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails"
+        low, high = self._sql.execute(ends, (above, above)).fetchone()
+        return low, high
+
+    def _load(self, ends: tuple[int, int] | None, progress: Progress | None) -> None:
+        """Insert the staged emails: dated ones with ids up to the first of ``ends``, undated ones above the second."""
+        sql = self._sql
+        dated, mails = sql.execute("SELECT count(date), count(*) FROM mail").fetchone()
+        low, high = ends or (dated, dated)
+        before, behind = low - dated, high - dated
+        ranked = f"r.rowid + iif(r.rowid <= {dated}, {before}, {behind})"
+        source = "staging.ranked r CROSS JOIN staging.mail m ON m.n = r.n"
+        columns = "message_id, subject, from_address, date, body, file_name, parties"
+        sql.execute(f"INSERT INTO emails SELECT {ranked}, {columns} FROM {source} ORDER BY r.rowid")
+        people = sql.execute(f"SELECT {ranked}, people FROM {source} WHERE people <> '' ORDER BY r.rowid")
+        lines = ((number, *line.partition(" ")) for number, all_lines in people for line in all_lines.split("\n"))
+        rows = ((number, address, kind) for number, kind, _, address in lines)
+        sql.executemany("INSERT INTO recipients VALUES (?, ?, ?)", rows)
+        sql.executemany(_CONFIGURE, _LOADING.items())
+        done = 0
+        for start, end in ((before, before + dated), (behind + dated, behind + mails)):
+            for first in range(start + 1, end + 1, _INDEX_MAILS):
+                if progress:
+                    progress("index", done, mails)
+                last = min(first + _INDEX_MAILS - 1, end)
+                sql.execute(f"{_INDEX} WHERE id BETWEEN ? AND ?", (first, last))
+                done += last - first + 1
+        if progress:
+            progress("index", mails, mails)
+
+    def _merge(self) -> None:
+        """Merge index segments of similar size in pairs.
+
+        Every segment slows down searches a little; merging keeps them few without rewriting the entire index each time.
+        """
+        done = -1
+        while self._sql.total_changes - done >= 2:  # as FTS5 says that there was something to merge
+            done = self._sql.total_changes
+            self._sql.execute(_CONFIGURE, ("merge", _MERGE_PAGES))

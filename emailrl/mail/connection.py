@@ -36,17 +36,16 @@ OTHER_FILE = "Name another file with --db."
 HOW_TO_BUILD = (
     "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
 )
+MARK = "emailrl "
+"""The start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized."""
 _REBUILD = "Name another file with --db, or move this one away and build it again with emailrl gen-db."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112
 """Bytes of a file to map: SQLite's maximum."""
-_CACHE_KIB = 64 * 1024
 _CHECK_STEPS = 100_000
 """Steps of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond."""
-_LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", f"cache_size = -{_CACHE_KIB}")
+_LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
-MARK = "emailrl "
-"""The start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized."""
 _NAMES = select(sqlite_master.c.name)
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
@@ -64,7 +63,7 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
     check_header(db)
     with reading(db):
         pragmas = ("query_only = ON", f"mmap_size = {_MAPPED_BYTES if mapped else 0}")
-        connection = _engine(db.absolute(), "ro", pragmas).connect()
+        connection = _engine(db.absolute(), "mode=ro", pragmas).connect()
         try:
             _check(connection, db)
         except BaseException:
@@ -82,7 +81,7 @@ def opened(db: Path) -> Iterator[Connection]:
 
 def connect_for_loading(path: Path) -> Connection:
     """Return a connection for bulk loading, without a journal, since an unfinished file is discarded."""
-    return _engine(path.absolute(), "rw", _LOADING).connect()
+    return _engine(path.absolute(), "mode=rw", _LOADING).connect()
 
 
 def driver(connection: Connection) -> sqlite3.Connection:
@@ -91,11 +90,10 @@ def driver(connection: Connection) -> sqlite3.Connection:
 
 
 @lru_cache(maxsize=16)
-def _engine(path: Path, mode: str, pragmas: tuple[str, ...], *, immutable: bool = False) -> Engine:
+def _engine(path: Path, query: str, pragmas: tuple[str, ...] = ()) -> Engine:
     """The engine of a file; it caches compiled statements but no connection, since the file may be replaced."""
-    query = {"mode": mode, "uri": "true", "immutable": str(int(immutable))}
     engine = create_engine(
-        URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}", query=query),
+        URL.create("sqlite", database=f"file:{quote(os.fsencode(path))}").update_query_string(f"uri=true&{query}"),
         poolclass=NullPool,
         connect_args={"isolation_level": None, "check_same_thread": False},
     )
@@ -104,16 +102,8 @@ def _engine(path: Path, mode: str, pragmas: tuple[str, ...], *, immutable: bool 
     def prepare(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
-
-        if mode == "ro":
-            # Python's signal handlers run only in Python code, so this also lets one raise and interrupt the query.
-            connection.set_progress_handler(is_cancelled, _CHECK_STEPS)
-
-    if mode == "rw":  # readers hold no lock between two statements
-
-        @event.listens_for(engine, "begin")
-        def begin(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN")
+        # Python's signal handlers run only in Python code, so this also lets one raise and interrupt the query.
+        connection.set_progress_handler(is_cancelled, _CHECK_STEPS)
 
     return engine
 
@@ -164,18 +154,15 @@ def check_replaceable(db: Path) -> None:
 
     Its emails may be damaged. Neither locks nor journals are made: the file may belong to another program.
     """
+    hint = "Move it away, or name another file with --db."
     try:
-        with _engine(db.absolute(), "ro", (), immutable=True).connect() as connection:
+        with _engine(db.absolute(), "mode=ro&immutable=1").connect() as connection:
             names = set(connection.scalars(_NAMES))
             is_ours = "meta" in names and str(noted(connection, "written_by")).startswith(MARK)
     except SQLITE_ERRORS as error:
-        raise _foreign(db, f"cannot be read: {reason(error)}") from error
+        raise UsageError(f"The database {db} cannot be read: {reason(error)}; it is not replaced.", hint) from error
     if names and not is_ours:
-        raise _foreign(db, "was not written by emailrl")
-
-
-def _foreign(db: Path, why: str) -> UsageError:
-    return UsageError(f"The database {db} {why}; it is not replaced.", "Move it away, or name another file with --db.")
+        raise UsageError(f"The database {db} was not written by emailrl; it is not replaced.", hint)
 
 
 @contextmanager
@@ -231,9 +218,8 @@ def database_fingerprint(db: Path) -> str:
 def first_day(db: Path, inbox: str) -> str | None:
     """Return the date of the oldest email sent or received by an address, as in ``last_day``."""
     received = select(recipients.c.email_id).where(recipients.c.recipient_address == inbox)
-    return _day(
-        db, select(func.min(emails.c.date)).where(or_(emails.c.from_address == inbox, emails.c.id.in_(received)))
-    )
+    is_own = or_(emails.c.from_address == inbox, emails.c.id.in_(received))
+    return _day(db, select(func.min(emails.c.date)).where(is_own))
 
 
 def last_day(db: Path) -> str | None:

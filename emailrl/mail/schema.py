@@ -1,18 +1,33 @@
 """The database schema: tables, indexes, full-text index and the triggers that keep it consistent.
 
 As in ART-E: ``emails``, ``recipients`` and the external-content FTS5 table ``emails_fts`` over subject and body. Added:
-``addresses`` numbers every address, ``emails.parties`` (also indexed, see ``emailrl.mail.parties``) lists an email's
-people by those numbers, and ``meta`` holds the fingerprint. ``emails.id`` counts from the newest email, so that newest
-first is a forward scan of row ids; a manual write that breaks this order is recorded in ``meta``, and searches then
-sort.
+``addresses`` numbers every address, and ``meta`` holds the fingerprint. ``emails.id`` counts from the newest email, so
+that newest first is a forward scan of row ids; a manual write that breaks this order is recorded in ``meta``, and
+searches then sort.
+
+``emails.parties``, also indexed, has one word per sender and recipient: a private-use character and the address's
+number. A search includes the inbox's word in its MATCH, so that the index itself intersects keywords with the inbox.
+The character is of Unicode category Co, which FTS5's default tokenizer keeps; no word of an email can be equal, since
+``clean_text`` removes the character.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import Column, Connection, ForeignKey, Index, Integer, MetaData, Table, Text, column, table
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from emailrl.mail.parties import FILLER, PARTY, SNIPPET_WORDS
+PARTY = "\ue000"
+"""The first character of every party word."""
+SNIPPET_WORDS = 15
+"""Length of a search hit's snippet, as in ART-E."""
+
+# FTS5 shows the stretch of words that holds most phrases of the query, of several equal ones the first, and prefers one
+# that begins a column, if the column is longer than a snippet. The inbox's word is a single phrase and stands in the
+# last column, so it would be shown in place of a keyword in that one case: near the beginning of a long column.
+FILLER = f"{PARTY} " * SNIPPET_WORDS
+"""Precedes more than ``SNIPPET_WORDS`` party words, so that none is near the beginning."""
 
 metadata = MetaData()
 
@@ -21,11 +36,7 @@ emails = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("message_id", Text, nullable=False),
-    Column("subject", Text),
-    Column("from_address", Text),
-    Column("date", Text),
-    Column("body", Text),
-    Column("file_name", Text),
+    *(Column(name, Text) for name in ("subject", "from_address", "date", "body", "file_name")),
     Column("parties", Text, nullable=False, server_default=""),
     Index("idx_emails_message_id", "message_id", unique=True),
     Index("idx_emails_from", "from_address"),
@@ -55,23 +66,7 @@ meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("va
 sqlite_master = table("sqlite_master", column("type"), column("name"))
 """SQLite's own list of tables."""
 
-staged = Table(
-    "mail",
-    MetaData(),
-    Column("n", Integer, primary_key=True),
-    Column("message_id", Text),
-    Column("subject", Text),
-    Column("from_address", Text),
-    Column("date", Text),
-    Column("body", Text),
-    Column("file_name", Text),
-    Column("people", Text),
-    Column("parties", Text),
-)
-"""The emails of a build in their staging file (``emailrl.mail.writing``)."""
-
-FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
-
+_FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
 _INDEX_NEW = (
     "INSERT INTO emails_fts(rowid, subject, body, parties) VALUES (new.id, new.subject, new.body, new.parties);"
 )
@@ -97,7 +92,7 @@ _NOTE_DISORDER = """
         coalesce(new.date, '') > (SELECT coalesce(date, '') FROM emails WHERE id < new.id ORDER BY id DESC LIMIT 1) OR
         coalesce(new.date, '') < (SELECT coalesce(date, '') FROM emails WHERE id > new.id ORDER BY id LIMIT 1));"""
 
-TRIGGERS = {
+_TRIGGERS = {
     "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _NOTE_DISORDER,
     "emails_ad AFTER DELETE ON emails": _UNINDEX_OLD,
     "emails_au AFTER UPDATE OF id, subject, body, parties ON emails": _UNINDEX_OLD + _INDEX_NEW,
@@ -114,7 +109,7 @@ def create_tables(connection: Connection) -> None:
     """Create empty tables without indexes, which are created faster after a bulk load."""
     for each in metadata.sorted_tables:
         connection.execute(CreateTable(each))
-    connection.exec_driver_sql(FTS_TABLE)
+    connection.exec_driver_sql(_FTS_TABLE)
 
 
 def create_indexes(connection: Connection) -> None:
@@ -126,11 +121,29 @@ def create_indexes(connection: Connection) -> None:
 
 def create_triggers(connection: Connection) -> None:
     """Create the triggers that keep the tables consistent row by row; a bulk load comes before them."""
-    for head, body in TRIGGERS.items():
+    for head, body in _TRIGGERS.items():
         connection.exec_driver_sql(f"CREATE TRIGGER {head} BEGIN {body} END")
 
 
 def drop_triggers(connection: Connection) -> None:
     """Drop the triggers that exist."""
-    for head in TRIGGERS:
+    for head in _TRIGGERS:
         connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")
+
+
+def party_word(address_id: int) -> str:
+    """Return the party word of an address."""
+    return f"{PARTY}{address_id}"
+
+
+def parties_text(address_ids: Iterable[int]) -> str:
+    """Return the ``parties`` column of an email between these addresses, without repeats."""
+    words = dict.fromkeys([f"{PARTY}{address_id}" for address_id in address_ids])
+    return (FILLER if len(words) > SNIPPET_WORDS else "") + " ".join(words)
+
+
+def clean_text(text: str) -> str:
+    """Return text that can be stored, without NUL (which ends a text in SQLite), ``PARTY`` and lone surrogates."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.translate({ord(PARTY): "\ufffd", 0: None}).encode("utf-8", "replace").decode("utf-8")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from emailrl.mail.connection import is_cancelled
-from emailrl.mail.parties import SNIPPET_WORDS
+from emailrl.mail.schema import SNIPPET_WORDS
 
 LONGEST_SNIPPET = 2000
 """In characters; FTS5 limits words only, and a word may have megabytes."""

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ from emailrl.agent.attack import under_attack
 from emailrl.base.disk import check_own
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_runs
+from emailrl.engines.base import PolicyEngine
 from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, reason
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
 from emailrl.measure.report import REPORT_FILES, Comparison, Report, Result, Subject, draw_accuracies, write_report
@@ -28,13 +29,11 @@ from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import without_credentials
 
 if TYPE_CHECKING:
-    from emailrl.agent.play import Collector, Stage
-    from emailrl.engines.base import Engine
+    from emailrl.agent.play import Collector
     from emailrl.settings import Settings
 
 __all__ = ["CONDITIONS", "Comparison", "Progress", "Report", "Result", "Subject", "run_benchmark"]
 
-Staged = Generator[tuple[Subject, "Stage", "Engine"], None, None]
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
 Progress = Callable[["Subject", Trajectory], None]
@@ -74,7 +73,18 @@ def run_benchmark(
         journals = {label: Journal(file, conditions, resume=resume) for label, file in files.items()}
         results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
     attack = any(subject.attacked for subject in subjects)
-    report = Report(results, _conditions(settings), len(scenarios), list(notes), interrupted, attack)
+    conditions_told = {
+        "split": "test",
+        "temperature": settings.agent.eval_temperature,
+        "max_turns": settings.agent.max_turns,
+        "samples": settings.benchmark.bench_samples,
+        "sequential": settings.benchmark.bench_sequential,
+        "seed": settings.training.seed,
+        "database": settings.store.db,
+        "environment": settings.agent.environment,
+        "reward_name": without_credentials(settings.rewards.reward),
+    }
+    report = Report(results, conditions_told, len(scenarios), list(notes), interrupted, attack)
     if results:
         write_report(report, out)
     if len(results) > 1:
@@ -96,16 +106,42 @@ def _measure(
     journals: Mapping[str, Journal],
     progress: Progress | None,
 ) -> tuple[list[Result], bool]:
-    """Play the remaining questions; returns the results by subject, and whether it was interrupted."""
+    """Play and score the remaining questions; returns the results by subject, and whether it was interrupted."""
     place = {scenario.id: number for number, scenario in enumerate(scenarios)}
-    num_trajectories = len(scenarios) * settings.benchmark.bench_samples
+    bench = settings.benchmark
+    num_trajectories = len(scenarios) * bench.bench_samples
+    portions = [[scenario] for scenario in scenarios] if bench.bench_sequential else [list(scenarios)]
     waiting = [subject for subject in subjects if not journals[subject.label].is_whole(num_trajectories)]
     interrupted = False
+
+    def noted(subject: Subject, trajectory: Trajectory) -> None:
+        if progress is not None:
+            progress(subject, trajectory)
+
     try:
         for subject, collector in players(waiting, settings):
             journal = journals[subject.label]
+
+            def ended(trajectory: Trajectory, subject: Subject = subject, journal: Journal = journal) -> None:
+                journal.append(trajectory)
+                noted(subject, trajectory)
+
+            played = dict(journal.trajectories)
             try:
-                _play(collector, scenarios, settings, subject, journal, progress)
+                for trajectory in played.values():
+                    noted(subject, trajectory)
+                for portion in portions:
+                    evaluate(
+                        collector,
+                        portion,
+                        step=0,
+                        seed=settings.training.seed,
+                        temperature=settings.agent.eval_temperature,
+                        num_samples=bench.bench_samples,
+                        split_label="test",
+                        progress=ended,
+                        played=played,
+                    )
             except KeyboardInterrupt:
                 interrupted = True
                 collector.scorer.score(journal.unscored)
@@ -121,54 +157,6 @@ def _measure(
             complete = len(scored) == num_trajectories
             results.append(Result(subject, Evaluation(scored), complete, journal.path))
     return results, interrupted
-
-
-def _play(
-    collector: Collector,
-    scenarios: Sequence[Scenario],
-    settings: Settings,
-    subject: Subject,
-    journal: Journal,
-    progress: Progress | None,
-) -> None:
-    """Play and score the questions missing from the journal."""
-
-    def ended(trajectory: Trajectory) -> None:
-        journal.append(trajectory)
-        if progress is not None:
-            progress(subject, trajectory)
-
-    played = dict(journal.trajectories)
-    for trajectory in played.values():
-        if progress is not None:
-            progress(subject, trajectory)
-    portions = [[scenario] for scenario in scenarios] if settings.benchmark.bench_sequential else [list(scenarios)]
-    for portion in portions:
-        evaluate(
-            collector,
-            portion,
-            step=0,
-            seed=settings.training.seed,
-            temperature=settings.agent.eval_temperature,
-            num_samples=settings.benchmark.bench_samples,
-            split_label="test",
-            progress=ended,
-            played=played,
-        )
-
-
-def _conditions(settings: Settings) -> dict[str, Any]:
-    return {
-        "split": "test",
-        "temperature": settings.agent.eval_temperature,
-        "max_turns": settings.agent.max_turns,
-        "samples": settings.benchmark.bench_samples,
-        "sequential": settings.benchmark.bench_sequential,
-        "seed": settings.training.seed,
-        "database": settings.store.db,
-        "environment": settings.agent.environment,
-        "reward_name": without_credentials(settings.rewards.reward),
-    }
 
 
 def _slug(label: str) -> str:
@@ -201,45 +189,30 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[Subject, Collector], None, None]:
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
-    from emailrl.agent.play import Collector
+    from emailrl.agent.play import Collector, Stage, build_stage
     from emailrl.agent.task import load_task
+    from emailrl.engines import build_chat_engine, open_policy
     from emailrl.rewards.build import build_scorer
 
-    load_task(settings.agent.environment)  # check the user's code before a model is loaded
+    task = load_task(settings.agent.environment, settings.agent)  # check the user's code before a model is loaded
     scorer = build_scorer(settings)
-    staged = _on_chat_server if settings.is_chat else _on_policies
-    with closing(staged(subjects, settings)) as pairs:
-        for subject, stage, engine in pairs:
-            if subject.attacked:
-                stage = replace(stage, make_environment=under_attack(stage.make_environment))
-            run_id = subject.adapter.run_id if subject.adapter else ""
-            yield subject, Collector(stage.on(engine), scorer, stage.settings.agent, settings.training.mode, run_id)
-
-
-def _on_chat_server(subjects: Sequence[Subject], settings: Settings) -> Staged:
-    from emailrl.agent.play import Stage
-    from emailrl.agent.task import load_task
-    from emailrl.engines import build_chat_engine
-
-    task = load_task(settings.agent.environment, settings.agent)
-    for subject in subjects:
-        named = settings.with_model(subject.model_name)
-        with closing(build_chat_engine(named, task.tools)) as engine:
-            yield subject, Stage(named, task.make, None), engine
-
-
-def _on_policies(subjects: Sequence[Subject], settings: Settings) -> Staged:
-    from emailrl.agent.play import build_stage
-    from emailrl.engines import open_policy
-
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
-        with closing(open_policy(settings.with_model(model_name))) as opened:
-            stage = build_stage(opened.settings, opened.policy)
-            for subject in subjects:
-                if subject.model_name == model_name:
-                    adapter = subject.adapter
-                    opened.engine.load_adapter(adapter.path if adapter else None, subject.label)
-                    yield subject, stage, opened.engine
+        named = settings.with_model(model_name)
+        with ExitStack() as opened:
+            if settings.is_chat:
+                stage = Stage(named, task.make, None)
+                engine = opened.enter_context(closing(build_chat_engine(named, task.tools)))
+            else:
+                policy = opened.enter_context(closing(open_policy(named)))
+                stage, engine = build_stage(policy.settings, policy.policy), policy.engine
+            for subject in (each for each in subjects if each.model_name == model_name):
+                adapter, own = subject.adapter, stage
+                if isinstance(engine, PolicyEngine):
+                    engine.load_adapter(adapter.path if adapter else None, subject.label)
+                if subject.attacked:
+                    own = replace(stage, make_environment=under_attack(stage.make_environment))
+                run_id = adapter.run_id if adapter else ""
+                yield subject, Collector(own.on(engine), scorer, own.settings.agent, settings.training.mode, run_id)
 
 
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:

@@ -25,7 +25,7 @@ from emailrl.model.smol_base import PACKAGE as SMOLLM2
 from emailrl.model.smol_base import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
 from emailrl.questions.beside import has_enron_email, questions_file
 from emailrl.questions.rows import HUB_QUESTIONS
-from emailrl.settings import Settings, Untrusted, load_settings
+from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -84,7 +84,7 @@ def read_torch() -> Any:
     return run_child(_TORCH_PROBE)
 
 
-def examine_hardware(settings: Settings) -> Iterable[Check]:
+def examine_hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:
     """Check the processor, torch, each GPU, the disk of OUTPUT_DIR and the model of MODEL_NAME."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -103,8 +103,8 @@ def examine_hardware(settings: Settings) -> Iterable[Check]:
     if not gpus:
         remedy = "Fine for --model nano and smol; larger models need a CUDA GPU and a CUDA build of torch."
         yield Check("gpu", "note", "none usable by torch", remedy)
-    yield _disk(settings.output.output_dir)
-    yield _model(settings, has_gpu=bool(gpus))
+    yield _disk(output_dir)
+    yield _model(model, has_gpu=bool(gpus))
 
 
 def _disk(output_dir: Path) -> Check:
@@ -116,10 +116,10 @@ def _disk(output_dir: Path) -> Check:
     return Check("disk", "ok", found)
 
 
-def _model(settings: Settings, *, has_gpu: bool) -> Check:
-    name = settings.model.name
+def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
+    name = model.name
     if name in (SMOL, SMOL_BASE):
-        return _smol(name, settings.model.smol_base)
+        return _smol(name, model.smol_base)
     if name == "nano" or Path(name).is_dir():
         return Check("model", "ok", "nano, the packaged policy" if name == "nano" else f"{name}, a local folder")
     from huggingface_hub import try_to_load_from_cache
@@ -258,13 +258,13 @@ def import_errors(modules: list[str]) -> dict[str, str]:
     return found if isinstance(found, dict) else dict.fromkeys(modules, str(found))
 
 
-def examine_data(settings: Settings) -> Iterable[Check]:
+def examine_data(db: Path, questions: Path | None) -> Iterable[Check]:
     """Open the mail database and count the questions."""
-    database = _database(settings.store.db)
+    database = _database(db)
     yield database
-    beside = questions_file(settings.store.db)
-    questions = settings.data.questions or (beside if beside.is_file() else None)
-    if questions is None and database.status == "ok" and has_enron_email(settings.store.db):
+    beside = questions_file(db)
+    questions = questions or (beside if beside.is_file() else None)
+    if questions is None and database.status == "ok" and has_enron_email(db):
         yield Check("questions", "ok", f"{HUB_QUESTIONS}, from the hub")
     elif questions is None:
         remedy = "Generate some (emailrl gen-questions), or name a file with --questions."
@@ -290,17 +290,17 @@ def _database(db: Path) -> Check:
     return Check("database", "ok", f"{db}, {emails:,} emails, {size:,.1f} MiB")
 
 
-def examine_accounts(settings: Settings) -> Iterable[Check]:
+def examine_accounts(wandb_mode: str, rewards: RewardSettings) -> Iterable[Check]:
     """Whether W&B and the judge have the keys they need; no key is used or shown."""
-    if settings.tracking.wandb_mode != "online":
-        yield Check("wandb", "ok", f"WANDB_MODE={settings.tracking.wandb_mode}")
+    if wandb_mode != "online":
+        yield Check("wandb", "ok", f"WANDB_MODE={wandb_mode}")
     elif _logged_in_to_wandb():
         yield Check("wandb", "ok", "logged in")
     else:
         remedy = "Log in (wandb login), or set WANDB_MODE=disabled."
         yield Check("wandb", "note", "not logged in: runs are logged offline", remedy)
-    if settings.rewards.openrouter_api_key:
-        yield Check("OPENROUTER_API_KEY", "ok", f"set: answers are judged by {settings.rewards.judge_model}")
+    if rewards.openrouter_api_key:
+        yield Check("OPENROUTER_API_KEY", "ok", f"set: answers are judged by {rewards.judge_model}")
     else:
         remedy = "Set it to have a language model judge answers (a key in .env counts once the folder is trusted)."
         yield Check("OPENROUTER_API_KEY", "note", "not set: answers are matched offline", remedy)
@@ -335,9 +335,9 @@ def examine(*, deep: bool = False) -> list[Check]:
         "python": _python,
         "packages": lambda: examine_packages(deep),
         "extra smol": examine_smollm2,
-        "hardware": lambda: examine_hardware(settings),
-        "data": lambda: examine_data(settings),
-        "accounts": lambda: examine_accounts(settings),
+        "hardware": lambda: examine_hardware(settings.model, settings.output.output_dir),
+        "data": lambda: examine_data(settings.store.db, settings.data.questions),
+        "accounts": lambda: examine_accounts(settings.tracking.wandb_mode, settings.rewards),
     }
     for area, look in looks.items():
         try:

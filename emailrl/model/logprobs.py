@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.fused.elementwise import fused, log_softmax_at
+from emailrl.model.fused.layer import fused, log_softmax_at
 from emailrl.model.fused.model import fused_backbone
 from emailrl.model.layout import CHUNK_ELEMENTS
 from emailrl.model.lora import causal_lm

@@ -1,12 +1,14 @@
 """Questions on mailboxes: loaded, split by inbox, checked against a database, or made from one."""
 
-from emailrl.questions.coverage import Coverage, coverage_notes, missing_ids
 from emailrl.questions.load import (
+    Coverage,
     ScenarioSet,
     Split,
+    coverage_notes,
     fingerprint,
     load_scenario_set,
     load_scenarios,
+    missing_ids,
     read_questions,
 )
 from emailrl.questions.rows import read_jsonl, write_scenarios

@@ -13,7 +13,7 @@ from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.connection import opened
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.schema import addresses, emails
-from emailrl.questions.coverage import missing_ids
+from emailrl.questions.load import missing_ids
 from emailrl.questions.rows import HUB_QUESTIONS, download, write_scenarios
 from emailrl.settings import Settings, StoreSettings
 

@@ -257,14 +257,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> Record:
     A single sample is stored at the top level as ``token_ids``, ``loss_mask`` and ``sampler_logprobs``; without a
     sample, these are empty lists; several samples are stored in ``samples`` instead.
     """
-    record: Record = {
-        "id": trajectory.id,
-        "group_id": trajectory.group_id,
-        "run_id": trajectory.run_id,
-        "step": trajectory.step,
-        "mode": trajectory.mode,
-        "policy_version": trajectory.policy_version,
-        "adapter_sha256": trajectory.adapter_sha256,
+    record = {name: getattr(trajectory, name) for name in _FIRST} | {
         "scenario": scenario_fields(trajectory.scenario),
         "messages": [_message_to_dict(message) for message in trajectory.messages],
         "turns": [_fields(turn) for turn in trajectory.turns],
@@ -273,16 +266,11 @@ def trajectory_to_dict(trajectory: Trajectory) -> Record:
         record["samples"] = [_fields(sample) for sample in trajectory.samples]
     else:
         record |= _fields(trajectory.samples[0] if trajectory.samples else TokenSample())
-    return record | {
-        "reward": trajectory.reward,
-        "reward_terms": trajectory.reward_terms,
-        "rubric": trajectory.rubric,
-        "final_answer": trajectory.final_answer,
-        "final_sources": trajectory.final_sources,
-        "stop_reason": trajectory.stop_reason,
-        "seconds": trajectory.seconds,
-        "exception": trajectory.exception,
-    }
+    return record | {name: getattr(trajectory, name) for name in _LAST}
+
+
+_FIRST = ("id", "group_id", "run_id", "step", "mode", "policy_version", "adapter_sha256")
+_LAST = ("reward", "reward_terms", "rubric", "final_answer", "final_sources", "stop_reason", "seconds", "exception")
 
 
 def _fields(node: Turn | TokenSample) -> Record:

@@ -6,21 +6,24 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import sleep
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any, Final, TypeVar
 
 import httpx
 
 from emailrl.base.custom import CustomPart, is_path, load_part
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.http import Client, may_pass, pause, pause_asked_for, tell, wait_for
+from emailrl.base.http import Client, Failed, pause_asked_for, retried, tell, wait_for
 from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
 from emailrl.rewards.rubric import Reward
 from emailrl.rewards.scorer import BatchReward, Terms
 from emailrl.settings import RewardSettings, redacted, secrets_in, split_credentials, without_credentials
+
+logger = logging.getLogger(__name__)
 
 _OPENRLHF = ["queries", "prompts", "labels"]
 
@@ -34,8 +37,9 @@ def load_reward(name: str) -> Reward | BatchReward:
         hint = "Built-in rewards: art_e, simple, heuristic. Your own: module:attribute, path.py:attribute or a URL."
         raise UsageError(f"Unknown reward: {name!r}.", hint)
     part = load_part(name, "reward")
-    if _parameters(part) == _OPENRLHF:
-        return OpenRLHFReward(part)
+    with suppress(TypeError, ValueError):  # a callable written in C has no signature to read
+        if [name for name in inspect.signature(part.call).parameters if name != "kwargs"] == _OPENRLHF:
+            return OpenRLHFReward(part)
 
     def reward(trajectory: Trajectory) -> dict[str, float]:
         return read_terms(part.run("The reward", part.call, trajectory), part.attribute, f"The reward {name}")
@@ -54,18 +58,9 @@ class OpenRLHFReward:
         body = request_body(trajectories)
         try:
             reply = self._part.run("The reward", self._part.call, body["query"], body["prompts"], body["labels"])
-            if isinstance(reply, dict):
-                reply = {name: _plain(value) for name, value in reply.items()}
-            return [*read_reply(reply, trajectories, f"The reward {self._part.name}")]
+            return [*read_reply(_plain(reply), trajectories, f"The reward {self._part.name}")]
         except EmailRLError as error:
             return [error] * len(trajectories)
-
-
-def _parameters(part: CustomPart) -> list[str]:
-    try:
-        return [name for name in inspect.signature(part.call).parameters if name != "kwargs"]
-    except (TypeError, ValueError):  # a callable written in C has no signature to read
-        return []
 
 
 def _plain(value: Any) -> Any:
@@ -80,18 +75,14 @@ VERSION: Final = 1
 _TERM: Final = "remote"
 MAX_REWARD: Final = 1e9
 """Larger rewards are rejected: their squares, used for standard deviations, would overflow."""
-MAX_NAMES: Final = 1000
-"""Maximum number of a reward's terms, or of a reply's extra logs."""
 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The request for these trajectories as JSON values; no token ids, they are the policy's own."""
-    split = [_first_assistant(trajectory.messages) for trajectory in trajectories]
-    prompts = [_text(each.messages[:start]) for each, start in zip(trajectories, split, strict=True)]
     return {
         "version": VERSION,
         "query": [_text(trajectory.messages) for trajectory in trajectories],
-        "prompts": prompts,
+        "prompts": [_text(takewhile(lambda m: m.role != "assistant", each.messages)) for each in trajectories],
         "labels": [trajectory.scenario.answer for trajectory in trajectories],
         "trajectories": [_described(trajectory) for trajectory in trajectories],
     }
@@ -102,8 +93,8 @@ def read_reply(
 ) -> list[dict[str, float]]:
     """One dict of terms a trajectory; scores and extra logs are written into the rubrics.
 
-    ``scorer`` names the sender in errors; ``tellable`` makes a server-chosen name safe to record. Raises EmailRLError
-    unless there is one finite reward per trajectory, in order: a partly valid reply is not used.
+    ``scorer`` names the sender in errors; ``tellable`` hides secrets. Raises EmailRLError unless there is one finite
+    reward per trajectory, in order, under names without secrets: a partly valid reply is not used.
     """
     if not isinstance(reply, dict) or "rewards" not in reply:
         raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')
@@ -111,15 +102,20 @@ def read_reply(
     if "ids" in reply and reply["ids"] != [trajectory.id for trajectory in trajectories]:
         raise EmailRLError(f"{scorer} replied with ids that differ from those sent, or in another order.")
     rewards = _list_of(reply["rewards"], count, "rewards", scorer)
-    terms = [_renamed(read_terms(reward, _TERM, scorer), tellable, scorer) for reward in rewards]
+    terms = [read_terms(reward, _TERM, scorer) for reward in rewards]
     extras = {"score": reply["scores"]} if reply.get("scores") is not None else {}
     logs = reply.get("extra_logs") or {}
     if not isinstance(logs, dict):
         raise EmailRLError(f"{scorer} replied with extra_logs that are not an object: {_shown(logs)}.")
-    columns = {name: _numbers(values, count, name, scorer) for name, values in (extras | logs).items()}
-    for name, column in _renamed(columns, tellable, scorer).items():
-        for trajectory, number in zip(trajectories, column, strict=True):
-            trajectory.rubric[f"remote_{name}"] = number
+    names = " ".join(" ".join([*(name for each in terms for name in each), *map(str, logs)]).split())
+    if tellable(names) != names:
+        raise EmailRLError(f"{scorer} replied with too many names, or with secrets in them.", "Give short names.")
+    columns = {
+        name: [read_terms(value, name, scorer)[name] for value in _list_of(values, count, name, scorer)]
+        for name, values in (extras | logs).items()
+    }
+    for number, trajectory in enumerate(trajectories):
+        trajectory.rubric |= {f"remote_{name}": column[number] for name, column in columns.items()}
     return terms
 
 
@@ -139,26 +135,11 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
     return terms
 
 
-def _renamed(named: dict[str, T], tellable: Callable[[str], str], scorer: str) -> dict[str, T]:
-    if len(named) > MAX_NAMES:
-        raise EmailRLError(f"{scorer} replied with {len(named):,} names for one reward.", f"Send at most {MAX_NAMES}.")
-    renamed = {tellable(name): value for name, value in named.items()}
-    if len(renamed) != len(named):
-        raise EmailRLError(
-            f"{scorer} replied with names that cannot be distinguished.", "Give terms and logs short names."
-        )
-    return renamed
-
-
 def _list_of(values: Any, count: int, name: str, scorer: str) -> list[Any]:
     if not isinstance(values, list) or len(values) != count:
         found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are not a list"
         raise EmailRLError(f"{scorer} replied with {found} for {count} trajectories.")
     return values
-
-
-def _numbers(values: Any, count: int, name: str, scorer: str) -> list[float]:
-    return [read_terms(value, name, scorer)[name] for value in _list_of(values, count, name, scorer)]
 
 
 def _described(trajectory: Trajectory) -> dict[str, Any]:
@@ -179,11 +160,7 @@ def _described(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _first_assistant(messages: Sequence[Message]) -> int:
-    return next((place for place, message in enumerate(messages) if message.role == "assistant"), len(messages))
-
-
-def _text(messages: Sequence[Message]) -> str:
+def _text(messages: Iterable[Message]) -> str:
     return "\n\n".join(f"{message.role}: {_spoken(message)}" for message in messages)
 
 
@@ -198,9 +175,6 @@ def _spoken(message: Message) -> str:
 def _shown(value: Any) -> str:
     """Whole: it is cut where secrets are taken out of it, for half of one would not be found."""
     return " ".join(repr(value).split())
-
-
-logger = logging.getLogger(__name__)
 
 
 class _Client(Client):
@@ -253,41 +227,37 @@ class HttpReward:
 
     def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
         try:
-            return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}", self._tellable)]
+            reply = self._post(request_body(batch))
+            return [*read_reply(reply, batch, f"The scorer {self._shown}", self._tellable)]
         except EmailRLError as error:
-            masked = EmailRLError(self._tellable(error.message), error.hint)
+            masked = EmailRLError(self._tellable(error.message)[:500], error.hint)
             logger.warning("%d trajectories got no reward: %s", len(batch), masked)
             return [masked] * len(batch)
 
     def _tellable(self, text: str) -> str:
-        return redacted(text, *self._secrets, limit=500)
+        return redacted(text, *self._secrets, limit=10_000)
 
     def _post(self, body: dict[str, Any]) -> Any:
         """The reply's JSON; raises EmailRLError when there is none after the last try."""
-        # ASCII only: email text may not be encodable.
-        content, failure, wait = json.dumps(body).encode(), "", 0.0
-        for tries in range(self._settings.reward_retries + 1):
-            if tries:
-                sleep(pause(tries, wait))
-            wait = 0.0
+        content = json.dumps(body).encode()  # ASCII only: email text may not be encodable
+
+        async def attempt() -> httpx.Response:
             try:
-                response = wait_for(self._client.post(self._url, content=content))
+                response = await self._client.post(self._url, content=content)
             except httpx.HTTPError as error:
-                failure = f"{type(error).__name__}: {error}"
-                continue
-            if response.is_success:
-                return _json(response, self._shown)
-            failure, wait = f"HTTP {response.status_code}: {response.text}", pause_asked_for(response.headers)
-            if not may_pass(response.status_code):
-                break
-        # Raised outside the handler: the client's exception, chained, would carry the request and its credentials.
-        raise EmailRLError(
-            f"The scorer {self._shown} returned no rewards: {failure.rstrip('.')}.", "Check the server and its URL."
-        )
+                raise Failed(f"{type(error).__name__}: {error}") from error
+            if not response.is_success:
+                why = f"HTTP {response.status_code}: {response.text}"
+                raise Failed(why, response.status_code, pause_asked_for(response.headers))
+            return response
 
-
-def _json(response: httpx.Response, shown: str) -> Any:
-    try:
-        return response.json()
-    except (ValueError, RecursionError):  # nested too deep to be read
-        raise EmailRLError(f"The scorer {shown} replied with invalid JSON: {response.text!r}") from None
+        reply = wait_for(retried(attempt, self._settings.reward_retries))
+        if isinstance(reply, Failed):
+            raise EmailRLError(
+                f"The scorer {self._shown} returned no rewards: {reply.why.rstrip('.')}.",
+                "Check the server and its URL.",
+            )
+        try:
+            return reply.json()
+        except (ValueError, RecursionError):  # nested too deep to be read
+            raise EmailRLError(f"The scorer {self._shown} replied with invalid JSON: {reply.text!r}") from None

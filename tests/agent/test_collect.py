@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from tiny import make_database, make_questions, settings_of
 
-from emailrl.agent.play import Collector, Stage, TokenDriftError
+from emailrl.agent.play import Collector, Noted, Stage, TokenDriftError
 from emailrl.agent.task import mail_agent
+from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer
+from emailrl.ranks import Activity
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.rewards.build import build_scorer
 
@@ -126,3 +128,53 @@ def test_drift_stops_the_collector(collect: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(TokenSample, "append_sampled", retokenize)
     with pytest.raises(TokenDriftError, match="turn 0, token 0"):
         collect([DONT_KNOW], make_questions(1), 1)
+
+
+class Heard(Activity):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, what: str, count: Callable[[], int] = lambda: 0) -> None:
+        self.notes.append(what)
+
+    def end(self) -> None:
+        self.notes.append("")
+
+
+class TwoTurns:
+    """Completes each request, and its follow-ups."""
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        ended = []
+        for first in requests:
+            request: Request | None = first
+            while request is not None:
+                ended.append(Completion(request.trajectory_id, [1], [-0.5], "stop"))
+                request = advance(ended[-1]) if advance else None
+        return ended
+
+    def close(self) -> None: ...
+
+
+class Local(TwoTurns):
+    """The same in this process."""
+
+    steps = 0
+
+
+@pytest.mark.parametrize(("engine", "sampling"), [(Local(), "sampling"), (TwoTurns(), "")])
+def test_every_turn_is_progress_and_names_its_trajectory(engine: Engine, sampling: str) -> None:
+    """Servers have time limits of their own: nothing is under way here while they sample."""
+    activity, turns = Heard(), []
+
+    def advance(completion: Completion) -> Request | None:
+        assert activity.notes[-1] == "in the environment of train-1"
+        turns.append(completion)
+        return Request("train-1", SamplingParams(8)) if len(turns) < 2 else None
+
+    ended = Noted(engine, activity).generate([Request("train-1", SamplingParams(8))], advance)
+    assert ended == turns and len(turns) == 2
+    assert activity.notes == [sampling, *["in the environment of train-1", sampling] * 2]

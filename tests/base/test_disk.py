@@ -1,4 +1,4 @@
-"""Files on a disk that is full, and names that are no files."""
+"""tests/base/test_plain.py"""
 
 from __future__ import annotations
 
@@ -9,26 +9,16 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from full_disk import on_a_full_disk
 
 from emailrl.base import disk
-from emailrl.base.disk import (
-    Lock,
-    check_cache,
-    check_out,
-    check_place,
-    is_locked,
-    not_a_file,
-    replace_bytes,
-    write_out,
-)
+from emailrl.base.cache import ReplyCache
+from emailrl.base.disk import Lock, check_cache, check_out, check_place, is_locked, not_a_file, replace_bytes, write_out
+from emailrl.base.drawing import new_figure, save
 from emailrl.base.errors import UsageError
-from emailrl.questions.llm.cache import ReplyCache
 from emailrl.records import JsonlWriter, read_records
-from emailrl.rewards.judge import VerdictCache
 
 REPLACE = """
 from pathlib import Path
@@ -163,8 +153,7 @@ def test_inside_the_working_folder_no_part_of_a_path_is_a_link(tmp_path: Path, m
         check_place(here / "outputs", "--out")
 
 
-@pytest.mark.parametrize("open_cache", [VerdictCache, lambda path: ReplyCache(path).prepare()], ids=["judge", "llm"])
-def test_a_caches_journal_deletes_no_other_file(tmp_path: Path, open_cache: Any) -> None:
+def test_a_caches_journal_deletes_no_other_file(tmp_path: Path) -> None:
     """SQLite deletes the super-journal that a planted journal names."""
     victim, cache = tmp_path / "victim", tmp_path / "cache.sqlite"
     victim.write_text("mine")
@@ -176,5 +165,17 @@ def test_a_caches_journal_deletes_no_other_file(tmp_path: Path, open_cache: Any)
     tail = struct.pack(">I", 2**30 // page + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
     (tmp_path / "cache.sqlite-journal").write_bytes(head.ljust(512, b"\0") + tail)
     with pytest.raises(UsageError, match="Remove it"):
-        open_cache(cache)
+        ReplyCache(cache, "JUDGE_CACHE").prepare()
     assert victim.read_text() == "mine"
+
+
+def test_the_same_data_give_the_same_files(tmp_path: Path) -> None:
+    contents = []
+    for name in ("one", "other"):
+        figure = new_figure(2, 1)
+        figure.subplots().plot([0, 1], [0.5, 0.25])
+        png, svg = save(figure, tmp_path / name / "curve")
+        assert (png.name, svg.name) == ("curve.png", "curve.svg")
+        contents.append((png.read_bytes(), svg.read_bytes()))
+    assert contents[0] == contents[1]
+    assert contents[0][0].startswith(b"\x89PNG") and b"</svg>" in contents[0][1]

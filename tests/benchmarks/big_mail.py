@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from emailrl.mail.sources import RawEmail, Skipped, Source, open_source
-from emailrl.mail.sources.parallel import Item
+from emailrl.mail.sources.detect import Item
 
 T = TypeVar("T")
 

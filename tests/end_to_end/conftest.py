@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engines.vllm_stub import VllmStub
 
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world
+from emailrl.model.load import load_policy
 from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.small_model import train_tokenizer
@@ -89,6 +91,9 @@ def options_of(workplace: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+COMMON = {"lora_dropout": 0.0, "warmup_steps": 0, "learning_rate": 1e-3, "max_steps": 3, "num_mini_batches": 1}
+"""Dropout draws otherwise on each rank; all else is the same however many there are."""
+
 Options = Callable[..., dict[str, Any]]
 MakeSettings = Callable[..., Settings]
 
@@ -124,3 +129,29 @@ def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 def finished(options: Options, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     """An uninterrupted run."""
     return train(load_settings(options(tmp_path_factory.mktemp("finished"))))
+
+
+def serve(workplace: Path) -> VllmStub:
+    """A server that samples from the workplace's model."""
+    return VllmStub(load_policy(load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=workplace)))
+
+
+@pytest.fixture
+def stub(workplace: Path) -> Iterator[VllmStub]:
+    """The same, for a test."""
+    server = serve(workplace)
+    yield server
+    server.close()
+
+
+SettingsAt = Callable[..., Settings]
+
+
+@pytest.fixture
+def settings_at(options: Options, tmp_path: Path) -> SettingsAt:
+    """Settings of a run on ranks under a folder of its own: the same however many there are."""
+
+    def make(name: str, **changes: Any) -> Settings:
+        return load_settings(options(tmp_path / name, **COMMON | changes), environ={}, cwd=tmp_path)
+
+    return make

@@ -9,24 +9,23 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.conftest import Options
+from end_to_end.conftest import Options, serve
 from engines.vllm_stub import BASE, VllmStub
 from hang import must_end
 from same_run import assert_same_run
 
 from emailrl import engines
 from emailrl.agent.play import Collector
-from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.renderer import stop_ids
-from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.records import read_records
 from emailrl.settings import Settings, load_settings
@@ -38,16 +37,14 @@ STEPS, SERVED_PER_STEP = 5, 6
 """Of a step at least one completion for each of 2 questions x 3 rollouts."""
 
 
-@pytest.fixture
-def stub(workplace: Path) -> Iterator[VllmStub]:
-    settings = load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=workplace)
-    server = VllmStub(load_policy(settings))
-    yield server
-    server.close()
-    assert server.mixed == 0
+def run_on(server: VllmStub, options: Options, folder: Path, **changes: Any) -> Settings:
+    """Settings of a run under a folder on the server."""
+    served = {"engine": "vllm", "vllm_urls": server.url, "max_steps": STEPS, "eval_steps": 3, "lora_dropout": 0.0}
+    return load_settings(options(folder, **served | {"vllm_return_timeout": 0, "save_steps": 1} | changes), environ={})
 
 
 Start = Callable[..., TrainResult]
+Whole = tuple[Path, Counter[int]]
 
 
 @pytest.fixture
@@ -55,20 +52,18 @@ def start(options: Options, stub: VllmStub, tmp_path: Path) -> Start:
     """Trains on the server, under a folder of that name."""
 
     def run(name: str, *, resume: str | None = None, say: Callable[[str], None] = print, **changes: Any) -> TrainResult:
-        given = options(
-            tmp_path / name,
-            **{"engine": "vllm", "vllm_urls": stub.url, "max_steps": STEPS, "eval_steps": 3, "lora_dropout": 0.0}
-            | {"vllm_return_timeout": 0, "save_steps": 1}
-            | changes,
-        )
-        return train(load_settings(given, environ={}), resume=resume, progress=say)
+        return train(run_on(stub, options, tmp_path / name, **changes), resume=resume, progress=say)
 
     return run
 
 
-@pytest.fixture
-def uninterrupted(start: Start) -> Path:
-    return start("whole").run_dir
+@pytest.fixture(scope="module")
+def uninterrupted(options: Options, workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A run's folder, and the completions it asked for."""
+    server = serve(workplace)
+    run = train(run_on(server, options, tmp_path_factory.mktemp("whole"))).run_dir
+    server.close()
+    return run, seeds_asked(server)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -123,7 +118,7 @@ def test_the_next_steps_rollouts_are_played_while_a_step_is_trained(
     assert list(stub.adapters) == [BASE] and step_threads() == []  # everything let go
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_the_next_version_is_loaded_while_a_step_is_trained(
     start: Start, stub: VllmStub, monkeypatch: pytest.MonkeyPatch, staleness: int
 ) -> None:
@@ -146,27 +141,27 @@ def test_the_next_version_is_loaded_while_a_step_is_trained(
     assert not in_vain and [step["policy_age_max"] for step in steps] == [min(n, staleness) for n in range(last)]
 
 
-def test_how_long_loading_takes_changes_no_weight(start: Start, stub: VllmStub, uninterrupted: Path) -> None:
+def test_how_long_loading_takes_changes_no_weight(start: Start, stub: VllmStub, uninterrupted: Whole) -> None:
     stub.before_loading = lambda name: time.sleep(0.5)
     slow = start("slow").run_dir
-    assert_same_run(uninterrupted, slow)
+    assert_same_run(uninterrupted[0], slow)
     seconds = [step["seconds"] for step in metrics(slow)]
     assert seconds[2]["adapter_load"] > 0.5 and all(0 < each["handover"] < each["total"] for each in seconds)
     files = {path.name for path in (slow / "policy/v-000005").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors"}
 
 
-@pytest.mark.parametrize("eval_steps", [2, 9])
 @pytest.mark.parametrize(
-    ("wrong", "expected"),
+    ("wrong", "eval_steps"),
     [
-        ({"list_loaded": False}, r"did not load the adapter .*v-000001"),
-        ({"ignore_adapters": True}, "is not sampling from the adapter it was given|sampled tokens that are off"),
-        ({"untempered": True}, "log-probabilities of sampled tokens that are off by .*: they are taken before temp"),
+        ({"list_loaded": False}, 2),
+        ({"list_loaded": False}, 9),
+        ({"ignore_adapters": True}, 9),
+        ({"untempered": True}, 2),
     ],
 )
 def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_saved(
-    start: Start, stub: VllmStub, wrong: dict[str, bool], expected: str, eval_steps: int
+    start: Start, stub: VllmStub, wrong: dict[str, bool], eval_steps: int
 ) -> None:
     """The policy after step 1 is loaded while step 2 trains, which may be followed by an evaluation."""
     said: list[str] = []
@@ -177,7 +172,12 @@ def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_sa
                 setattr(stub, attribute, value)
 
     stub.before_loading = fail
-    with must_end(60), pytest.raises(EmailRLError, match=expected):
+    with (
+        must_end(60),
+        pytest.raises(
+            EmailRLError, match=f"{stub.url.removesuffix('/v1')} (did not load|is not sampling|returns log-prob)"
+        ),
+    ):
         start("run", say=said.append, eval_steps=eval_steps, save_steps=9, temperature=0.5, learning_rate=0.05)
     assert "Stopped after step 2, saved in" in said[-1] and step_threads() == []
     directory = Path(said[-1].split("saved in ")[1].split(";")[0]).parent
@@ -225,12 +225,6 @@ def test_ctrl_c_while_a_version_is_loaded_ends_the_run_at_once_with_the_step_sav
     assert start("run", resume="latest").steps == STEPS
 
 
-@pytest.mark.parametrize("staleness", [2, 3])
-def test_ages_never_exceed_the_bound(start: Start, staleness: int) -> None:
-    steps = metrics(start("run", max_staleness=staleness).run_dir)
-    assert [step["policy_age_max"] for step in steps] == [min(n, staleness) for n in range(STEPS)]
-
-
 class OneByOne:
     """Samples in process as the server does: every turn by itself, nothing kept between two."""
 
@@ -269,9 +263,9 @@ def test_without_staleness_the_bits_are_those_of_taking_turns(start: Start, monk
     assert all("trainer_wait" not in step["seconds"] for step in steps)
 
 
-def test_an_interrupted_run_goes_on_as_if_uninterrupted(start: Start, uninterrupted: Path) -> None:
+def test_an_interrupted_run_goes_on_as_if_uninterrupted(start: Start, uninterrupted: Whole, tmp_path: Path) -> None:
     """Stopped after step 3, when step 4's rollouts had ended: they are sampled again from the same policy."""
-    directory = uninterrupted.parents[1] / "parts/grpo_masked"
+    directory = tmp_path / "parts/grpo_masked"
 
     def stop(line: str) -> None:
         if line.startswith(f"Step 3/{STEPS}"):
@@ -281,28 +275,25 @@ def test_an_interrupted_run_goes_on_as_if_uninterrupted(start: Start, uninterrup
     with pytest.raises(KeyboardInterrupt):
         start("parts", say=stop)
     resumed = start("parts", resume="latest")
-    assert_same_run(uninterrupted, resumed.run_dir)
+    assert_same_run(uninterrupted[0], resumed.run_dir)
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
 def test_a_run_killed_between_two_checkpoints_goes_on_as_if_uninterrupted(
-    start: Start, staleness: int, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in step 9 after the checkpoint of step 5: step 6 is played by the policy after step 5 - S again."""
-    how = {"save_steps": 5, "max_steps": 9, "eval_steps": 99, "max_staleness": staleness}
+    """Killed in step 6 after the checkpoint of step 3: step 4 is played by the policy after step 1 again."""
+    how = {"save_steps": 3, "max_steps": 6, "eval_steps": 99, "max_staleness": 2}
     whole, original = start("whole", **how).run_dir, Updater.train
 
     def die(self: Updater, *given: Any, step: int) -> Any:
-        if step == 9:
+        if step == 6:
             raise RuntimeError("killed")
         return original(self, *given, step=step)
 
-    monkeypatch.setattr(Updater, "train", die)
-    with pytest.raises(RuntimeError, match="killed"):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(Updater, "train", die)
         start("parts", **how)
-    kept = sorted(path.name for path in (whole.parents[1] / "parts/grpo_masked/policy").iterdir())
-    assert len(kept) <= 2 * staleness + 2
-    monkeypatch.setattr(Updater, "train", original)
+    assert len(list((whole.parents[1] / "parts/grpo_masked/policy").iterdir())) <= 6
     assert_same_run(whole, start("parts", resume="latest", **how).run_dir)
 
 
@@ -320,19 +311,19 @@ def test_questions_that_depend_on_outcomes_are_asked_once_an_epoch(start: Start)
 
 
 def test_a_server_killed_in_mid_step_and_coming_back_costs_nothing(
-    start: Start, stub: VllmStub, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+    start: Start, stub: VllmStub, uninterrupted: Whole, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def die(line: str) -> None:
         if line.startswith("Step 2/"):
             stub.dies_after = len(stub.served) + 3
             stub.adapters = {BASE: None}
-            threading.Timer(3.0, come_back).start()
+            threading.Timer(1.0, come_back).start()
 
     def come_back() -> None:
         stub.dies_after = None
 
     stub.served.clear()
-    assert_same_run(uninterrupted, start("run", say=die, vllm_return_timeout=60).run_dir)
+    assert_same_run(uninterrupted[0], start("run", say=die, vllm_return_timeout=60).run_dir)
     told = capsys.readouterr().err
     assert "No vLLM server is left" in told and "is back in use" in told
 
@@ -347,32 +338,28 @@ def test_a_hung_server_ends_the_run_in_bounded_time_with_the_last_step_saved(sta
 
     try:
         with must_end(60), pytest.raises(EmailRLError, match=r"Every rollout failed|No vLLM server available"):
-            start("run", say=hang, vllm_timeout=8.0, vllm_retries=0)
+            start("run", say=hang, vllm_timeout=5.0, vllm_retries=0)
     finally:
         stub.http.delay = 0
     assert re.search(r"Stopped after step [23], (saved in|which is saved)", said[-1])
     assert step_threads() == []
 
 
-@pytest.mark.parametrize(
-    ("failure", "expected"),
-    [
-        (SystemExit("the end"), r"The rollouts of step 3 were ended: the end\. Use --resume latest"),
-        (OSError(errno.ENOSPC, "No space left on device", "x"), "No space left on device"),
-    ],
-)
 def test_a_collector_that_dies_ends_the_run_with_one_line_and_the_steps_before_are_saved(
-    start: Start, failure: BaseException, expected: str, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, said = Collector.collect, list[str]()
 
     def collect(self: Collector, *given: Any, step: int, **how: Any) -> Any:
         if step == 3 and how.get("split_label", "train") == "train":
-            raise failure
+            raise SystemExit("the end")
         return original(self, *given, step=step, **how)
 
     monkeypatch.setattr(Collector, "collect", collect)
-    with must_end(60), pytest.raises((EmailRLError, OSError), match=expected):
+    with (
+        must_end(60),
+        pytest.raises(EmailRLError, match=r"step 3 were ended: the end\. Use --resume latest"),
+    ):
         start("run", say=said.append)
     assert "Stopped after step 2" in said[-1] and step_threads() == []
     monkeypatch.undo()
@@ -390,18 +377,3 @@ def test_a_full_disk_under_the_rollouts_ends_the_run(start: Start, monkeypatch: 
     monkeypatch.setattr(rollouts, "write_trajectories", write)
     with must_end(60), pytest.raises(OSError, match=r"No space left on device: .*step-000003\.jsonl"):
         start("run")
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"engine": "transformers", "vllm_urls": "", "max_staleness": 1},
-            "MAX_STALENESS=1 needs samplers of their own",
-        ),
-        ({"importance_correction": "off"}, "MAX_STALENESS=1 trains on rollouts of an older policy"),
-    ],
-)
-def test_what_cannot_overlap_is_refused(start: Start, changes: dict[str, Any], expected: str) -> None:
-    with pytest.raises(UsageError, match=expected):
-        start("run", **changes)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
 from emailrl.records import read_records
 from emailrl.settings import Settings
@@ -61,10 +60,3 @@ def test_an_update_that_is_not_finite_is_said_and_kept(
         "step-000001-1.json", "step-000001-1.safetensors",
     ]  # fmt: skip
     assert train(settings, overwrite=True).run_dir == run and not (run / "skipped").exists()
-
-
-def test_a_mix_that_cannot_work_is_refused_before_anything_is_written(make_settings: MakeSettings) -> None:
-    settings = make_settings(value_clip=0.2)
-    with pytest.raises(UsageError, match=r"VALUE_CLIP=0\.2 has no effect"):
-        train(settings)
-    assert not settings.output.output_dir.parent.joinpath("grpo_masked").exists()

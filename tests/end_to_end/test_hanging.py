@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.test_asynchronous import stub
 from engines.vllm_stub import VllmStub
 from ranks.processes import in_ranks
 
@@ -20,8 +19,6 @@ from emailrl.ranks import Place
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
 from emailrl.training.team import follow
-
-__all__ = ["stub"]  # a fixture
 
 HANGING = """
 import time

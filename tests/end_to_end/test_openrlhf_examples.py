@@ -19,7 +19,6 @@ from end_to_end.conftest import Options
 from engines.vllm_stub import VllmStub
 
 from emailrl.checkpoints import read_checkpoint
-from emailrl.model.load import load_policy
 from emailrl.openrlhf import to_toml
 from emailrl.records import read_records
 from emailrl.settings import load_settings
@@ -136,17 +135,13 @@ def test_hybrid_engine_scaled_down_to_two_ranks(demo: dict[str, Any], tmp_path: 
     assert steps[0]["kl"] == 0.0 < steps[1]["kl"]  # the adapter has moved
 
 
-def test_asynchronous_training(options: Options, workplace: Path, tmp_path: Path) -> None:
+def test_asynchronous_training(options: Options, stub: VllmStub, tmp_path: Path) -> None:
     """The rollouts of a step are played by the policy of the step before last."""
-    server = VllmStub(load_policy(load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=workplace)))
-    try:
-        (tmp_path / "emailrl.toml").write_text(to_toml(ASYNCHRONOUS), encoding="utf-8")
-        given = options(tmp_path / "run", max_steps=3, lora_dropout=0.0) | {"vllm_urls": server.url}
-        settings = load_settings(given, cwd=tmp_path, environ={}, trust=True)
-        assert (settings.agent.engine, settings.vllm.max_staleness) == ("vllm", 1)
-        result = train(settings)
-    finally:
-        server.close()
+    (tmp_path / "emailrl.toml").write_text(to_toml(ASYNCHRONOUS), encoding="utf-8")
+    given = options(tmp_path / "run", max_steps=3, lora_dropout=0.0) | {"vllm_urls": stub.url}
+    settings = load_settings(given, cwd=tmp_path, environ={}, trust=True)
+    assert (settings.agent.engine, settings.vllm.max_staleness) == ("vllm", 1)
+    result = train(settings)
     ages = [step["policy_age_max"] for step in read_records(result.run_dir / "metrics.jsonl")]
     assert ages == [0, 1, 1]
 

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from end_to_end.conftest import SettingsAt
 from ranks.processes import in_ranks
 from safetensors.torch import load_file
 from torch import Tensor
@@ -23,18 +23,12 @@ from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.ranks import Place
 from emailrl.records import Record, read_records, read_trajectories
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import Settings
 from emailrl.training import run as run_module
 from emailrl.training import team
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import TrainingRun
 from emailrl.training.team import follow
 from emailrl.training.update import Updater
-
-Options = Callable[..., dict[str, Any]]
-
-COMMON = {"lora_dropout": 0.0, "warmup_steps": 0, "learning_rate": 1e-3, "max_steps": 3, "num_mini_batches": 1}
-"""Dropout draws otherwise on each rank; all else is the same however many there are."""
 
 
 def rank(settings: Settings, written: Path, **how: Any) -> TrainResult | list[str]:
@@ -78,23 +72,13 @@ def metrics(run: Path) -> list[Record]:
 
 
 @pytest.fixture
-def settings_at(options: Options, tmp_path: Path) -> Callable[..., Settings]:
-    """Settings of a run under a folder of its own."""
-
-    def make(name: str, **changes: Any) -> Settings:
-        return load_settings(options(tmp_path / name, **COMMON | changes), environ={}, cwd=tmp_path)
-
-    return make
-
-
-@pytest.fixture
-def one(settings_at: Callable[..., Settings]) -> TrainResult:
+def one(settings_at: SettingsAt) -> TrainResult:
     """Three steps of four questions by one process."""
     return train(settings_at("one", per_device_train_batch_size=4))
 
 
 def test_two_ranks_make_the_run_of_one_which_rank_0_alone_records(
-    one: TrainResult, settings_at: Callable[..., Settings], tmp_path: Path
+    one: TrainResult, settings_at: SettingsAt, tmp_path: Path
 ) -> None:
     settings = settings_at("two", per_device_train_batch_size=2)
     result, opened = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
@@ -110,9 +94,7 @@ def test_two_ranks_make_the_run_of_one_which_rank_0_alone_records(
     assert "questions per step: 4 | ranks: 2" in (result.run_dir / "training.log").read_text()
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(
-    one: TrainResult, settings_at: Callable[..., Settings], tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_another_number_of_ranks(one: TrainResult, settings_at: SettingsAt, tmp_path: Path) -> None:
     """Two steps of four questions by four ranks, the third by two; then a fourth by one."""
     for ranks, size, steps in ((4, 1, 2), (2, 2, 3)):
         settings = settings_at("some", per_device_train_batch_size=size, max_steps=steps)
@@ -127,7 +109,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 
 def test_ranks_start_from_an_adapter_that_only_rank_0_can_see(
-    one: TrainResult, settings_at: Callable[..., Settings], tmp_path: Path
+    one: TrainResult, settings_at: SettingsAt, tmp_path: Path
 ) -> None:
     changes = {"adapter_path": one.run_dir / "final", "max_steps": 1}
     for name in ("lora_rank", "lora_alpha", "lora_dropout"):
@@ -142,7 +124,7 @@ def test_ranks_start_from_an_adapter_that_only_rank_0_can_see(
 
 
 def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
-    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Updater.take
     once = iter([signal.SIGTERM])
@@ -163,7 +145,7 @@ def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
 
 
 def test_a_stop_during_an_evaluation_saves_the_step_before_it(
-    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = run_module.evaluate
 
@@ -185,7 +167,7 @@ def test_a_stop_during_an_evaluation_saves_the_step_before_it(
 
 
 def test_every_rank_seeds_the_global_generators(
-    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def note(updater: Updater) -> None:
         drawn = random.random(), float(np.random.rand()), torch.initial_seed()
@@ -200,19 +182,8 @@ def test_every_rank_seeds_the_global_generators(
         assert drawn == [random.Random(seed).random(), float(np.random.RandomState(seed).rand()), seed]
 
 
-def test_an_error_in_a_rollout_ends_all_with_what_rank_0_says(
-    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(run: TrainingRun) -> None:
-        raise EmailRLError("The judge is away.")
-
-    monkeypatch.setattr(TrainingRun, "collect", fail)
-    zero, opened = in_ranks(2, partial(rank, settings_at("two"), tmp_path / "two"), tmp_path)
-    assert str(zero) == "The judge is away." and opened == []
-
-
 def test_a_model_that_only_one_rank_lacks_is_named(
-    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     def missing(*_: Any, **__: Any) -> None:

@@ -48,12 +48,12 @@ def test_a_resumed_run_equals_the_uninterrupted(
     algorithm: str, changes: dict[str, Any], make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = {
-        "algorithm": algorithm, "max_steps": 4, "save_total_limit": 1, "lr_scheduler": "cosine",
+        "algorithm": algorithm, "max_steps": 3, "save_total_limit": 1, "lr_scheduler": "cosine",
         "per_device_train_batch_size": 3, "min_group_std": 0.01,
     } | changes  # fmt: skip
     whole = run_of(make_settings(**wanted), None, monkeypatch)
-    resumed = run_of(make_settings(**wanted), 3, monkeypatch)  # a directory of its own, where it finds itself again
-    assert whole.run_dir != resumed.run_dir and resumed.steps == 4
+    resumed = run_of(make_settings(**wanted), 2, monkeypatch)  # a directory of its own, where it finds itself again
+    assert whole.run_dir != resumed.run_dir and resumed.steps == 3
     assert_same_run(resumed.run_dir, whole.run_dir)
     metrics = list(read_records(whole.run_dir / "metrics.jsonl"))
     assert len({line["kl_coef"] for line in metrics if line["kl_coef"] is not None}) > 1  # it adapts

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from end_to_end.conftest import Options
-from end_to_end.test_ranks import COMMON, assert_close, metrics, rank, sampled
+from end_to_end.conftest import SettingsAt
+from end_to_end.test_ranks import assert_close, metrics, rank, sampled
 from engines.vllm_stub import VllmStub
 from ranks.processes import in_ranks
 
 from emailrl.base.errors import UsageError
-from emailrl.model.load import load_policy
-from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
 
 SHARDED = {"shard": "host", "per_device_train_batch_size": 1}
 
 
 @pytest.fixture
-def stub(workplace: Path) -> Iterator[VllmStub]:
-    server = VllmStub(load_policy(load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=workplace)))
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def settings_at(options: Options, stub: VllmStub, tmp_path: Path) -> Callable[..., Settings]:
-    """Settings of a run under a folder of its own, on the server."""
-    served = COMMON | {"engine": "vllm", "vllm_urls": stub.url, "max_staleness": 0, "beta": 0.1}
-
-    def make(name: str, **changes: Any) -> Settings:
-        return load_settings(options(tmp_path / name, **served | changes), environ={}, cwd=tmp_path)
-
-    return make
+def served_at(settings_at: SettingsAt, stub: VllmStub) -> SettingsAt:
+    """The same, on the server."""
+    return partial(settings_at, engine="vllm", vllm_urls=stub.url, max_staleness=0, beta=0.1)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_two_ranks_with_a_sharded_base_make_the_run_of_one(
-    lag: int, settings_at: Callable[..., Settings], stub: VllmStub, tmp_path: Path
+    lag: int, served_at: SettingsAt, stub: VllmStub, tmp_path: Path
 ) -> None:
     """Rank 0 proves to itself with each adapter that the server samples from it, between updates."""
-    one = train(settings_at("one", per_device_train_batch_size=2, max_staleness=lag))
+    one = train(served_at("one", per_device_train_batch_size=2, max_staleness=lag))
     proofs = stub.calls.count("/v1/load_lora_adapter")
-    settings = settings_at("two", **SHARDED, max_staleness=lag)
+    settings = served_at("two", **SHARDED, max_staleness=lag)
     result, _ = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
     assert result.steps == 3 and stub.calls.count("/v1/load_lora_adapter") == 2 * proofs
     assert_close(result.run_dir, one.run_dir)
@@ -57,17 +41,15 @@ def test_two_ranks_with_a_sharded_base_make_the_run_of_one(
     assert "is sharded over the 2 ranks of a host" in (result.run_dir / "training.log").read_text()
 
 
-def test_a_sharded_base_without_servers_is_refused_by_all_ranks(
-    settings_at: Callable[..., Settings], tmp_path: Path
-) -> None:
-    settings = settings_at("two", **SHARDED | {"engine": "transformers", "vllm_urls": "", "max_staleness": None})
+def test_a_sharded_base_without_servers_is_refused_by_all_ranks(served_at: SettingsAt, tmp_path: Path) -> None:
+    settings = served_at("two", **SHARDED | {"engine": "transformers", "vllm_urls": "", "max_staleness": None})
     first, second = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
     assert isinstance(first, UsageError) and "cannot sample from a sharded base model" in first.message
     assert "VLLM_URLS" in first.hint and second is not None
     assert not (tmp_path / "two").exists() or not list((tmp_path / "two").rglob("metrics.jsonl"))
 
 
-def test_one_process_has_nobody_to_share_a_base_with(settings_at: Callable[..., Settings]) -> None:
+def test_one_process_has_nobody_to_share_a_base_with(served_at: SettingsAt) -> None:
     with pytest.raises(UsageError, match="SHARD=host needs at least two ranks") as error:
-        train(settings_at("one", **SHARDED))
+        train(served_at("one", **SHARDED))
     assert "--nproc" in error.value.hint

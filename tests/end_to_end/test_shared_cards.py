@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.test_ranks import COMMON, Options
-from engines.vllm_stand_in import install
+from end_to_end.conftest import SettingsAt
+from engines.vllm_stub import install
 from ranks.processes import in_ranks
 
 from emailrl.agent import play
@@ -26,16 +26,6 @@ from emailrl.training.loop import train
 from emailrl.training.team import follow
 
 HONEST = play.run
-
-
-@pytest.fixture
-def settings_at(options: Options, tmp_path: Path) -> Callable[..., Settings]:
-    """Settings of a run under a folder of its own."""
-
-    def make(name: str, **changes: Any) -> Settings:
-        return load_settings(options(tmp_path / name, **COMMON | changes), environ={}, cwd=tmp_path)
-
-    return make
 
 
 def train_or_follow(settings: Settings) -> None:
@@ -78,7 +68,7 @@ def assert_same(run: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_each_rank_plays_its_part_of_what_one_process_samples(
-    world: int, settings_at: Callable[..., Settings], tmp_path: Path
+    world: int, settings_at: SettingsAt, tmp_path: Path
 ) -> None:
     given = {"max_steps": 2, "eval_steps": 1, "max_turns": 3, "num_generations": 2}
     [*alone] = noting(settings_at("one", per_device_train_batch_size=4, **given))
@@ -93,7 +83,7 @@ def test_each_rank_plays_its_part_of_what_one_process_samples(
 
 
 def test_neighboring_ranks_share_an_engine_of_vllm(
-    settings_at: Callable[..., Settings], workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings_at: SettingsAt, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"engine": "vllm", "max_steps": 1, "eval_steps": 1, "num_generations": 2}
     install(monkeypatch, load_policy(load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=tmp_path)))
@@ -108,7 +98,7 @@ def test_neighboring_ranks_share_an_engine_of_vllm(
 
 
 def test_ranks_that_do_not_divide_into_engines_are_refused_by_all(
-    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("emailrl.engines.vllm.arguments.find_spec", lambda name: name)
     settings = settings_at("three", engine="vllm", vllm_tensor_parallel_size=2)
@@ -136,7 +126,7 @@ def away() -> None:
 
 @pytest.mark.parametrize(("where", "said"), [(0, "The mailbox is away."), (1, "Rank 1: The mailbox is away.")])
 def test_an_error_of_one_rank_ends_all_at_once_with_one_line(
-    where: int, said: str, settings_at: Callable[..., Settings], tmp_path: Path
+    where: int, said: str, settings_at: SettingsAt, tmp_path: Path
 ) -> None:
     def run() -> None:
         here = Place.here().rank
@@ -147,7 +137,7 @@ def test_an_error_of_one_rank_ends_all_at_once_with_one_line(
     assert str(zero) == said and one is None and time.monotonic() - begun < 50
 
 
-def test_ctrl_c_ends_ranks_that_play(settings_at: Callable[..., Settings], tmp_path: Path) -> None:
+def test_ctrl_c_ends_ranks_that_play(settings_at: SettingsAt, tmp_path: Path) -> None:
     """Rank 0 has played its part and waits for rank 1, which is busy for a minute."""
     first = tmp_path / "pid"
 
@@ -167,7 +157,7 @@ def test_ctrl_c_ends_ranks_that_play(settings_at: Callable[..., Settings], tmp_p
     assert time.monotonic() - begun < 60
 
 
-def test_a_rank_that_dies_while_it_plays_ends_all(settings_at: Callable[..., Settings], tmp_path: Path) -> None:
+def test_a_rank_that_dies_while_it_plays_ends_all(settings_at: SettingsAt, tmp_path: Path) -> None:
     zero, one = in_ranks(
         2, partial(broken, settings_at("two"), 1, lambda: os.kill(os.getpid(), signal.SIGKILL)), tmp_path
     )
@@ -175,7 +165,7 @@ def test_a_rank_that_dies_while_it_plays_ends_all(settings_at: Callable[..., Set
 
 
 def test_a_rank_without_the_database_is_named(
-    settings_at: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Path.is_file
 

@@ -19,46 +19,62 @@ from end_to_end.commands import begin, exit_code
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
 from emailrl.checkpoints import find_checkpoint
-from emailrl.settings import Settings, trust_folder
+from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.training.loop import TrainResult, train
 
 MakeSettings = Callable[..., Settings]
 KILLS = 30
+EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 
 
-def die_at(operation: int, settings: Settings, resume: str | None, *, overwrite: bool = False) -> bool:
-    """Train in a child process that kills itself at its n-th file operation in the run; False if it got through."""
+def operations(
+    settings: Settings, resume: str | None = None, *, overwrite: bool = False, kill_at: int | None = None
+) -> int | None:
+    """Train in a child process; its file operations in the run, or None where it killed itself at the n-th."""
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        remaining = [operation]
-        inside = str(settings.output.output_dir.parent)
+        count, inside = 0, str(settings.output.output_dir.parent)
 
         def audit(event: str, args: tuple[Any, ...]) -> None:
-            if event in {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"} and inside in str(
-                args
-            ):
-                remaining[0] -= 1
-                if remaining[0] < 0:
+            nonlocal count
+            if event in EVENTS and inside in str(args):
+                count += 1
+                if kill_at is not None and count > kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(audit)
         try:
             train(settings, resume=resume, overwrite=overwrite)
+            os.write(tell, str(count).encode())
             os._exit(0)
         except BaseException:
             os._exit(1)
     _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL), status
-    return status == signal.SIGKILL
+    os.close(tell)
+    with open(told) as said:
+        assert status in (0, signal.SIGKILL), status
+        return int(said.read()) if status == 0 else None
 
 
-@pytest.mark.parametrize("operations", [(12,), (43,), (102,), (118,), (143, 20), (214, 7, 31), (231,), (259,)], ids=str)
+@pytest.fixture(scope="module")
+def whole(options: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The file operations of an uninterrupted run."""
+    count = operations(load_settings(options(tmp_path_factory.mktemp("counted"))), "auto")
+    assert count is not None and count > 100
+    return count
+
+
+@pytest.mark.parametrize(
+    ("share", "then"), [(0.05, ()), (0.2, ()), (0.45, (20,)), (0.7, (7, 31)), (0.87, ()), (0.96, ())], ids=str
+)
 def test_sigkill_at_any_file_operation_is_survived(
-    operations: tuple[int, ...], finished: TrainResult, make_settings: MakeSettings
+    share: float, then: tuple[int, ...], whole: int, finished: TrainResult, make_settings: MakeSettings
 ) -> None:
+    """After a share of a run's operations; then in the resumed runs."""
     settings = make_settings()
-    for operation in operations:
-        assert die_at(operation, settings, "auto")
+    for kill_at in (int(share * whole), *then):
+        assert operations(settings, "auto", kill_at=kill_at) is None
         for run in settings.output.output_dir.parent.glob("grpo_masked*"):
             assert_nothing_torn(run)
     result = train(settings, resume="auto")
@@ -67,16 +83,16 @@ def test_sigkill_at_any_file_operation_is_survived(
 
 
 @pytest.mark.slow
-def test_sigkill_at_every_file_operation_is_survived(finished: TrainResult, make_settings: MakeSettings) -> None:
-    for operation in range(0, 400, 3):
+def test_sigkill_at_every_file_operation_is_survived(
+    whole: int, finished: TrainResult, make_settings: MakeSettings
+) -> None:
+    for operation in range(0, whole, 3):
         settings = make_settings(output_dir=finished.run_dir.parent / f"killed-{operation}" / "grpo")
-        if not die_at(operation, settings, None):
-            return
+        assert operations(settings, kill_at=operation) is None
         assert_nothing_torn(settings.output.output_dir.with_name("grpo_masked"))
         result = train(settings, resume="auto")
         assert [path.name for path in result.run_dir.parent.glob("grpo*")] == ["grpo_masked"], operation
         assert_same_run(result.run_dir, finished.run_dir)
-    pytest.fail("the run never got through")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +104,7 @@ def test_a_run_whose_overwriting_was_killed_is_back_at_the_next_start(
     settings = make_settings(max_steps=2)
     run = train(settings).run_dir
     kept = everything(run)
-    assert die_at(operation, settings, None, overwrite=True)
+    assert operations(settings, overwrite=True, kill_at=operation) is None
     said: list[str] = []
     result = train(settings, resume="auto", progress=said.append)
     assert (result.run_dir, result.steps) == (run, 2) and everything(run) == kept
@@ -100,15 +116,6 @@ def test_a_run_whose_overwriting_was_killed_is_back_at_the_next_start(
 # -- the command on the packaged policy, at random moments ----------------------------------------------------------
 
 
-def start(folder: Path, *arguments: str) -> int:
-    """Begin ``emailrl train`` in a child process."""
-    return begin(folder, "train", *arguments)
-
-
-def finish(child: int) -> None:
-    assert exit_code(child) == 0
-
-
 def write_settings(folder: Path, options: dict[str, Any]) -> None:
     folder.mkdir()
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
@@ -118,7 +125,7 @@ def write_settings(folder: Path, options: dict[str, Any]) -> None:
 
 def start_and_kill(folder: Path, moment: Callable[[float], bool]) -> float:
     """Begin or go on, kill it when ``moment`` says so of the seconds so far; nothing is torn. Returns the seconds."""
-    child, begun = start(folder, "--resume", "auto"), time.monotonic()
+    child, begun = begin(folder, "train", "--resume", "auto"), time.monotonic()
     while not moment(time.monotonic() - begun):
         assert os.waitpid(child, os.WNOHANG) == (0, 0), (folder / "output.txt").read_text()
         time.sleep(0.01)
@@ -147,6 +154,6 @@ def test_sigkill_at_random_moments_is_survived(options: Callable[..., dict[str, 
         start_and_kill(killed, partial(le, end))  # once so many seconds have passed
     latest = find_checkpoint("latest", killed / "grpo").metadata.step
     for folder, resume in ((killed, ["--resume", "auto"]), (whole, [])):
-        finish(start(folder, *resume, "--max-steps", str(latest + 1)))
+        assert exit_code(begin(folder, "train", *resume, "--max-steps", str(latest + 1))) == 0
     assert_same_run(killed / "grpo_masked", whole / "grpo_masked")
     assert sum(line["refill_rounds"] for line in lines(whole / "grpo_masked" / "metrics.jsonl")) > 0

@@ -53,7 +53,7 @@ class Command:
 
 
 COMMANDS = {
-    "gen-db": Command("gen-db --source mail.mbox --db new.db --workers 2", 2, "", "new.db.staging-*"),
+    "gen-db": Command("gen-db --source mail.mbox --db new.db --workers 2", 2, "", "new.db.building"),
     "gen-questions": Command("gen-questions --out new.jsonl", 0.4),
     "rollout": Command(
         "rollout --model nano --limit 100 --num-generations 100 --split all", 6, begun="outputs/rollouts/*"

@@ -1,4 +1,4 @@
-"""A policy is put together in one place: model, engine, adapter."""
+"""Policies opened in one place: model, engine, adapter; and what the in-process engine takes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from tiny import make_checkpoint, make_model, settings_of
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines import open_policy
+from emailrl.engines.budget import merges, most_requests, most_rows, rows_per_server
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.weights import adapter_sha256
+from emailrl.settings import AgentSettings
 
 
 @pytest.fixture
@@ -45,3 +47,32 @@ def test_an_adapter_that_cannot_be_had_leaves_no_engine_open(
     with pytest.raises(EmailRLError):
         open_policy(*parts)
     assert len(closed) == 1
+
+
+def test_servers_take_more_conversations_at_once_unless_told() -> None:
+    """As many as the client sends them, and ``emailrl serve`` starts them for."""
+    assert rows_per_server(AgentSettings()) == 256 and most_requests(AgentSettings(), 3) == 768
+    few = AgentSettings(max_batch_trajectories=8)
+    assert rows_per_server(few) == 8 and most_requests(few, 3) == 24
+    assert most_requests(AgentSettings(rollout_concurrency=10), 3) == 10
+
+
+def test_small_models_are_sampled_from_merged_weights() -> None:
+    assert merges(10**9, quantized=False)
+    assert not merges(10**9 + 1, quantized=False) and not merges(1, quantized=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "on_gpu", "rows"),
+    [
+        ({}, 50_000_000, False, 16),
+        ({}, 49_999_999, False, 64),
+        ({}, 50_000_000, True, 64),
+        ({"max_batch_trajectories": 48}, 50_000_000, False, 48),
+        ({"max_batch_trajectories": 8}, 50_000_000, False, 8),
+    ],
+)
+def test_a_cpu_holds_fewer_conversations_of_a_larger_model_unless_told(
+    given: dict[str, int], parameters: int, on_gpu: bool, rows: int
+) -> None:
+    assert most_rows(AgentSettings(**given), parameters, on_gpu=on_gpu) == rows

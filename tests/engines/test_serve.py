@@ -230,16 +230,6 @@ def test_a_port_in_use_and_a_missing_vllm_are_told_at_once(serving: Callable[...
     assert command.process.wait(60) == 1 and "pip install -e '.[vllm]'" in command.said()
 
 
-def test_ipv6(serving: Callable[..., Serving]) -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    command = serving("--host", "::1", "--gpus", "", "--json")
-    assert json.loads(command.ready())["vllm_urls"] == f"http://[::1]:{command.port}"
-    assert "Note:" not in command.said()  # nobody else reaches it
-
-
 @pytest.mark.parametrize(
     ("host", "port", "message", "hint"),
     [

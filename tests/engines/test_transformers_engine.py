@@ -14,8 +14,7 @@ from emailrl.engines.base import Completion, LocalEngine, Request, SamplingParam
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockCache, Table
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.passes import Uniforms, sample
-from emailrl.engines.local.schedule import Conversation
+from emailrl.engines.local.passes import Conversation, Uniforms, sample
 
 STOP = 1  # the stop id of the tests' model
 

@@ -19,7 +19,6 @@ import random
 import statistics
 import tempfile
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,16 +80,14 @@ def prompts(model: Path, settings: Any) -> list[str]:
 
 def trl(given: Given, *, asleep: bool) -> list[Row]:
     """Steps of TRL's GRPOTrainer."""
-    import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from emailrl.model.resolve import NANO_DIR
     from emailrl.settings import load_settings
 
-    model = NANO_DIR if given.smoke else given.folder / given.shape
+    model = given.folder / given.shape
     texts = prompts(model, load_settings({}, environ={}))
     clocks: dict[str, float] = {}
     marks, rows = [now()], list[Row]()
@@ -108,14 +105,12 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
             if marks[-1] - begun > given.limit - 30:
                 control.should_training_stop = True
 
-    begun, cuda, samples_with_vllm = now(), torch.cuda.is_available(), find_spec("vllm") is not None
-    if not cuda:
-        without_triton()
+    begun = now()
     draw = random.Random(1)
     sampler: dict[str, Any] = {
         "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": SHARE,
         "vllm_enable_sleep_mode": asleep,
-        "vllm_max_model_length": 8192 if cuda else 2048, "generation_kwargs": {"ignore_eos": True},
+        "vllm_max_model_length": 8192, "generation_kwargs": {"ignore_eos": True},
     }  # fmt: skip
     trainer = GRPOTrainer(
         model=str(model),
@@ -123,20 +118,17 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
         args=GRPOConfig(
             output_dir=str(given.out / "trl"), max_steps=given.steps, per_device_train_batch_size=ROWS,
             gradient_accumulation_steps=QUESTIONS * ROLLOUTS // ROWS, num_generations=ROLLOUTS,
-            max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=cuda,
-            use_cpu=not cuda, gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
-            disable_tqdm=True, model_init_kwargs={"dtype": "bfloat16" if cuda else "float32"},
-            **(sampler if samples_with_vllm else {"generation_kwargs": {"min_new_tokens": given.completion}}),
+            max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=True,
+            gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
+            disable_tqdm=True, model_init_kwargs={"dtype": "bfloat16"},
+            **sampler,
         ),
         train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LINEAR, task_type="CAUSAL_LM"),
         callbacks=[Clock()],
     )  # fmt: skip
-    if samples_with_vllm and not cuda:
-        trainer.vllm_generation.sync_weights = lambda: None  # vLLM packs weights on a CPU, and takes no others
-    if samples_with_vllm:
-        for method in ("generate", "sync_weights"):
-            timed(trainer.vllm_generation, method, clocks)
+    for method in ("generate", "sync_weights"):
+        timed(trainer.vllm_generation, method, clocks)
     took_in = trainer._generate_and_score_completions
 
     def counted(*arguments: Any, **named: Any) -> Any:
@@ -148,21 +140,6 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
     trainer._generate_and_score_completions = counted
     trainer.train()
     return [row | {"tokens": row["prompt_tokens"] + row["sampled_tokens"]} for row in rows]
-
-
-def without_triton() -> None:
-    """Put plain torch where TRL has a Triton kernel, for the rehearsal."""
-    import torch
-    from trl.trainer import utils
-
-    def apply(hidden: Any, weight: Any, bias: Any, labels: Any, temperature: float, *others: Any) -> Any:
-        logits = torch.nn.functional.linear(hidden, weight, bias).float().div(temperature)
-        logprobs = logits.log_softmax(-1)
-        chosen, probs = logprobs.gather(-1, labels[:, None])[:, 0], logprobs.detach().exp()
-        entropy, is_top1 = -(probs * logprobs.detach()).sum(-1), labels == logits.argmax(-1)
-        return chosen, entropy, probs.square().sum(-1).log(), logits.detach().mean(-1), is_top1
-
-    utils._ChunkedLogProbFunction = SimpleNamespace(apply=apply)
 
 
 def timed(owner: Any, method: str, clocks: dict[str, float]) -> None:

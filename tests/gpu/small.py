@@ -24,7 +24,6 @@ SHAPE: dict[str, Any] = {
 TEMPLATE = """\
 {% for m in messages %}{{ m['role'] + '\n' + m['content'] }}<|end|>{% endfor %}
 {%- if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"""
-PLAIN = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 def save_random(folder: Path, dtype: torch.dtype, **changes: Any) -> Path:
@@ -34,21 +33,16 @@ def save_random(folder: Path, dtype: torch.dtype, **changes: Any) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         Qwen3ForCausalLM(Qwen3Config(**SHAPE | changes)).to(dtype).save_pretrained(folder)
-    return save_tokenizer(folder, TEMPLATE, size=VOCABULARY)
-
-
-def save_tokenizer(folder: Path, template: str, *, size: int = 258) -> Path:
-    """Write a byte tokenizer whose words after the bytes mark an end, pad, and mean nothing, up to ``size``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    words |= {"<|end|>": 256, "<|pad|>": 257} | {f"<|{i}|>": i for i in range(258, size)}
+    words |= {"<|end|>": 256, "<|pad|>": 257} | {f"<|{i}|>": i for i in range(258, VOCABULARY)}
     tokenizer = Tokenizer(models.BPE(words, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
-    fast.chat_template = template
+    fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
     return folder
 

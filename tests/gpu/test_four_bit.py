@@ -21,6 +21,7 @@ Report = Callable[[str], None]
 STEPS = """
 import json, sys, torch
 from pathlib import Path
+from emailrl.training.batch import micro_batches
 from gpu.small import make_samples, make_updater, paid
 
 found = {}

@@ -85,7 +85,7 @@ def test_memory_that_runs_out(model: Path, report: Report, layers: str, share: f
     report(f"{most / 2**20:.0f} MiB wanted, {(least + share * (most - least)) / 2**20:.0f} allowed: ran out in"
            f" {', '.join(places)}; halved {halved}, updates differ by {gap:.1e}")  # fmt: skip
     assert sum(halved) == len(places) > 0 and halved[2] == 0
-    assert poor.scorer.max_tokens < WHOLE
+    assert poor.forward.max_tokens < WHOLE
     assert gap < 1e-4
     for one, other in zip(weights(poor), weights(rich), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from emailrl.model.attention import varlen_backward, varlen_forward
-from emailrl.model.packing import pack
+from emailrl.model.packing import pack, varlen_backward, varlen_forward
 
 TREE = [(0, 9), (4, 7), (6, 12), (2, 2), (0, 5), (5, 5), (3, 8)]
 """Rows of a batch: tokens shared with the row before, and tokens in all."""

@@ -20,7 +20,7 @@ from mail.mails import stored_emails
 from sqlalchemy import Connection
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail import database_fingerprint, open_mailbox, writing
+from emailrl.mail import build, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import driver
 from emailrl.mail.sources import RawEmail
@@ -61,8 +61,8 @@ MAIL = st.tuples(
 def test_as_if_all_had_been_built_at_once(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, email: Make, few: int, batches: list
 ) -> None:
-    monkeypatch.setattr(writing, "_FEW_MAILS", few)
-    monkeypatch.setattr(writing, "_LARGEST_SHARE", 10**6)
+    monkeypatch.setattr(build, "_FEW_MAILS", few)
+    monkeypatch.setattr(build, "_LARGEST_SHARE", 10**6)
     folder = tmp_path_factory.mktemp("append")
     everything: list[RawEmail] = []
     for batch in batches:
@@ -91,7 +91,7 @@ def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
 ) -> None:
     db = tmp_path / "mail.db"
     build_database([email(1, day="2001-05-01")], db)
-    before, connect_for_loading = db.read_bytes(), writing.connect_for_loading
+    before, connect_for_loading = db.read_bytes(), build.connect_for_loading
 
     def on_a_full_disk(path: Path) -> Connection:
         connection = connect_for_loading(path)
@@ -99,7 +99,7 @@ def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
             driver(connection).execute("PRAGMA max_page_count = 2")
         return connection
 
-    monkeypatch.setattr(writing, "connect_for_loading", on_a_full_disk)
+    monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)
     with pytest.raises(EmailRLError, match="cannot be written: database or disk is full") as caught:
         build_database([email(2, day="2001-05-02")], db, append=True)
     assert caught.value.hint == "It is unchanged."
@@ -135,7 +135,7 @@ def test_a_mail_from_the_future_does_not_make_every_append_a_rewrite(tmp_path: P
 
 
 def test_old_mail_is_put_in_its_place(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_FEW_MAILS", 0)
+    monkeypatch.setattr(build, "_FEW_MAILS", 0)
     db = tmp_path / "mail.db"
     build_database([email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
     build_database([email(1, day="2001-05-01")], db, append=True)

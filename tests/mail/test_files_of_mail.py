@@ -100,7 +100,7 @@ def test_listing_names_every_message_skipped_or_repaired(several: Path, tmp_path
 
 
 def test_the_sizes_agree() -> None:
-    from emailrl.mail.sources.raw_email import Reading
+    from emailrl.mail.sources.reading import Reading
     from emailrl.settings import StoreSettings
 
     assert StoreSettings().max_message_bytes == Reading().max_message_bytes == 104_857_600

@@ -15,7 +15,7 @@ from mail.mails import ENVELOPE, emails, mail, mbox, names
 
 from emailrl.base.errors import EmailRLError
 from emailrl.mail.sources.mbox import messages_of
-from emailrl.mail.sources.raw_email import Skipped
+from emailrl.mail.sources.reading import Skipped
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress])

@@ -11,7 +11,7 @@ import pytest
 
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.parties import SNIPPET_WORDS
+from emailrl.mail.schema import SNIPPET_WORDS
 from emailrl.mail.sources import RawEmail
 from emailrl.settings import StoreSettings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -15,7 +16,7 @@ from sqlalchemy import Connection
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.app import main
-from emailrl.mail import database_fingerprint, open_mailbox, writing
+from emailrl.mail import build, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import connect, last_day
 from emailrl.mail.sources import RawEmail
@@ -69,8 +70,8 @@ def test_a_second_build_ends_at_once(tmp_path: Path, email: Make, flags: dict[st
 def test_a_build_of_another_process_is_seen(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     code = (
-        "import sys; from pathlib import Path; from emailrl.mail.target import claim\n"
-        "with claim(Path(sys.argv[1]), overwrite=False, append=True):\n    print('claimed', flush=True); input()"
+        "import sys; from pathlib import Path; from emailrl.mail.build import _claimed\n"
+        "with _claimed(Path(sys.argv[1]), overwrite=False, append=True):\n    print('claimed', flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(db)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -83,10 +84,23 @@ def test_a_build_of_another_process_is_seen(tmp_path: Path, email: Make) -> None
     assert only(tmp_path) == ["mail.db"]
 
 
-def test_a_lock_file_left_behind_locks_nothing(tmp_path: Path, email: Make) -> None:
-    (tmp_path / "mail.db.gen-db-lock").touch()
+def test_what_a_dead_build_left_is_cleared_up_and_nothing_else(tmp_path: Path, email: Make) -> None:
+    for name in ("building", "gen-db-lock", "building.txt"):
+        (tmp_path / f"mail.db.{name}").write_text("half a database")
     build_database([email(1)], tmp_path / "mail.db")
-    assert only(tmp_path) == ["mail.db"]
+    assert ids(tmp_path / "mail.db") == ["<1@x>"] and only(tmp_path) == ["mail.db", "mail.db.building.txt"]
+
+
+@pytest.mark.parametrize("name", ["building", "gen-db-lock"])
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to])
+def test_nothing_is_written_through_a_planted_file(
+    tmp_path: Path, email: Make, name: str, plant: Callable[[Path, Path], None]
+) -> None:
+    (tmp_path / "thesis").write_text("Years of work.")
+    plant(tmp_path / f"mail.db.{name}", tmp_path / "thesis")
+    with contextlib.suppress(UsageError):  # a link in the place of the lock
+        build_database([email(1)], tmp_path / "mail.db")
+    assert (tmp_path / "thesis").read_text() == "Years of work."
 
 
 @pytest.mark.parametrize("append", [False, True])
@@ -103,38 +117,19 @@ def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path, email: Make,
     assert only(tmp_path) == ["mail.db"]
 
 
-def test_what_dead_builds_left_is_cleared_up_and_nothing_else(tmp_path: Path, email: Make) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    kept = ["[m].db.staging-notes", f"[m].db.staging-{dead.pid}.txt", f"m.db.staging-{dead.pid}"]
-    for name in (*kept, *(f"[m].db.{n}-{dead.pid}{end}" for n in ("building", "staging") for end in ("", "-journal"))):
-        (tmp_path / name).touch()
-    build_database([email(1)], tmp_path / "[m].db")
-    assert only(tmp_path) == sorted([*kept, "[m].db"])
-
-
 def test_loading_writes_no_journal(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    last_step = writing.create_triggers
+    last_step = build.create_triggers
 
     def watched(connection: Connection) -> None:
         for schema in ("main", "staging"):
             seen.update(connection.exec_driver_sql(f"PRAGMA {schema}.journal_mode").scalars())
         last_step(connection)
 
-    monkeypatch.setattr(writing, "create_triggers", watched)
+    monkeypatch.setattr(build, "create_triggers", watched)
     for number in (1, 2):
         build_database([email(number)], tmp_path / "mail.db", append=True)
         assert seen == {"off"}
-
-
-def test_a_journal_is_removed_with_its_file(tmp_path: Path, email: Make) -> None:
-    def mails() -> Iterator[RawEmail]:
-        (tmp_path / f"mail.db.staging-{os.getpid()}-journal").touch()
-        yield email(1)
-
-    build_database(mails(), tmp_path / "mail.db")
-    assert only(tmp_path) == ["mail.db"]
 
 
 @pytest.mark.parametrize("flag", ["--overwrite", "--append", "--json"])

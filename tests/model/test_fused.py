@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from emailrl.model.fused import elementwise, model
+from emailrl.model.fused import layer, model
 from emailrl.model.fused.model import FusedBackbone, enable_fused, why_not_fused
 from emailrl.model.layout import Keep
 from emailrl.model.logprobs import fused_logprobs, token_logprobs
@@ -102,22 +102,22 @@ def test_adapter_off_and_adapter_moved() -> None:
 def _in_place(grad: Tensor, gate: Tensor, up: Tensor) -> list[Tensor]:
     """The product and both gradients, out of the buffers they are written into."""
     buffers = [grad.clone(), gate.clone(), up.clone()]
-    elementwise.swiglu_backward_(*buffers)
-    torch.testing.assert_close(buffers[0], elementwise.swiglu(gate, up), atol=1e-12, rtol=0)
+    layer.swiglu_backward_(*buffers)
+    torch.testing.assert_close(buffers[0], layer.swiglu(gate, up), atol=1e-12, rtol=0)
     return buffers
 
 
 PAIRS: list[tuple[Callable[..., Tensor], list[Tensor], Callable[..., Any]]] = [
-    (lambda x: elementwise.rms_norm(x, draw(6), 1e-3), [draw(4, 6, seed=1)],
-     lambda g, x: [elementwise.rms_norm_backward(g, x, draw(6), 1e-3)]),
-    (lambda x: elementwise.rotate(x, draw(4, 6), draw(4, 6, seed=9)), [draw(4, 2, 6, seed=1)],
-     lambda g, x: [elementwise.rotate_backward(g, draw(4, 6), draw(4, 6, seed=9))]),
-    (lambda x: elementwise.norm_rotate(x, draw(6), draw(4, 6), draw(4, 6, seed=9), 1e-3), [draw(4, 2, 6, seed=1)],
-     lambda g, x: [elementwise.norm_rotate_backward(g, x, draw(6), draw(4, 6), draw(4, 6, seed=9), 1e-3)]),
-    (elementwise.swiglu, [draw(4, 6, seed=1), draw(4, 6, seed=2)],
+    (lambda x: layer.rms_norm(x, draw(6), 1e-3), [draw(4, 6, seed=1)],
+     lambda g, x: [layer.rms_norm_backward(g, x, draw(6), 1e-3)]),
+    (lambda x: layer.rotate(x, draw(4, 6), draw(4, 6, seed=9)), [draw(4, 2, 6, seed=1)],
+     lambda g, x: [layer.rotate_backward(g, draw(4, 6), draw(4, 6, seed=9))]),
+    (lambda x: layer.norm_rotate(x, draw(6), draw(4, 6), draw(4, 6, seed=9), 1e-3), [draw(4, 2, 6, seed=1)],
+     lambda g, x: [layer.norm_rotate_backward(g, x, draw(6), draw(4, 6), draw(4, 6, seed=9), 1e-3)]),
+    (layer.swiglu, [draw(4, 6, seed=1), draw(4, 6, seed=2)],
      lambda g, a, b: _in_place(g, a, b)[1:]),
-    (lambda x: elementwise.log_softmax_at(x, torch.tensor([0, 5, 2, 3]), 0.7)[0], [draw(4, 6, seed=1)],
-     lambda g, x: [g[:, None] * elementwise.log_softmax_at(x, torch.tensor([0, 5, 2, 3]), 0.7)[2]]),
+    (lambda x: layer.log_softmax_at(x, torch.tensor([0, 5, 2, 3]), 0.7)[0], [draw(4, 6, seed=1)],
+     lambda g, x: [g[:, None] * layer.log_softmax_at(x, torch.tensor([0, 5, 2, 3]), 0.7)[2]]),
 ]  # fmt: skip
 
 

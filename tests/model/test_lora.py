@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import on_a_full_disk
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -122,10 +124,7 @@ def test_a_config_that_asks_for_more_or_other_than_plain_lora_is_refused(
         (lambda t: t | {UP + "A.weight": torch.ones(1, 2, dtype=torch.int64)}, "is of type torch.int64"),
         (lambda t: t | {UP + "magnitude_vector": torch.ones(3)}, "lora_magnitude_vector, which is not a LoRA matrix"),
         (lambda t: t | {"base_model.model.lm_head.weight": torch.ones(5, 2)}, "lm_head.weight, which is not a LoRA"),
-        (
-            lambda t: {k: v for k, v in t.items() if k != UP + "B.weight"},
-            "one of the two matrices of layers.0.up",
-        ),
+        (lambda t: {k: v for k, v in t.items() if k != UP + "B.weight"}, "one of the two matrices of layers.0.up"),
         (lambda t: {k: v for k, v in t.items() if "up_proj" not in k}, "the matrices of layers.0.up_proj are missing"),
         (lambda t: {k.replace("s.0", "s.7"): v for k, v in t.items()}, "changes layers.7.down_proj, which is no"),
         (lambda t: {}, "it contains no matrices"),
@@ -156,3 +155,20 @@ def test_without_a_base_the_files_alone_are_checked(folder: Path) -> None:
     change_config(folder, r=2)
     with pytest.raises(EmailRLError, match="the rank is 2"):
         read_plain_lora(folder, None)
+
+
+HEAD = "from pathlib import Path\nimport torch\nfrom emailrl.model.lora import write_tensors, writing_tensors\n"
+SAFETENSORS = """
+write_tensors(Path(sys.argv[1]), {"a": torch.zeros(8)})
+write_tensors(Path(sys.argv[1]), {"a": torch.zeros(4096)})
+"""
+TORCH = """
+with writing_tensors(Path(sys.argv[1])):
+    torch.save({"a": torch.zeros(4096)}, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("script", "numbers"), [(SAFETENSORS, {errno.EFBIG}), (TORCH, {errno.EIO, errno.EFBIG})])
+def test_the_librarys_error_becomes_the_systems(tmp_path: Path, script: str, numbers: set[int]) -> None:
+    path = tmp_path / "adapter.safetensors"
+    assert on_a_full_disk(1024, HEAD + script, path) in {f"{number} {path}" for number in numbers}

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from emailrl.model.attention import SharedKeys
 from emailrl.model.fused.model import enable_fused
 from emailrl.model.logprobs import token_logprobs
-from emailrl.model.packing import enable_packing, pack, shares_prefixes
+from emailrl.model.packing import SharedKeys, enable_packing, pack, shares_prefixes
 from tests.model.test_fused import scored, with_lora
 from tests.model.test_packing import Tree, grow, random_model, separate
 

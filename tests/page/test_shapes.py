@@ -12,6 +12,7 @@ from two_turns import tokenizer_folder, trajectory
 
 from emailrl.page import detail, rows
 from emailrl.page.shapes import evidence, failure
+from emailrl.page.tokens import TokenTexts
 from emailrl.records import Entry, TrainingNote, TrajectoryIndex, write_trajectories
 from emailrl.records.training import SampleNote
 from emailrl.records.trajectory import Message, Trajectory, Turn
@@ -120,3 +121,16 @@ def test_tokens_carry_what_training_computed(trajectory: Trajectory) -> None:
     assert sample["advantages"] == [None, None, None, -0.5, None, None, -0.5, -0.5]
     short = TrainingNote(id="t-7", samples=[SampleNote(loss_mask=[1], old_logprobs=[0.0], ratio=[1.0])])
     assert "ratio" not in detail(trajectory, note=short)["samples"][0]  # of other tokens: shown as if not recorded
+
+
+def test_a_character_split_over_tokens_stands_at_its_last_id(tokenizer_folder: Path) -> None:
+    tokens = TokenTexts.load(tokenizer_folder)
+    assert tokens.pieces([4, 7, 8, 9, 2]) == ["Ann", "", "", "€", " paid"]
+    assert tokens.pieces([4, 7, 8]) == ["Ann", "", "⟨7⟩⟨8⟩"]
+
+
+def test_a_tokenizer_fits_only_its_own_trajectories(trajectory: Trajectory, tokenizer_folder: Path) -> None:
+    tokens = TokenTexts.load(tokenizer_folder)
+    assert tokens.fits(trajectory)
+    trajectory.turns[0].completion_ids = [2, 0]
+    assert not tokens.fits(trajectory)

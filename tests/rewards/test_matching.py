@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hang import must_end
@@ -15,16 +16,52 @@ from hypothesis import strategies as st
 
 from emailrl.questions.template import KINDS
 from emailrl.rewards import match
-from emailrl.rewards.matching.kinds import KIND_OF
+from emailrl.rewards.matching.agreement import KIND_OF, LONGEST, alternatives, with_names, without_framing
+
+HERE = Path(__file__).parent
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (HERE / f"pairs_{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:
     """(question, reference, answer, label); the rules were written with the development pairs alone."""
-    for line in (Path(__file__).parent / f"pairs_{name}.jsonl").read_text(encoding="utf-8").splitlines():
-        group = json.loads(line)
+    for group in rows(name):
         for label in ("right", "wrong"):
-            for answer in group[label]:
+            for answer in group.get(label, ()):
                 yield group["question"], group["reference"], answer, label == "right"
+
+
+RULES = rows("rules")
+
+
+@pytest.mark.parametrize("rule", dict.fromkeys(row["rule"] for row in RULES))
+def test_a_rule_of_the_check(rule: str) -> None:
+    """Pairs of answers that differ in what the rule is about."""
+    found = {
+        (row["question"], row["reference"], answer, label): match(
+            row["question"], row["reference"], answer, kind=row.get("kind")
+        )
+        for row in RULES
+        if row["rule"] == rule
+        for label in ("right", "wrong")
+        for answer in row.get(label, ())
+    }
+    assert [case for case, verdict in found.items() if verdict is not (case[3] == "right")] == []
+
+
+@pytest.mark.parametrize(("half", "wrong_accepted", "right_refused"), [("development", 9, 8), ("later", 7, 4)])
+def test_no_more_hedged_answers_pay_than_did(half: str, wrong_accepted: int, right_refused: int) -> None:
+    """The later half was written after the rules and changed none of them."""
+    groups = [row for row in rows("hedging") if row["half"] == half]
+
+    def accepted(label: str) -> list[bool]:
+        return [match(row["question"], row["reference"], answer) for row in groups for answer in row[label]]
+
+    assert accepted("wrong").count(True) <= wrong_accepted
+    assert accepted("right").count(False) <= right_refused
+    assert len(accepted("wrong")) > 40
 
 
 KNOWN = {
@@ -98,94 +135,65 @@ def test_no_word_raises(word: str) -> None:
     assert match("When is the drill?", "Friday", word) is ("Friday" in word)
 
 
-@pytest.mark.parametrize(
-    ("kind", "reference", "right", "wrong"),
-    [
-        (
-            "date_received",
-            "May 3, 2001",
-            ["5/3/2001", "On Thursday, May 3"],
-            ["May 4, 2001", "May 3 or May 4", "In May"],
-        ),
-        ("time", "4:30 PM", ["16:30", "It is at 4:30 p.m."], ["4:30 AM", "4:30 PM, or 5 PM"]),
-        ("amount", "$8,300", ["8.3k dollars"], ["$8,000", "$8,300, $9,000"]),
-        ("count_in_month", "5", ["five", "She sent 5 mails: 3 on Monday and 2 on Friday."], ["4", "4 or 5"]),
-        ("sender", "Lynn Blair", ["lynn.blair@x.org", "It was Lynn Blair."], ["Lynn Moss", "Lynn Blair and Ola Moss"]),
-        ("copied", "lblair@x.org", ["lblair@x.org"], ["lmoss@x.org", "Lynn Blair"]),
-        ("phone", "(713) 555-0142", ["713.555.0142", "Call 713-555-0142"], ["713-555-0143"]),
-        ("subject", "Pier works", ['The subject was "Pier works".'], ["Pier", "Works on the pier", "Roof works"]),
-        ("url", "http://x.org/a", ["http://x.org/a"], ["http://x.org/b"]),
-        ("deal_number", "678029.1", ["Deal 678029.1"], ["678029.2"]),
-    ],
-)
-def test_a_question_s_kind_is_compared_alone(kind: str, reference: str, right: list[str], wrong: list[str]) -> None:
-    for answer in right:
-        assert match("What does the note say?", reference, answer, kind=kind), answer
-    for answer in wrong:
-        assert not match("What does the note say?", reference, answer, kind=kind), answer
-
-
 def test_every_template_kind_is_known() -> None:
     assert {kind.name for kind in KINDS} <= KIND_OF.keys()
 
 
-def test_an_unknown_kind_tells_nothing() -> None:
-    assert match("When is it?", "May 3", "On May 3.", kind="llm") is match("When is it?", "May 3", "On May 3.") is True
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("Emily Bronte/Ellis Bell", ["Emily Bronte", "Ellis Bell"]),
+        ("the pump | the valve", ["the pump", "the valve"]),
+        ("Federal Power Commission (FPC)", ["Federal Power Commission", "FPC"]),
+        ("a b c d e f g h / one", ["a b c d e f g h", "one"]),
+        ("a b c d e f g h i / one", ["a b c d e f g h i / one"]),  # nine words are a sentence
+        ("one / a b c d e f g h i", ["one / a b c d e f g h i"]),
+        ("one / ", ["one /"]),
+        ("http://x.org/a", ["http://x.org/a"]),
+        ("5 barrels/day", ["5 barrels/day"]),
+        ("$5/hour", ["$5/hour"]),
+        ("$5/bbl", ["$5/bbl"]),
+        ("7/seven", ["7", "seven"]),
+    ],
+)
+def test_a_reference_with_a_stroke_has_two_answers(reference: str, parts: list[str]) -> None:
+    assert alternatives(reference.strip()) == parts
 
 
 @pytest.mark.parametrize(
-    ("question", "reference", "answer", "right"),
+    ("answer", "keep", "question", "rest"),
     [
-        ("Was the tour held?", "No", "It was cancelled.", True),
-        ("Was the tour cancelled?", "Yes", "It was called off.", True),
-        ("What share is ours?", "50 %", "half", True),
-        ("What share is ours?", "50 %", "a third", False),
-        ("Who owns it?", "Federal Power Commission", "The Federal Power Commission (FPC)", True),
-        ("Who owns it?", "Ada Moss", "ADA MOSS BEN HALE CY ROE OLA LIND IDA FAX UMA KAY", False),
-        ("Who replaced Ada Moss?", "Ben Hale", "Ada Moss replaced Ben Hale.", False),
-        ("Who replaced Ada Moss?", "Ben Hale", "Ada Moss was replaced by Ben Hale.", True),
-        ("Who approved it?", "Ben Hale", "Ben Hale's plan was approved by Cy Roe.", False),
-        ("When is it due?", "May 3", "Before May 3", False),
-        ("When must it be in?", "before May 3", "before May 3", True),
-        ("How many may come at most?", "four", "at least four", False),
-        ("How should they be sorted?", "By vendor, then by date", "By date, then by vendor", False),
-        ("What did she order?", "lemon cake with raspberry filling", "raspberry cake with lemon filling", False),
-        ("How is it split?", "60% to us, 40% to them at Corvane", "40% to us, 60% to them at Corvane", False),
-        ("Who sings Never Say Goodbye?", "Ada Moss", '"Never Say Goodbye" is sung by Ada Moss.', True),
-        ("When did she join?", "1997", "On 3 February 1997", True),
-        ("When did she join?", "3 February 1997", "1997", False),
-        ("Where is the plant?", "Landover", "Landover, Maryland", True),
-        ("How many keys are there?", "88", "88: 52 white and 36 black", True),
-        ("How many keys are there?", "88", "88, 52 or 36", False),
-        ("Was the trial cancelled?", "Yes", "The trial was cancelled? Ask Bo.", False),
-        ("Was the trial cancelled?", "Yes", "The trial was cancelled. Ask Bo.", True),
-        ("What is the code?", "662910", "662901", False),
-        ("Who chaired it?", "Ada R. Moss of Corvane", "Ada Ruth Moss of Corvane", True),
-        ("Who chaired it?", "Ada Moss", "Ada Moss's deputy chaired it.", False),
-        ("Who chaired it?", "Ada Moss", "Ada Moss's deputy, Bo Hale, or Ada Moss", False),
-        ("Who had the idea?", "Ada Moss", "It was Ada Moss's idea.", True),
-        ("Who owns it?", "Corvane (60%) and Delmar (40%)", "Corvane (40%) and Delmar (60%)", False),
-        ("Who owns it?", "Corvane (60%) and Delmar (40%)", "Delmar (40%) and Corvane (60%)", True),
-        ("Who won it?", "Dieter from the mail room won it.", "Dieter", True),
-        ("Who wrote it?", "Ada Moss/A. R. Moss", "It was written by Ada Moss in Rome.", True),
-        ("How far is it from here?", "2.5 miles", "Less than 2.5 miles", False),
-        (
-            "What did they do?",
-            "They cancelled the plan for the north pump.",
-            "They approved the plan for the north pump.",
-            False,
-        ),
-        (
-            "What did Ola say?",
-            "That HD-40917 is closed and the lamp fixed",
-            "That hd 40917 is closed and the lamp mended",
-            True,
-        ),
-        ("Does it pay?", "Only if it rises above nine feet.", "Only if it rises over 9 feet", True),
+        ("Sure! The red shed. Let me know if you need more.", "", "", "The red shed."),
+        ("The red shed. Thanks red shed.", "red shed", "", "The red shed. Thanks red shed."),
+        ("The red shed. Thanks shed.", "shed", "", "The red shed. Thanks shed."),  # four letters are kept
+        ("The red shed. Thanks red.", "red", "", "The red shed."),  # three are not
+        ("Where are they now? In it.", "", "Where are they now?", "In it."),
+        ("Where now? In it.", "", "Where now?", "In it."),
+        ("Who is it In it.", "", "Who is it", "In it."),
+        ("Which? In it.", "", "Which?", "Which? In it."),  # too short to be the question again
+        ("Where is In it.", "", "Where is", "Where is In it."),  # eight signs, too
     ],
 )
-def test_what_is_read(question: str, reference: str, answer: str, right: bool) -> None:
-    assert match(question, reference, answer) is right
+def test_framing_is_cut_but_what_is_expected_is_kept(answer: str, keep: str, question: str, rest: str) -> None:
+    assert " ".join(without_framing(answer, keep, question).split()) == rest
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "named"),
+    [
+        ("from ada.moss@x.org", "Ada Moss", "from Ada Moss"),
+        ("from ADA.MOSS@X.ORG and bo.hale@x.org", "Ada Moss", "from Ada Moss and Bo Hale"),
+        ("from am7@x.org", "Ada Moss", "from am7@x.org"),  # spells no name
+        ("from ada.moss@x.org", "bo@x.org", "from ada.moss@x.org"),  # an address is asked for
+    ],
+)
+def test_an_address_stands_for_the_name_it_spells(answer: str, reference: str, named: str) -> None:
+    assert with_names(answer, reference) == named
+
+
+def test_an_answer_has_a_longest_length() -> None:
+    assert match("When is the drill?", "May 3", "May 3" + " " * (LONGEST - 5))
+    assert not match("When is the drill?", "May 3", "May 3" + " " * (LONGEST - 4))
 
 
 def test_the_answer_check_alone_imports_no_library() -> None:

@@ -7,10 +7,8 @@ import re
 import pytest
 
 from emailrl.facts.reading import read
-from emailrl.rewards.matching.clauses import clauses
-from emailrl.rewards.matching.coverage import Case, enough, is_zero, make_case, most
-from emailrl.rewards.matching.polar import side
-from emailrl.rewards.matching.question import read_reference
+from emailrl.rewards.matching.coverage import Case, enough, is_zero, make_case, most, side
+from emailrl.rewards.matching.question import clauses, read_reference
 from emailrl.rewards.matching.rivals import Item, is_bare, is_choice, runs
 from emailrl.rewards.matching.vetoes import gives_up, says_too_much
 

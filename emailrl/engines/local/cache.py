@@ -78,17 +78,6 @@ class BlockCache(Cache):
         return len(self.users) == 1
 
     @property
-    def in_memory(self) -> bool:
-        """Whether tensors are allocated."""
-        return self._block_layers()[-1].is_initialized
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block's keys in one layer."""
-        keys = self._block_layers()[0].keys
-        return keys[0].numel() * keys.element_size()
-
-    @property
     def taken(self) -> int:
         """Blocks that are in tables."""
         return len(self.users) - 1 - len(self._free)
@@ -136,27 +125,18 @@ class BlockCache(Cache):
         for row, table in enumerate(tables):
             padded[row, : len(table)] = table[: widths[-1]]
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(new, device=device)
-        blocks = self._write_at(torch.from_numpy(padded).to(device), positions)
+        # Heads of blocks [rows, kv_heads, width].
+        heads = torch.arange(self.kv_heads, device=device)[:, None]
+        blocks = torch.from_numpy(padded).to(device)[:, None] * self.kv_heads + heads
+        at = (positions // BLOCK)[:, None].expand(-1, self.kv_heads, -1)
+        self.written = (blocks.gather(2, at) * BLOCK + (positions % BLOCK)[:, None]).flatten()
+        self.window = widths[-1] * BLOCK
         self.groups = [
             (rows.stop - rows.start, blocks[rows, :, : widths[rows.stop - 1]].flatten())
             for rows in groups_of(widths, on_cpu=device.type == "cpu")
         ]
         self.fills = fills
         return positions
-
-    def place_packed(self, table: Tensor, starts: Tensor) -> None:
-        """The same for rows of one new token and one common width: ``table`` [rows, width], ``starts`` [rows, 1]."""
-        self.groups = [(len(table), self._write_at(table, starts).flatten())]
-        self.fills = False
-
-    def _write_at(self, table: Tensor, positions: Tensor) -> Tensor:
-        """Set where tokens at ``positions`` [rows, new] go; returns heads of blocks [rows, kv_heads, width]."""
-        heads = torch.arange(self.kv_heads, device=table.device)[:, None]
-        blocks = table[:, None] * self.kv_heads + heads
-        self.window = table.shape[1] * BLOCK
-        at = (positions // BLOCK)[:, None].expand(-1, self.kv_heads, -1)
-        self.written = (blocks.gather(2, at) * BLOCK + (positions % BLOCK)[:, None]).flatten()
-        return blocks
 
     def grow(self) -> None:
         """Resize the tensors of all layers to the number of blocks."""

@@ -31,17 +31,18 @@ TEXT = (
     '{"name": "search_emails", "arguments": {"keywords": ["lease", "office"], "sent_after": "2001-03-05"}} '
     "The lease ends on 31 May 2002; Ann signed it in Houston. Please send me the agreement before Friday, thanks."
 )
-LONGEST = 128
-"""Length of the text in tokens, and how many tokens of a rollout's completion are compared."""
+LONGEST = 120
+"""Length of the text in tokens, and how many tokens of a rollout's completion are compared. All prefixes together have
+fewer than the 2,048 tokens that a server reads in one step: on a CPU, vLLM fails on a seeded prompt read in parts."""
 SHORTEST = 8
 """Tokens that a rollout's completion needs to be compared."""
 PREFIXES = 32
-"""Prefixes of the text, the longest ones, after each of which an engine draws one token."""
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-ROUNDING = 0.1
+"""Prefixes of the text, of evenly spaced lengths, after each of which an engine draws one token."""
+TOLERANCE = {torch.float32: 3e-3, torch.float64: 3e-3}
+ROUNDING = 0.3
 """Mean gap allowed in 16 bits, as different kernels round differently."""
-FEW = 3
-"""Factor of the tolerance: the gap of a few drawn tokens is noisier than the mean over many."""
+STALE = 300
+"""An unchanged answer is wrong if the trainer's own moved by more than this part of the tolerance."""
 
 
 class ProbeError(EmailRLError):
@@ -69,7 +70,7 @@ class Probe:
         self.temperature = temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
-        self.prefixes = [self.ids[:end] for end in range(1, len(self.ids) + 1)][-PREFIXES:]
+        self.prefixes = [self.ids[: len(self.ids) * number // PREFIXES] for number in range(1, PREFIXES + 1)]
         self._answers: dict[str, tuple[Expected, list[int], list[float]]] = {}
         """The last tokens that every engine drew after the prefixes, and what was expected."""
 
@@ -86,7 +87,7 @@ class Probe:
         with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
             sha256 = None if path is None else pool.submit(adapter_sha256, path)
             self._weights.load(path)
-            logits = self._logits(self.ids, len(self.ids) - len(self.prefixes))
+            logits = self._logits(self.ids, 0)[[len(prefix) - 1 for prefix in self.prefixes]]
         return Expected(None if sha256 is None else sha256.result(), logits.float().cpu())
 
     def score(self, ids: Sequence[int], start: int = 1, temperature: float = 1.0) -> list[float]:
@@ -114,7 +115,7 @@ class Probe:
         before, *answer = self._answers.get(who, (expected,))
         moved = mean_gap(own(self.temperature), _logprobs(before.logits, drawn, self.temperature))
         # After a step without an update the adapter is unchanged, so identical output is correct.
-        changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / 100
+        changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / STALE
         if changed and answer == [list(drawn), list(logprobs)]:
             raise ProbeError(
                 f"{who} did not load the new adapter: its output is bit-identical, "
@@ -132,8 +133,8 @@ class Probe:
         self._compare(who, logprobs[:LONGEST], partial(self.score, ids, start))
 
     def _compare(self, who: str, logprobs: Sequence[float], own: Callable[[float], list[float]]) -> None:
-        gap, allowed = mean_gap(logprobs, own(self.temperature)), FEW * self.tolerance
-        if gap <= allowed:
+        gap = mean_gap(logprobs, own(self.temperature))
+        if gap <= self.tolerance:
             return
         what, hint = (
             f"{who} is not sampling from the adapter it was given: log-probabilities of sampled tokens are off by "
@@ -141,7 +142,7 @@ class Probe:
             "Check its base model and dtype, and that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is "
             f"{self.tolerance:g}.",
         )
-        if mean_gap(logprobs, own(1.0)) <= allowed:
+        if mean_gap(logprobs, own(1.0)) <= self.tolerance:
             what = f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature."
             hint = "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
         raise ProbeError(what, hint)

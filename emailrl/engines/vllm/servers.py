@@ -32,14 +32,7 @@ from emailrl.engines.base import Advance, Completion, Request, SamplingParams, c
 from emailrl.engines.budget import most_requests
 from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
 from emailrl.engines.vllm.probe import SHORTEST, Expected, Probe
-from emailrl.engines.vllm.replica import (
-    HEALTH_TIMEOUT,
-    Replica,
-    ReplicaDown,
-    cause,
-    completion_body,
-    read_completion,
-)
+from emailrl.engines.vllm.replica import HEALTH_TIMEOUT, Replica, ReplicaDown, cause, completion_body, read_completion
 from emailrl.settings import AgentSettings, VllmSettings
 
 KEPT: Final = 16
@@ -49,8 +42,6 @@ LOOK_AGAIN: Final = 2.0
 """Poll interval in seconds while all servers are down."""
 LONGEST_WAIT: Final = 8.0
 """Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
-OTHER_FILES: Final = 1024
-"""Files that a process may hold open besides its connections."""
 
 T = TypeVar("T")
 Act = Callable[[httpx.AsyncClient], Awaitable[T]]
@@ -100,7 +91,7 @@ class VllmServers:
         self._rollouts: dict[Version, dict[str, tuple[Request, Completion] | None]] = {}
         """For each recent version, by replica, its first completion in a rollout, until it is scored; then None. The
         probe's model has the last version."""
-        _allow_connections(self.conversations)
+        _allow_connections()
 
     @property
     def alive(self) -> list[Replica]:
@@ -434,21 +425,13 @@ def _room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> in
     return min(replica.max_model_len or sys.maxsize, max_model_len or sys.maxsize) - prompt_tokens
 
 
-def _allow_connections(count: int) -> None:
-    """Raise this process's limit of open files, often 1,024, to what ``count`` connections need; report if it is lower.
+def _allow_connections() -> None:
+    """Raise this process's limit of open files, often 1,024, as far as it may.
 
-    Without a free handle no server can be reached, so that all would be excluded.
+    Every request has a connection: without a free handle no server can be reached, so that all would be excluded.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + OTHER_FILES
-    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < needed:
-        report(
-            f"At most {hard:,} files can be open at once, but {count:,} requests to vLLM servers and other files need"
-            f" {needed:,}: raise the limit (ulimit -Hn), or lower MAX_BATCH_TRAJECTORIES."
-        )
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _none_available(count: int, why: str) -> EmailRLError:

@@ -2,6 +2,6 @@
 
 from emailrl.mail.sources.detect import Source, open_source
 from emailrl.mail.sources.message import parse_message
-from emailrl.mail.sources.raw_email import RawEmail, Skipped
+from emailrl.mail.sources.reading import RawEmail, Skipped
 
 __all__ = ["RawEmail", "Skipped", "Source", "open_source", "parse_message"]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from emailrl.mail.sources.mbox import is_mbox, messages_of
-from emailrl.mail.sources.raw_email import Reading, Skipped
-from emailrl.mail.sources.streams import decompressed, until_broken
+from emailrl.mail.sources.reading import Reading, Skipped, decompressed, until_broken
 
 BLOCK = 512
 _END = bytes(BLOCK)

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-from emailrl.mail.sources.raw_email import Reading, Skipped
-from emailrl.mail.sources.streams import BROKEN, decompressed, until_broken
+from emailrl.mail.sources.reading import BROKEN, Reading, Skipped, decompressed, until_broken
 
 _READ_BYTES = 1 << 20
 _TIME = rb" +\d{1,2}:\d\d(?::\d\d)?"

@@ -10,13 +10,13 @@ import binascii
 import re
 from collections.abc import Mapping
 
-from emailrl.mail.parties import clean_text
+from emailrl.mail.schema import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
 from emailrl.mail.sources.charsets import decode
 from emailrl.mail.sources.headers import MAX_ADDRESS_CHARS, addresses_of, header_text, parse_date
 from emailrl.mail.sources.markup import enriched_to_text, flowed_to_text, html_to_text
 from emailrl.mail.sources.parts import Fields, Group, Part, part_of, read_headers, shown_parts
-from emailrl.mail.sources.raw_email import RawEmail, Skipped, made_up_id
+from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 
 PEOPLE = ("from", "to", "cc", "bcc")
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")

@@ -13,10 +13,9 @@ from typing import IO, Any
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import go_offline_if_unreachable
-from emailrl.mail.parties import clean_text
+from emailrl.mail.schema import clean_text
 from emailrl.mail.sources.headers import parse_date
-from emailrl.mail.sources.raw_email import RawEmail, Reading, Skipped, made_up_id
-from emailrl.mail.sources.streams import until_broken
+from emailrl.mail.sources.reading import RawEmail, Reading, Skipped, made_up_id, until_broken
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
 _REQUIRED = frozenset(("message_id", "subject", "from", "to", "date", "body"))

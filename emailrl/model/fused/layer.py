@@ -5,27 +5,211 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from emailrl.model.attention import Segments, varlen_backward, varlen_forward
-from emailrl.model.fused.elementwise import (
-    add_rms_norm,
-    add_rms_norm_backward,
-    fused,
-    norm_rotate,
-    norm_rotate_backward,
-    rms_norm,
-    rotate,
-    rotate_backward,
-    swiglu,
-    swiglu_backward_,
-)
-from emailrl.model.fused.projections import Parameters, Projections, adapter_of
 from emailrl.model.layout import Keep
+from emailrl.model.packing import Segments, varlen_backward, varlen_forward
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension (Zhang and Sennrich 2019), rounded before the weight as transformers does."""
+    wide = _wide(states)
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(states.dtype)
+
+
+def rms_norm_backward(grad: Tensor, states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Gradient of ``rms_norm`` by ``states``."""
+    wide, scaled = _wide(states), _wide(grad) * _wide(weight)
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed = wide * inverse
+    return (inverse * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))).to(states.dtype)
+
+
+def add_rms_norm(states: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``states + update``, and its ``rms_norm``."""
+    total = states + update
+    return total, rms_norm(total, weight, eps)
+
+
+def add_rms_norm_backward(skip: Tensor, grad: Tensor, states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Gradient at a residual branch: ``skip`` flows past the norm, ``grad`` comes out of it."""
+    return skip + rms_norm_backward(grad, states, weight, eps)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of ``heads`` ``(P, heads, D)`` by ``cos``, ``sin`` ``(P, D)``; pairs are half a head apart."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+
+def rotate_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Gradient of ``rotate`` by ``heads``."""
+    first, second = (grad * sin[:, None]).chunk(2, dim=-1)
+    return grad * cos[:, None] + torch.cat((second, -first), dim=-1)
+
+
+def norm_rotate(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """``rotate`` of the ``rms_norm`` of each head, as in Qwen3."""
+    return rotate(rms_norm(heads, weight, eps), cos, sin)
+
+
+def norm_rotate_backward(grad: Tensor, heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Gradient of ``norm_rotate`` by ``heads``."""
+    return rms_norm_backward(rotate_backward(_wide(grad), _wide(cos), _wide(sin)), heads, weight, eps)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(gate) * up`` (Shazeer 2020)."""
+    wide = _wide(gate)
+    return (wide * torch.sigmoid(wide)).to(gate.dtype) * up
+
+
+def swiglu_backward_(grad: Tensor, gate: Tensor, up: Tensor) -> None:
+    """Turn ``gate`` and ``up`` into ``swiglu``'s gradients by them, and ``grad`` into its value, where they stand."""
+    wide, wide_up, wide_grad = _wide(gate), _wide(up), _wide(grad)
+    sigmoid = torch.sigmoid(wide)
+    silu = wide * sigmoid
+    product, by_up = silu * wide_up, wide_grad * silu
+    gate.copy_(wide_grad * wide_up * sigmoid * (1 + wide - silu))
+    up.copy_(by_up)
+    grad.copy_(product)
+
+
+def log_softmax_at(logits: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of each label ``(P,)`` at ``temperature``, the entropy, and d log-probability / d logits."""
+    tempered = _wide(logits) / temperature
+    log_norm = tempered.logsumexp(-1)
+    probabilities = (tempered - log_norm[:, None]).exp()
+    entropy = log_norm - (probabilities * tempered).sum(-1)
+    picked = torch.arange(logits.shape[-1], device=logits.device) == labels[:, None]
+    logprobs = tempered.gather(-1, labels[:, None])[:, 0] - log_norm
+    return logprobs, entropy, ((picked.to(tempered.dtype) - probabilities) / temperature).to(logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)
+
+
+def fused(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call ``function``, compiled into one kernel where the first input is on a GPU; no autograd inside."""
+    return (_compiled(function) if inputs[0].is_cuda else function)(*inputs)
+
+
+Parameters = tuple[nn.Parameter, nn.Parameter, float]
+"""A LoRA's A ``(r, in)``, B ``(out, r)`` and scale."""
+
+
+def linear_of(module: Any) -> nn.Linear:
+    """The frozen layer in ``module``, a PEFT LoRA layer or a bare one."""
+    linear: nn.Linear = module.base_layer if hasattr(module, "base_layer") else module
+    return linear
+
+
+def adapter_of(module: Any) -> Parameters | None:
+    """The active LoRA of ``module``; None if there is none or it is disabled."""
+    if not hasattr(module, "lora_A") or module.disable_adapters:
+        return None
+    (name,) = module.active_adapters
+    if name not in module.lora_A:
+        return None
+    return module.lora_A[name].weight, module.lora_B[name].weight, float(module.scaling[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Frozen weights and adapters of layers that read the same input, ready to multiply."""
+
+    linears: list[nn.Linear]
+    scales: list[float | None]
+    """None for a layer without an adapter."""
+    down: Tensor | None
+    """All A stacked, ``(sum of ranks, in)``, in the base's type."""
+    up: list[Tensor | None]
+    """s·B of each layer ``(out, r)``, in the base's type."""
+    slices: list[slice | None]
+    """Which rows of ``down`` belong to each layer."""
+
+    @classmethod
+    def of(cls, modules: list[Any], adapters: list[Parameters | None]) -> Projections:
+        """``adapters`` are ``adapter_of`` each of the ``modules``."""
+        linears = [linear_of(module) for module in modules]
+        dtype = linears[0].weight.dtype
+        slices: list[slice | None] = []
+        start = 0
+        for adapter in adapters:
+            rank = 0 if adapter is None else adapter[0].shape[0]
+            slices.append(slice(start, start + rank) if adapter is not None else None)
+            start += rank
+        downs = [adapter[0].detach() for adapter in adapters if adapter is not None]
+        return cls(
+            linears=linears,
+            scales=[None if adapter is None else adapter[2] for adapter in adapters],
+            down=torch.cat(downs).to(dtype) if downs else None,
+            up=[None if one is None else (one[1].detach() * one[2]).to(dtype) for one in adapters],
+            slices=slices,
+        )
+
+    def forward(self, states: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """Return each layer's output for ``states`` ``(P, in)``, and ``x A^T`` for the backward."""
+        inner = None if self.down is None else states @ self.down.T
+        outputs = []
+        for linear, up, part in zip(self.linears, self.up, self.slices, strict=True):
+            output = nn.functional.linear(states, linear.weight, linear.bias)
+            if inner is not None and up is not None:
+                output.addmm_(inner[:, part], up.T)
+            outputs.append(output)
+        return outputs, inner
+
+    def input_gradient(self, grads: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """From the outputs' gradients, return that of the shared input and that of ``x A^T``."""
+        by_states = grads[0] @ self.linears[0].weight
+        for grad, linear in zip(grads[1:], self.linears[1:], strict=True):
+            by_states.addmm_(grad, linear.weight)
+        if self.down is None:
+            return by_states, None
+        by_inner = by_states.new_empty(len(by_states), len(self.down))
+        for grad, up, part in zip(grads, self.up, self.slices, strict=True):
+            if up is not None:
+                torch.mm(grad, up, out=by_inner[:, part])
+        return by_states.addmm_(by_inner, self.down), by_inner
+
+    def adapter_gradients(
+        self, grads: list[Tensor], by_inner: Tensor | None, states: Tensor, inner: Tensor | None = None
+    ) -> list[Tensor | None]:
+        """Return the gradients of A and B of each layer, one after the other, in float32; None without an adapter.
+
+        ``inner`` is ``x A^T`` if the caller still has it.
+        """
+        if self.down is None or by_inner is None:
+            return [None, None] * len(grads)
+        inner = states @ self.down.T if inner is None else inner
+        by_down = _wide_product(by_inner.T, states)
+        flat: list[Tensor | None] = []
+        for grad, scale, part in zip(grads, self.scales, self.slices, strict=True):
+            if scale is None or part is None:
+                flat += [None, None]
+            else:
+                flat += [by_down[part], _wide_product(grad.T, inner[:, part]).mul_(scale)]
+        return flat
+
+
+def _wide_product(first: Tensor, second: Tensor) -> Tensor:
+    """Product of half-precision matrices in float32, in which the sum over tokens is accumulated anyway."""
+    if first.is_cuda and first.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(first, second, out_dtype=torch.float32)
+    return first @ second
+
 
 QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)
 """Indices of the projections in ``LayerWeights.modules``."""

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from emailrl.model.fused.layer import LayerWeights
-from emailrl.model.fused.projections import adapter_of, linear_of
+from emailrl.model.fused.layer import LayerWeights, adapter_of, linear_of
 from emailrl.model.layout import Checkpointing, Keep, choose_keep, numbers_for
 from emailrl.model.lora import causal_lm
 from emailrl.model.packing import PackedRow

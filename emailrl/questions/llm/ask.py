@@ -7,13 +7,14 @@ Rerunning sends only the missing prompts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from emailrl.base import http
+from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.http import may_pass, pause, pause_asked_for, sendable, tell
-from emailrl.questions.llm.cache import Reply, ReplyCache
+from emailrl.base.http import Failed, sendable, tell
 from emailrl.questions.llm.harvest import read_reply
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
 from emailrl.settings import GenerationSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
@@ -51,6 +52,13 @@ class Spending:
     num_refused: int = 0
 
 
+class _Reply(NamedTuple):
+    text: str
+    tokens_in: int
+    """Billed, or else estimated."""
+    tokens_out: int
+
+
 Progress = Callable[[Spending], None]
 
 
@@ -76,7 +84,6 @@ class QuestionWriter:
         openrouter_api_key: SecretStr | None = None,
         timeout: float = 60,
         max_cost: float | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """``timeout`` is the limit per complete reply in seconds, ``max_cost`` the limit per ``ask`` in dollars.
 
@@ -85,8 +92,8 @@ class QuestionWriter:
         """
         self._settings = settings
         self._key = _key(settings, openrouter_api_key)
-        self._cache = ReplyCache(settings.generator_cache)
-        self._timeout, self._max_cost, self._sleep = timeout, max_cost, sleep
+        self._cache = ReplyCache(settings.generator_cache, "GENERATOR_CACHE")
+        self._timeout, self._max_cost = timeout, max_cost
         if max_cost is not None and cost_of(settings, 0, 0) is None:
             raise UsageError("--max-cost needs prices.", "Set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE.")
         tell(settings.generator_base_url, "questions", with_key=bool(self._key))
@@ -107,7 +114,7 @@ class QuestionWriter:
     async def _send_all(self, run: _Run) -> None:
         from emailrl.base.chat import connect
 
-        self._count(run, Reply("", 0, 0))
+        self._count(run, _Reply("", 0, 0))
         async with connect(self._settings.generator_base_url, self._key, timeout=self._timeout) as client:
             await asyncio.gather(*(self._work(run, client) for _ in range(self._settings.generator_concurrency)))
 
@@ -144,59 +151,44 @@ class QuestionWriter:
             self._count(run, reply)
             if attempt == MAX_UNREADABLE or read_reply(reply.text) is not None:
                 break
-        self._cache.put(self._name(batch), self._settings.generator_model, reply)
+        self._cache.put(self._name(batch), self._settings.generator_model, reply.text)
         run.spending.num_answered += 1
 
-    async def _send(self, batch: Batch, run: _Run, client: AsyncOpenAI) -> Reply:
+    async def _send(self, batch: Batch, run: _Run, client: AsyncOpenAI) -> _Reply:
         """One reply, with retries until the run ends.
 
         Raises PromptRefused, or GenerationError when the tries are used up or the server refuses everything.
         """
-        import openai
+        from emailrl.base.chat import ChatReply, ask
 
-        from emailrl.base.chat import describe
+        def read(reply: ChatReply) -> _Reply:
+            text = sendable(reply.choice.message.text)
+            tokens_in, tokens_out = reply.count("prompt_tokens"), reply.count("completion_tokens")
+            return _Reply(
+                text,
+                batch.tokens if tokens_in is None else tokens_in,
+                len(text) // 3 if tokens_out is None else tokens_out,
+            )
 
-        failure, wait, refused = "", 0.0, False
-        for tries in range(self._settings.generator_retries + 1):
-            if tries:
-                await self._sleep(pause(tries, wait))
-                if run.failure is not None:
-                    break
-            wait = 0.0
-            try:
-                return await self._complete(batch, client)
-            except openai.APIError as error:
-                failure = describe(error)
-                if isinstance(error, openai.APIStatusError):
-                    wait, refused = pause_asked_for(error.response.headers), error.status_code in _REFUSED
-                    if not may_pass(error.status_code):
-                        break
-            except ValueError as error:
-                failure = f"the reply cannot be read: {error}"
-        # Raised outside the handlers: the client's exception, chained, would carry the request and with it the key.
-        failure = redacted(failure, self._key, *secrets_in(self._settings.generator_base_url)).rstrip(".")
-        server = without_credentials(self._settings.generator_base_url)
-        raise (PromptRefused if refused else GenerationError)(
-            f"{self._settings.generator_model} at {server} returned no reply: {failure}.",
-            "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key (OPENROUTER_API_KEY, GENERATOR_API_KEY); rerun the "
-            "same command to continue.",
-        )
+        async def wait(seconds: float) -> None:
+            await http.sleep(seconds)
+            if run.failure is not None:
+                raise run.failure
 
-    async def _complete(self, batch: Batch, client: AsyncOpenAI) -> Reply:
-        from emailrl.base.chat import complete
-
+        own = self._settings
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": batch.prompt}]
-        model, limit = self._settings.generator_model, self._settings.generator_max_tokens
-        reply = await complete(client, model=model, messages=messages, max_tokens=limit)
-        text = sendable(reply.choice.message.text)
-        tokens_in, tokens_out = reply.count("prompt_tokens"), reply.count("completion_tokens")
-        return Reply(
-            text,
-            batch.tokens if tokens_in is None else tokens_in,
-            len(text) // 3 if tokens_out is None else tokens_out,
-        )
+        model, limit, retries = own.generator_model, own.generator_max_tokens, own.generator_retries
+        reply = await ask(client, read, retries=retries, wait=wait, model=model, messages=messages, max_tokens=limit)
+        if isinstance(reply, Failed):
+            failure = redacted(reply.why, self._key, *secrets_in(own.generator_base_url)).rstrip(".")
+            raise (PromptRefused if reply.status in _REFUSED else GenerationError)(
+                f"{own.generator_model} at {without_credentials(own.generator_base_url)} returned no reply: {failure}.",
+                "Check GENERATOR_BASE_URL, GENERATOR_MODEL and the key (OPENROUTER_API_KEY, GENERATOR_API_KEY); rerun "
+                "the same command to continue.",
+            )
+        return reply
 
-    def _count(self, run: _Run, reply: Reply) -> None:
+    def _count(self, run: _Run, reply: _Reply) -> None:
         run.spending.tokens_in += reply.tokens_in
         run.spending.tokens_out += reply.tokens_out
         run.spending.cost = cost_of(self._settings, run.spending.tokens_in, run.spending.tokens_out)

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from sqlalchemy import select
 
+from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError
 from emailrl.facts.lexicon import STOPWORDS
 from emailrl.facts.literals import Literal
@@ -30,9 +31,7 @@ from emailrl.facts.reading import Fact, Reading, agree, read
 from emailrl.facts.words import clean
 from emailrl.mail.connection import opened
 from emailrl.mail.schema import emails
-from emailrl.questions.inbox.mail import Mail, spell_day
-from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER
-from emailrl.questions.llm.cache import ReplyCache
+from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER, Mail, spell_day
 from emailrl.questions.llm.plan import Batch, QuestionPlan
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario
@@ -87,7 +86,7 @@ def harvest(
     A question with more than ``max_source_mails`` sources is left out, as loading would leave it out too. Raises
     EmailRLError if no question is left, and the errors of ``plan_questions`` for the database.
     """
-    cache = ReplyCache(settings.generator_cache)
+    cache = ReplyCache(settings.generator_cache, "GENERATOR_CACHE")
     dropped: Counter[str] = Counter()
     found: list[list[Scenario]] = []
     with opened(Path(db)) as connection:
@@ -97,7 +96,7 @@ def harvest(
 
         for batch in plan.batches:
             reply = cache.get(batch.cache_key(settings.generator_model))
-            items = None if reply is None else read_reply(reply.text)
+            items = None if reply is None else read_reply(reply)
             if items is None:
                 dropped["refused" if reply is None else "unreadable_reply"] += 1
                 continue

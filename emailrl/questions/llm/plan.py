@@ -17,13 +17,12 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
+from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import is_this_machine
 from emailrl.mail.connection import opened
-from emailrl.questions.inbox.mail import Mail
-from emailrl.questions.inbox.mailbox import MailReader
+from emailrl.questions.inbox.mailbox import Mail, MailReader
 from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
-from emailrl.questions.llm.cache import ReplyCache
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings
 
@@ -131,7 +130,7 @@ def plan_questions(
             f"No mailbox has {MIN_MAILS} emails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
             "Use --generator template.",
         )
-    cache = ReplyCache(settings.generator_cache)
+    cache = ReplyCache(settings.generator_cache, "GENERATOR_CACHE")
     to_send = [batch for batch in batches if cache.get(batch.cache_key(settings.generator_model)) is None]
     tokens_in, tokens_out = sum(batch.tokens for batch in to_send), len(to_send) * TOKENS_A_REPLY
     cost = cost_of(settings, tokens_in, tokens_out)

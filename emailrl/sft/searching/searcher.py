@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from emailrl.agent.tools import MAX_RESULTS
 from emailrl.facts.lexicon import STOPWORDS
-from emailrl.questions.inbox.mail import topic_of
+from emailrl.questions.inbox.mailbox import topic_of
 from emailrl.records.trajectory import Message
 from emailrl.settings import AgentSettings
 from emailrl.sft.searching.asked import Asked, ShownMail, day_of, is_called, people_of

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpcore
-import httpx
 import pytest
 from engines.vllm.conftest import KEPT_ADAPTERS, Connect, Serve, ask
 from engines.vllm_stub import BASE
@@ -117,10 +114,7 @@ def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
 
 
 def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = serve(), serve()
     engine = connect(one, other)
@@ -186,12 +180,7 @@ def test_passing_failures_are_tried_again_elsewhere(
 @pytest.mark.parametrize("status", [408, 425, 429])
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/load_lora_adapter", "/v1/completions"])
 def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
-    path: str,
-    status: int,
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str], path: str, status: int
 ) -> None:
     one, other = serve(), serve()
     engine = connect(one, other)
@@ -207,10 +196,7 @@ def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
 
 
 def test_a_server_whose_window_has_become_smaller_is_excluded(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its conversations would be cut, perhaps before their first token; a window that holds MAX_MODEL_LEN is enough."""
     one, other = serve(), serve()
@@ -240,10 +226,7 @@ def test_a_slow_replica_is_left_for_another(serve: Serve, connect: Connect, adap
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_end(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, connect: Connect, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = serve()
     engine = connect(stub, vllm_timeout=30.0)
@@ -332,37 +315,3 @@ def test_how_much_is_asked_at_once_is_bounded_where_that_was_chosen(serve: Serve
         with closing(connect(stub, **options)) as engine:
             ask(engine, 12, max_tokens=1)
         assert least <= stub.http.busiest <= most
-
-
-def test_many_requests_at_once_do_not_compare_all_connections_with_each_other(
-    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would keep the trainer's process busy for seconds when hundreds of completions end together."""
-    many, looked, waiting = 96, [0], [96]
-    is_idle = httpcore.AsyncHTTPConnection.is_idle
-
-    def counted(self: httpcore.AsyncHTTPConnection) -> bool:
-        looked[0] += 1
-        return is_idle(self)
-
-    async def ask_all(client: httpx.AsyncClient) -> None:
-        all_here = asyncio.Event()
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            waiting[0] -= 1
-            if not waiting[0]:
-                all_here.set()
-            await all_here.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=many)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await asyncio.gather(*(client.get(url) for _ in range(many)))
-        server.close()
-
-    monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_idle", counted)
-    connect(serve()).run(ask_all)
-    assert not waiting[0] and looked[0] < 10 * many**2

@@ -19,7 +19,6 @@ from hang import must_end
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.engines.vllm.servers import OTHER_FILES
 
 
 def test_a_conversation_ends_on_the_version_it_began_with(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
@@ -83,10 +82,7 @@ def test_a_cancelled_call_ends_at_once(serve: Serve, connect: Connect, adapters:
 
 
 def test_the_only_server_may_be_away_for_a_while(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As when it is restarted in mid-step: the same tokens come, from the same adapter, loaded again."""
     stub = serve()
@@ -146,10 +142,7 @@ def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
 
 
 def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub = serve()
     answer, restarts = stub.http.reply, [1]
@@ -265,14 +258,11 @@ def few_files() -> Iterator[tuple[int, int]]:
 
 
 def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
-    serve: Serve,
-    connect: Connect,
-    few_files: tuple[int, int],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, few_files: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The limit is 1,024 by default, four servers with 256 requests each; without a handle all would look dead."""
     stub = serve(delay=3)  # longer than a busy machine takes to open 48 connections
     with closing(connect(stub, max_batch_trajectories=48)) as engine:
         assert not any(completion.error for completion in ask(engine, 48, max_tokens=1))
     assert stub.http.busiest > 20 and "excluded" not in capsys.readouterr().err
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (48 + OTHER_FILES, few_files[1])
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few_files[1], few_files[1])

@@ -25,16 +25,6 @@ Serve = Callable[..., ChatStub]
 Make = Callable[..., GenerationSettings]
 
 
-class Naps:
-    """Stands in for sleeping: keeps how long, takes no time."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-
 def run(db: Path, settings: GenerationSettings, *, limit: int = 120, **how: Any) -> tuple[QuestionPlan, Harvest]:
     plan = plan_questions(db, settings, limit=limit, seed=3)
     QuestionWriter(settings, **how).ask(plan)
@@ -69,21 +59,14 @@ def test_a_question_on_more_mails_than_may_be_sources_is_left_out(
     assert (len(harvested.scenarios), harvested.dropped) == (2, {"too_many_sources": 18})
 
 
-def test_a_busy_server_is_given_the_time_it_asks_for(mail_db: Path, serve: Serve, generation: Make) -> None:
-    stub = serve(lambda body, n: (429, "slow down") if n <= 2 else good(body, n), retry_after="7")
-    naps = Naps()
-    run(mail_db, generation(stub.url, generator_concurrency=1), limit=20, sleep=naps)
-    assert naps.seconds == [7.0, 7.0]
-    assert len(stub.requests) == 4
-
-
-def test_back_off_doubles_and_an_outage_ends_in_an_error(mail_db: Path, serve: Serve, generation: Make) -> None:
+def test_back_off_doubles_and_an_outage_ends_in_an_error(
+    waits: list[float], mail_db: Path, serve: Serve, generation: Make
+) -> None:
     stub = serve(lambda body, n: good(body, n) if n <= 3 else (500, "broken down"))
-    naps = Naps()
     settings = generation(stub.url, generator_concurrency=1, generator_retries=3)
     with pytest.raises(GenerationError, match=r"m at http://127.* returned no reply: HTTP 500: .*broken down"):
-        run(mail_db, settings, sleep=naps)
-    assert naps.seconds == [1.0, 2.0, 4.0]
+        run(mail_db, settings)
+    assert waits == [1.0, 2.0, 4.0]
     assert len(stub.requests) == 3 + 4
     healthy = serve()
     plan, result = run(mail_db, generation(healthy.url))
@@ -91,13 +74,16 @@ def test_back_off_doubles_and_an_outage_ends_in_an_error(mail_db: Path, serve: S
     assert "unreadable_reply" not in result.dropped
 
 
-def test_an_end_stops_the_tries_of_the_other_prompts_too(mail_db: Path, serve: Serve, generation: Make) -> None:
+def test_an_end_stops_the_tries_of_the_other_prompts_too(
+    mail_db: Path, serve: Serve, generation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def nap(seconds: float) -> None:
         await asyncio.sleep(0.5)
 
+    monkeypatch.setattr("emailrl.base.http.sleep", nap)
     stub = serve(lambda body, n: (500, "down") if n == 1 else (401, "no such key"))
     with pytest.raises(GenerationError, match="no such key"):
-        run(mail_db, generation(stub.url), sleep=nap)
+        run(mail_db, generation(stub.url))
     assert len(stub.requests) == 2
 
 
@@ -108,10 +94,12 @@ def test_no_more_questions_than_asked_for(mail_db: Path, serve: Serve, generatio
 
 
 @pytest.mark.parametrize("status", [0, 1], ids=["hangs", "drips"])
-def test_a_server_that_never_ends_is_timed_out(mail_db: Path, serve: Serve, generation: Make, status: int) -> None:
+def test_a_server_that_never_ends_is_timed_out(
+    waits: list[float], mail_db: Path, serve: Serve, generation: Make, status: int
+) -> None:
     stub = serve(lambda body, n: (status, "x" * 500) if n == 1 else good(body, n))
     started = time.monotonic()
-    run(mail_db, generation(stub.url), limit=20, timeout=0.5, sleep=Naps())
+    run(mail_db, generation(stub.url), limit=20, timeout=0.5)
     assert 0.5 <= time.monotonic() - started < 40  # a drip would take fifty seconds
     assert len(stub.requests) == 3
 
@@ -137,10 +125,10 @@ def test_a_reply_without_json_is_asked_for_once_more_and_counted(mail_db: Path, 
 
 @pytest.mark.parametrize("body", ["not json at all", '{"choices": []}', '{"choices": [{"message": 3}]}'])
 def test_a_body_that_is_no_completion_is_never_a_crash(
-    mail_db: Path, serve: Serve, generation: Make, body: str
+    waits: list[float], mail_db: Path, serve: Serve, generation: Make, body: str
 ) -> None:
     stub = serve(lambda request, n: (2, body) if n <= 2 else good(request, n))
-    _, result = run(mail_db, generation(stub.url, generator_concurrency=1), limit=20, sleep=Naps())
+    _, result = run(mail_db, generation(stub.url, generator_concurrency=1), limit=20)
     assert len(result.scenarios) in (10, 20)
     assert result.dropped.get("unreadable_reply", 0) == (len(result.scenarios) == 10)
 

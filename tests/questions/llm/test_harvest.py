@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.questions.inbox.mail import Mail
+from emailrl.questions.inbox.mailbox import Mail
 from emailrl.questions.llm.harvest import check_item, is_specific, is_stated, read_reply
 from emailrl.questions.llm.plan import Batch
 

@@ -1,0 +1,56 @@
+"""Replies of servers, kept in a SQLite file as soon as they arrive, so that nothing is paid for twice."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from emailrl.base.disk import check_cache
+from emailrl.base.errors import UsageError
+
+
+class ReplyCache:
+    """JSON values by key. Each access opens its own connection, so threads and processes share only the file.
+
+    Raises UsageError, which names the setting ``option``, if the file cannot be used.
+    """
+
+    def __init__(self, path: Path, option: str) -> None:
+        check_cache(path, option)
+        self._path, self._option = path, option
+
+    def get(self, key: str) -> Any:
+        """Return the value stored under ``key``, or None; does not create the file."""
+        if not self._path.exists():
+            return None
+        with self._opened() as connection:
+            row = connection.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def put(self, key: str, model: str, value: Any) -> None:
+        """Store a value unless there is one already."""
+        with self._opened() as connection:
+            row = (key, model, json.dumps(value))
+            connection.execute("INSERT OR IGNORE INTO kept (key, model, value) VALUES (?, ?, ?)", row)
+
+    def prepare(self) -> None:
+        """Create the file, so that an unwritable path is found before the first request is paid for."""
+        with self._opened() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, model TEXT, value TEXT, "
+                    "created_at TEXT DEFAULT CURRENT_TIMESTAMP) WITHOUT ROWID"
+                )
+                yield connection
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(f"The cache {self._path} cannot be used: {error}.", f"Set {self._option}.") from error

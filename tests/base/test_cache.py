@@ -1,0 +1,35 @@
+"""Replies kept on disk, by several processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+from emailrl.base.cache import ReplyCache
+
+
+def _put(path: Path, start: int) -> None:
+    cache = ReplyCache(path, "JUDGE_CACHE")
+    for number in range(start, start + 40):
+        cache.put(str(number), "m", number % 2 == 0)
+
+
+def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
+    path = tmp_path / "c.sqlite"
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_put, args=(path, start)) for start in (0, 20, 40)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    cache = ReplyCache(path, "JUDGE_CACHE")
+    assert [cache.get(str(number)) for number in range(80)] == [number % 2 == 0 for number in range(80)]
+
+
+def test_a_value_once_kept_stays_and_a_look_creates_no_file(tmp_path: Path) -> None:
+    cache = ReplyCache(tmp_path / "c.sqlite", "JUDGE_CACHE")
+    assert cache.get("k") is None and not list(tmp_path.iterdir())
+    cache.put("k", "m", True)
+    cache.put("k", "m", False)
+    assert cache.get("k") is True

@@ -1,0 +1,336 @@
+"""Settings that a flag of OpenRLHF comes to: each is read, and changes what the tests of its own room do not show."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import collector_of
+from training.updaters import PAID, make_updater, samples
+
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import list_checkpoints
+from emailrl.cli import ranks
+from emailrl.cli.app import app
+from emailrl.engines import build_engine
+from emailrl.model import shard
+from emailrl.model.load import load_policy
+from emailrl.model.packing import takes_packed
+from emailrl.openrlhf import FLAGS, to_toml
+from emailrl.questions import load_scenario_set, read_jsonl
+from emailrl.ranks import ALONE
+from emailrl.ranks.launch import Launch
+from emailrl.records import read_records
+from emailrl.records.trajectory import Scenario, Trajectory
+from emailrl.runs.log import Display
+from emailrl.settings import Settings, load_settings
+from emailrl.settings.names import by_name
+from emailrl.sft.searching import conversations
+from emailrl.training.assemble import open_run
+from emailrl.training.batch import micro_batches
+from emailrl.training.loop import train
+
+MakeSettings = Callable[..., Settings]
+PACKAGE = Path(ranks.__file__).parents[1]
+
+
+def test_every_setting_that_a_flag_comes_to_is_read_where_it_acts() -> None:
+    """As an attribute or by its name, by code that neither declares, converts nor plans."""
+    read = {
+        node.attr if isinstance(node, ast.Attribute) else node.value
+        for file in PACKAGE.rglob("*.py")
+        if file.relative_to(PACKAGE).parts[0] not in ("settings", "openrlhf", "plan")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    }
+    wanted = {by_name()[key].field for flag in FLAGS for key in flag.settings}
+    assert wanted - read == {"max_staleness"}  # by its section, which gives it a default
+
+
+# -- updates
+
+PPO = {"algorithm": "ppo"}
+ROUGH = {"update_epochs": 3, "learning_rate": 5e-2}
+"""Updates large enough that ratios leave the clip range."""
+
+UPDATES: dict[str, tuple[dict[str, Any], Any]] = {
+    "learning_rate": ({}, 2e-2),
+    "critic_learning_rate": (PPO, 1e-2),
+    "lr_scheduler": ({"max_steps": 3}, "linear"),
+    "min_lr_ratio": ({"max_steps": 3, "lr_scheduler": "linear"}, 0.5),
+    "warmup_ratio": ({"max_steps": 10}, 0.5),
+    "adam_beta1": ({}, 0.5),
+    "adam_beta2": ({}, 0.5),
+    "weight_decay": ({}, 0.5),
+    "max_grad_norm": ({}, 1e-3),
+    "num_mini_batches": ({}, 2),
+    "update_epochs": ({}, 2),
+    "seed": ({}, 7),
+    "beta": ({}, 0.1),
+    "kl_target": ({"beta": 0.1}, 1e-3),
+    "kl_horizon": ({"beta": 0.1, "kl_target": 1e-3}, 10),
+    "kl_in": ({"beta": 0.1}, "reward"),
+    "kl_estimator": ({"beta": 0.1}, "k1"),
+    "algorithm": ({}, "dr_grpo"),
+    "whiten_advantages": ({}, True),
+    "loss_aggregation": ({}, "sequence_mean"),
+    "clip_low": (ROUGH, 0.0),
+    "clip_high": (ROUGH, 0.0),
+    "dual_clip": (ROUGH, 1.001),
+    "value_clip": (PPO | {"update_epochs": 3, "critic_learning_rate": 0.1}, 1e-4),
+    "gamma": (PPO, 0.5),
+    "gae_lambda": (PPO, 0.5),
+    "ratio_level": ({"update_epochs": 2}, "sequence"),
+    "entropy_coef": ({}, 0.1),
+    "importance_correction": ({}, "tis"),
+    "correction_low": ({"importance_correction": "icepop"}, 1.0),
+    "correction_high": ({"importance_correction": "icepop"}, 1.0),
+    "temperature": ({}, 1.0),
+    "lora_alpha": ({}, 64),
+    "lora_dropout": ({}, 0.5),
+    "dtype": ({}, "bf16"),
+}
+"""Setting → the settings around it, and a value for it that its default is not."""
+
+
+def updated(model: Path, **changes: Any) -> list[torch.Tensor]:
+    """The trained weights after two steps, and the weight of the KL."""
+    updater = make_updater(model, **changes)
+    for step in (1, 2):
+        updater.train(samples(), PAID, step=step)
+    return [*(parameter.detach().float() for parameter in updater.parameters), torch.tensor(updater.kl.coef)]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_the_same_settings_give_the_same_update(tiny_model: Path) -> None:
+    """Without this the differences below would show nothing."""
+    for around in ({}, PPO, ROUGH):
+        assert same(updated(tiny_model, **around), updated(tiny_model, **around))
+
+
+@pytest.mark.parametrize("key", UPDATES)
+def test_the_update_depends_on(tiny_model: Path, key: str) -> None:
+    around, value = UPDATES[key]
+    assert not same(updated(tiny_model, **around), updated(tiny_model, **around | {key: value}))
+
+
+def test_the_shape_of_the_adapter(tiny_model: Path) -> None:
+    plain = make_updater(tiny_model)
+    assert {min(parameter.shape) for parameter in plain.parameters} == {4}
+    assert {min(parameter.shape) for parameter in make_updater(tiny_model, lora_rank=8).parameters} == {8}
+    assert all("q_proj" in name for name in make_updater(tiny_model, target_modules="q_proj").names)
+    assert not all("q_proj" in name for name in plain.names)
+
+
+def test_how_much_a_micro_batch_holds(tiny_model: Path) -> None:
+    def rows(**cap: int) -> list[int]:
+        return [
+            len(batch.indices) for batch in micro_batches(samples(), make_updater(tiny_model, **cap).forward.layout())
+        ]
+
+    assert rows() == [4]
+    assert rows(max_rows_per_micro_batch=3) == [2, 2]
+    assert len(rows(max_tokens_per_micro_batch=14)) >= 3
+
+
+def test_how_the_model_computes(tiny_model: Path) -> None:
+    plain = make_updater(tiny_model).policy
+    assert takes_packed(plain.model) and not takes_packed(make_updater(tiny_model, packing=False).policy.model)
+    assert not plain.model.is_gradient_checkpointing
+    assert make_updater(tiny_model, gradient_checkpointing="on").policy.model.is_gradient_checkpointing
+    for wanted in "eager", "sdpa":
+        model = make_updater(tiny_model, attn_implementation=wanted, packing=False).policy.model
+        assert model.config._attn_implementation == wanted
+    with pytest.raises(EmailRLError, match="LOAD_IN_4BIT needs a CUDA GPU"):
+        make_updater(tiny_model, load_in_4bit=True)
+
+
+def test_rewards_are_clipped(tiny_model: Path) -> None:
+    free = updated(tiny_model)
+    assert not same(free, updated(tiny_model, reward_clip_low=-0.1))
+    assert not same(free, updated(tiny_model, reward_clip_high=0.1))
+    assert same(free, updated(tiny_model, reward_clip_low=-10, reward_clip_high=10))
+
+
+# -- rollouts
+
+ENVIRONMENT = """
+from emailrl.agent import MailEnvironment
+def shout(scenario, mailbox, settings):
+    environment = MailEnvironment(scenario, mailbox, max_turns=1)
+    environment.question_template = "{}!!!"
+    return environment
+"""
+
+
+@pytest.fixture
+def play(make_settings: MakeSettings) -> Callable[..., list[list[Trajectory]]]:
+    """Play two questions of the workplace three times each."""
+
+    def play(watch: Any = None, **changes: Any) -> list[list[Trajectory]]:
+        """``watch`` is given the shape of the tokens of each pass through the model."""
+        settings = make_settings(**changes)
+        policy = load_policy(settings)
+        if watch is not None:
+            embedding = policy.model.get_input_embeddings()
+            embedding.register_forward_pre_hook(lambda module, given: watch(tuple(given[0].shape)))
+        engine = build_engine(settings, policy)
+        engine.load_adapter(None, "base")
+        questions = load_scenario_set(None, "train", limit=2, seed=1, data=settings.data).scenarios
+        groups = collector_of(settings, policy, engine).collect(questions, 3, step=0, seed=1)
+        engine.close()
+        return [each.trajectories for each in groups]
+
+    return play
+
+
+def sampled(groups: list[list[Trajectory]]) -> list[list[list[int]]]:
+    return [[turn.completion_ids for each in members for turn in each.turns] for members in groups]
+
+
+def test_how_tokens_are_drawn_and_how_many(play: Any) -> None:
+    free = sampled(play())
+    assert max(len(ids) for members in free for ids in members) == 8
+    assert max(len(ids) for members in sampled(play(max_tokens=5)) for ids in members) == 5
+    assert sampled(play(max_model_len=32))[0] == [[], [], []]  # no prompt fits
+    for greedy in {"top_k": 1}, {"top_p": 1e-6}:
+        assert all(ids == members[0] for members in sampled(play(**greedy)) for ids in members)
+    assert any(ids != members[0] for members in free for ids in members)
+
+
+def test_what_the_policy_is_shown_and_paid_for(play: Any, tmp_path: Path) -> None:
+    base = play()[0][0]
+    assert play(question_template="Q: {}?!")[0][0].messages[1].content == f"Q: {base.messages[1].content}?!"
+    (tmp_path / "template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{% endfor %}")
+    bare = play(chat_template=tmp_path / "template.jinja")[0][0]
+    prompts = [each.samples[0].loss_mask.index(1) for each in (base, bare)]
+    assert prompts[1] < prompts[0] / 2  # roles alone, no contents
+    (tmp_path / "shout.py").write_text(ENVIRONMENT)
+    shouted = play(environment=f"{tmp_path / 'shout.py'}:shout", reward="simple")[0][0]
+    assert shouted.messages[1].content == f"{base.messages[1].content}!!!"
+    assert (shouted.reward_terms.keys(), base.reward_terms.keys()) == ({"outcome"}, {"share_of_even_ids"})
+
+
+def test_how_much_the_engine_reads_at_once(play: Any) -> None:
+    def most(**changes: Any) -> tuple[int, int]:
+        passes: list[tuple[int, int]] = []
+        play(watch=passes.append, **changes)
+        return max(rows for rows, _ in passes), max(rows * tokens for rows, tokens in passes)
+
+    rows, tokens = most()
+    assert rows == 6 and tokens > 100
+    assert most(max_batch_trajectories=2)[0] == 2
+    assert most(max_tokens_per_rollout_pass=64)[1] <= 64
+
+
+# -- runs
+
+
+def test_how_long_a_run_is(make_settings: MakeSettings) -> None:
+    def steps(**changes: Any) -> int:
+        long = {"mode": "rollout", "max_steps": 100, "num_train_epochs": 2, "train_dataset_size": 10}
+        with open_run(make_settings(**long | changes), ALONE, Display(), resume=None, overwrite=False) as run:
+            return run.total_steps
+
+    assert steps() == 10  # 10 questions / 2 a step x 2
+    assert steps(num_train_epochs=3) == 15
+    assert steps(max_steps=7) == 7
+    assert steps(per_device_train_batch_size=5) == 4
+
+
+def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (workplace / "questions.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row |= {"ask": f"Ask {number}?", "label": f"Label {number}"}
+        if row["split"] == "train" and number % 2:
+            row["split"] = "hard"
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def asked(**changes: Any) -> list[Scenario]:
+        data = make_settings(**changes).data
+        return load_scenario_set(None, "train", limit=data.train_dataset_size, seed=1, data=data).scenarios
+
+    own = {"questions": tmp_path / "own.jsonl", "train_split": "hard"}
+    everything = {scenario.id for scenario in read_jsonl(workplace / "questions.jsonl") if scenario.split == "train"}
+    assert {scenario.id for scenario in asked()} == everything
+    assert {scenario.id for scenario in asked(**own)} == {row["id"] for row in rows if row["split"] == "hard"}
+    assert all(scenario.question.startswith("Ask ") for scenario in asked(**own, question_field="ask"))
+    assert all(scenario.answer.startswith("Label ") for scenario in asked(**own, answer_field="label"))
+    assert len(asked(train_dataset_size=3)) == 3 < len(everything)
+    (tmp_path / "unsplit.jsonl").write_text(json.dumps({k: v for k, v in rows[0].items() if k != "split"}))
+    with pytest.raises(UsageError, match="TRAIN_SPLIT=hard"):
+        asked(**own | {"questions": tmp_path / "unsplit.jsonl"})
+    for changes, taught in ({}, "Label"), ({"output_field": "ask"}, "Ask"):
+        settings = make_settings(**own, answer_field="label", max_turns=10, **changes)
+        spoken = [messages[-1].content for _, messages in conversations(settings, seed=1)]
+        assert spoken and all(f'"answer": "{taught} ' in text for text in spoken)
+
+
+def test_what_a_run_leaves(make_settings: MakeSettings, tmp_path: Path) -> None:
+    lines: list[str] = []
+    changes = {"save_steps": 1, "save_total_limit": 2, "num_generations": 2, "logging_steps": 3}
+    run = train(make_settings(output_dir=tmp_path / "b", max_steps=4, **changes), progress=lines.append).run_dir
+    assert run.name == "b_masked"
+    assert [c.metadata.step for c in list_checkpoints(run) if c.metadata.kind == "checkpoint"] == [3, 4]
+    assert [line["step"] for line in read_records(run / "evaluations.jsonl")] == [0, 2, 4]
+    assert len(list(read_records(run / "trajectories/step-000001.jsonl"))) == 2 * 2
+    assert [line.split(" |")[0] for line in lines if line.startswith("Step ")] == ["Step 3/4"]
+    assert len(list(read_records(run / "metrics.jsonl"))) == 4
+
+
+def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(**changes: Any) -> list[int]:
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in options(tmp_path).items()}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in (values | changes).items()]
+        (tmp_path / "emailrl.toml").write_text("\n".join(lines))
+        app(["train", "--trust", "--max-steps", str(changes["max_steps"])], standalone_mode=False)
+        return sorted(len(list(read_records(path))) for path in tmp_path.glob("grpo*/metrics.jsonl"))
+
+    assert run(max_steps=1) == [1] and not (tmp_path / "out").exists()
+    assert run(max_steps=2, resume="auto", export_dir=str(tmp_path / "out")) == [2]  # the same run, one step further
+    assert (tmp_path / "out/adapter_model.safetensors").is_file()
+    assert not (tmp_path / "out/model.safetensors").exists()
+    monkeypatch.setenv("EXPORT_FORMAT", "merged")  # a resumed run has its own options, but for flags and environment
+    assert run(max_steps=2, resume="auto", export_dir=str(tmp_path / "out")) == [2]
+    assert (tmp_path / "out/model.safetensors").is_file()
+    assert run(max_steps=1) == [1, 2]  # without it, another run
+
+
+def test_ranks_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As converted from OpenRLHF's flags, ``emailrl train`` starts as many ranks, on as many hosts."""
+    launched: list[Launch] = []
+    monkeypatch.setattr(ranks, "launch", lambda wanted, arguments, say: launched.append(wanted))
+    monkeypatch.chdir(tmp_path)
+    for flags, arguments in (
+        ("--actor_num_gpus_per_node 8", []),
+        ("--actor_num_nodes 2 --actor_num_gpus_per_node 8", ["--rdzv-endpoint", "first:29500"]),
+    ):
+        (tmp_path / "emailrl.toml").write_text(to_toml(flags))
+        app(["train", "--trust", *arguments], standalone_mode=False)
+    assert [(one.nproc, one.nnodes) for one in launched] == [(8, 1), (8, 2)]
+
+
+def test_where_the_base_lies(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What of it is cut up over two ranks, and whether its parts stay in the host's memory."""
+    policies: list[Any] = []
+    monkeypatch.setattr(shard, "fully_shard", lambda module, **given: policies.append(given["offload_policy"]))
+    mesh: Any = SimpleNamespace(device_type="cpu", size=lambda: 2)
+    served = {"model_name": str(tiny_model), "engine": "vllm", "vllm_urls": "http://one:8000"}
+    for changes, kinds in (
+        ({"shard": "auto"}, set()), ({"shard": "host"}, {"OffloadPolicy"}),
+        ({"shard": "host", "shard_offload": True}, {"CPUOffloadPolicy"}),
+    ):  # fmt: skip
+        policy = load_policy(load_settings(served | changes, environ={}), trainable=True, mesh=mesh)
+        assert (policy.sharded, {type(one).__name__ for one in policies}) == (bool(kinds), kinds)
+        policies.clear()
