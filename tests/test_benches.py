@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from documents.commands import check, commands
-from engines.vllm_stand_in import install
+from engines.vllm_stub import install
 from safetensors.torch import load, save_file
 
 from emailrl.model.load import load_policy

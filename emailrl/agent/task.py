@@ -54,10 +54,7 @@ def load_task(name: str, agent: AgentSettings | None = None) -> Task:
 
 
 def mail_agent(
-    scenario: Scenario,
-    mailbox: Mailbox,
-    settings: Settings,
-    report: Callable[[StepResult], None] = lambda result: None,
+    scenario: Scenario, mailbox: Mailbox, settings: Settings, report: Callable[[StepResult], None] = lambda result: None
 ) -> MailEnvironment:
     """The mailbox with its tools; ``report`` is called with the result of each step."""
     agent = settings.agent

@@ -57,8 +57,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
         if not tokenizer.chat_template:
             raise EmailRLError(
-                "The model's tokenizer has no chat template.",
-                "Use an instruction-tuned model, or add a chat template.",
+                "The model's tokenizer has no chat template.", "Use an instruction-tuned model, or add a chat template."
             )
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)

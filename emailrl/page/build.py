@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.base.errors import UsageError
-from emailrl.page.place import (
-    Place,
-    file_record,
-    has_numbers,
-    position_in,
-    run_record,
-    source_of,
-)
+from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, source_of
 from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes

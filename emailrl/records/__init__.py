@@ -1,21 +1,8 @@
 """Trajectories, metrics and training's notes on disk: crash-safe JSON lines, and an index of each trajectory file."""
 
 from emailrl.records.index import Entry, TrajectoryIndex, TrajectoryWriter, write_trajectories
-from emailrl.records.lines import (
-    JsonlWriter,
-    Record,
-    encode,
-    finite,
-    read_records,
-    write_records,
-)
-from emailrl.records.training import (
-    MetricsWriter,
-    TrainingNote,
-    notes_path,
-    read_metrics,
-    training_notes,
-)
+from emailrl.records.lines import JsonlWriter, Record, encode, finite, read_records, write_records
+from emailrl.records.training import MetricsWriter, TrainingNote, notes_path, read_metrics, training_notes
 from emailrl.records.trajectory import read_trajectories, trajectory_to_dict
 
 __all__ = [

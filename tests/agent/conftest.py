@@ -32,14 +32,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_database(
         [
             mail(1, "otto@corvane.test", [INBOX], 2, "Pump order", "The pump order is due on May 20."),
-            mail(
-                2,
-                INBOX,
-                ["otto@corvane.test"],
-                3,
-                "Re: Pump order",
-                "Thanks for the pump date.",
-            ),
+            mail(2, INBOX, ["otto@corvane.test"], 3, "Re: Pump order", "Thanks for the pump date."),
             mail(3, "otto@corvane.test", ["rita@corvane.test"], 4, "Pump secret", "The pump costs 900 dollars."),
             mail(4, "otto@corvane.test", [INBOX], 20, "Pump later", "The pump came."),
             mail(5, "rita@corvane.test", [INBOX], 6, "Lunch", "Noodles today."),

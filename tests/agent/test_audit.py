@@ -18,11 +18,7 @@ def trajectory() -> Trajectory:
         "t1",
         "g1",
         Scenario("7", "When?", "May 20", [], "ida@corvane.test", "2002-05-10"),
-        turns=[
-            Turn([5, 6], [-0.5, -0.25], "stop"),
-            Turn([7], [-0.125], "stop"),
-            Turn([8, 9], [-1.0, -2.0], "length"),
-        ],
+        turns=[Turn([5, 6], [-0.5, -0.25], "stop"), Turn([7], [-0.125], "stop"), Turn([8, 9], [-1.0, -2.0], "length")],
         samples=[
             TokenSample([1, 2, 5, 6, 3, 7], [0, 0, 1, 1, 0, 1], [None, None, -0.5, -0.25, None, -0.125]),
             TokenSample([1, 4, 8, 9], [0, 0, 1, 1], [None, None, -1.0, -2.0]),

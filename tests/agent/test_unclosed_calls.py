@@ -56,11 +56,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("end", "num_samples"), [("<|im_end|>", 1), ("<|endoftext|>", 3)])
 def test_it_is_played_and_trained_as_it_was_sampled(
-    qwen: ChatRenderer,
-    environment: MailEnvironment,
-    scripted: Callable[..., Any],
-    end: str,
-    num_samples: int,
+    qwen: ChatRenderer, environment: MailEnvironment, scripted: Callable[..., Any], end: str, num_samples: int
 ) -> None:
     said = [f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n" for name, given in CALLS]
     qwen.tokenizer.eos_token = end

@@ -51,7 +51,7 @@ def settings(
     options: Callable[..., dict[str, Any]], stub: VllmStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Settings]:
     """Settings of a run whose environments hang from the start."""
-    monkeypatch.setattr("emailrl.engines.vllm.fleet.read_completion", stopped)
+    monkeypatch.setattr("emailrl.engines.vllm.servers.read_completion", stopped)
     (tmp_path / "hanging.py").write_text(HANGING)
     (tmp_path / "hang").touch()
 

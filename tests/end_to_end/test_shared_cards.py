@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from end_to_end.conftest import SettingsAt
-from engines.vllm_stand_in import install
+from engines.vllm_stub import install
 from ranks.processes import in_ranks
 
 from emailrl.agent import play

@@ -74,10 +74,7 @@ class StubServer:
 
 
 def said(
-    content: str | None = None,
-    *calls: tuple[str, str],
-    finish: str = "stop",
-    usage: dict[str, Any] | None = None,
+    content: str | None = None, *calls: tuple[str, str], finish: str = "stop", usage: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """A chat completion; each call is (name, arguments as JSON text)."""
     message: dict[str, Any] = {"role": "assistant", "content": content}

@@ -271,18 +271,7 @@ def test_a_run_overlaps_with_a_server_that_is_killed_and_restarted(world: Path) 
     try:
         assert serving.stdout is not None
         url = json.loads(serving.stdout.readline())["vllm_urls"]
-        train = [
-            sys.executable,
-            "-m",
-            "emailrl",
-            "train",
-            "--engine",
-            "vllm",
-            "--max-steps",
-            "5",
-            "--out",
-            "kill",
-        ]
+        train = [sys.executable, "-m", "emailrl", "train", "--engine", "vllm", "--max-steps", "5", "--out", "kill"]
         training = subprocess.Popen(train, cwd=world, env=environ | {"VLLM_URLS": url})
         metrics = world / "kill_masked/metrics.jsonl"
         while not metrics.is_file() or len(metrics.read_text().splitlines()) < 2:

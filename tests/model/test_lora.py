@@ -124,10 +124,7 @@ def test_a_config_that_asks_for_more_or_other_than_plain_lora_is_refused(
         (lambda t: t | {UP + "A.weight": torch.ones(1, 2, dtype=torch.int64)}, "is of type torch.int64"),
         (lambda t: t | {UP + "magnitude_vector": torch.ones(3)}, "lora_magnitude_vector, which is not a LoRA matrix"),
         (lambda t: t | {"base_model.model.lm_head.weight": torch.ones(5, 2)}, "lm_head.weight, which is not a LoRA"),
-        (
-            lambda t: {k: v for k, v in t.items() if k != UP + "B.weight"},
-            "one of the two matrices of layers.0.up",
-        ),
+        (lambda t: {k: v for k, v in t.items() if k != UP + "B.weight"}, "one of the two matrices of layers.0.up"),
         (lambda t: {k: v for k, v in t.items() if "up_proj" not in k}, "the matrices of layers.0.up_proj are missing"),
         (lambda t: {k.replace("s.0", "s.7"): v for k, v in t.items()}, "changes layers.7.down_proj, which is no"),
         (lambda t: {}, "it contains no matrices"),

@@ -19,23 +19,10 @@ import torch
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Ended, Request, report
-from emailrl.engines.budget import (
-    BLOCK,
-    blocks_of,
-    blocks_within,
-    default_budget,
-    gib_for,
-    kv_heads_of,
-    token_bytes_of,
-)
+from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, kv_heads_of, token_bytes_of
 from emailrl.engines.local.cache import BlockCache, block_attention_in
 from emailrl.engines.local.passes import Conversation, Passes, Schedule
-from emailrl.engines.local.weights import (
-    adapter_sha256,
-    check_full_attention,
-    device_of,
-    sampling_weights,
-)
+from emailrl.engines.local.weights import adapter_sha256, check_full_attention, device_of, sampling_weights
 
 if TYPE_CHECKING:
     from torch import nn

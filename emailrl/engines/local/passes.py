@@ -227,12 +227,7 @@ class Passes:
     """
 
     def __init__(
-        self,
-        weights: Weights,
-        cache: BlockCache,
-        *,
-        max_model_len: int,
-        max_pass_tokens: int | None = None,
+        self, weights: Weights, cache: BlockCache, *, max_model_len: int, max_pass_tokens: int | None = None
     ) -> None:
         self._weights = weights
         self._cache = cache

@@ -38,11 +38,11 @@ SHORTEST = 8
 """Tokens that a rollout's completion needs to be compared."""
 PREFIXES = 32
 """Prefixes of the text, of evenly spaced lengths, after each of which an engine draws one token."""
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-ROUNDING = 0.1
+TOLERANCE = {torch.float32: 3e-3, torch.float64: 3e-3}
+ROUNDING = 0.3
 """Mean gap allowed in 16 bits, as different kernels round differently."""
-FEW = 3
-"""Factor of the tolerance: the gap of a few drawn tokens is noisier than the mean over many."""
+STALE = 300
+"""An unchanged answer is wrong if the trainer's own moved by more than this part of the tolerance."""
 
 
 class ProbeError(EmailRLError):
@@ -115,7 +115,7 @@ class Probe:
         before, *answer = self._answers.get(who, (expected,))
         moved = mean_gap(own(self.temperature), _logprobs(before.logits, drawn, self.temperature))
         # After a step without an update the adapter is unchanged, so identical output is correct.
-        changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / 100
+        changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / STALE
         if changed and answer == [list(drawn), list(logprobs)]:
             raise ProbeError(
                 f"{who} did not load the new adapter: its output is bit-identical, "
@@ -133,8 +133,8 @@ class Probe:
         self._compare(who, logprobs[:LONGEST], partial(self.score, ids, start))
 
     def _compare(self, who: str, logprobs: Sequence[float], own: Callable[[float], list[float]]) -> None:
-        gap, allowed = mean_gap(logprobs, own(self.temperature)), FEW * self.tolerance
-        if gap <= allowed:
+        gap = mean_gap(logprobs, own(self.temperature))
+        if gap <= self.tolerance:
             return
         what, hint = (
             f"{who} is not sampling from the adapter it was given: log-probabilities of sampled tokens are off by "
@@ -142,7 +142,7 @@ class Probe:
             "Check its base model and dtype, and that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is "
             f"{self.tolerance:g}.",
         )
-        if mean_gap(logprobs, own(1.0)) <= allowed:
+        if mean_gap(logprobs, own(1.0)) <= self.tolerance:
             what = f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature."
             hint = "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
         raise ProbeError(what, hint)

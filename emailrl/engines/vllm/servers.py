@@ -32,14 +32,7 @@ from emailrl.engines.base import Advance, Completion, Request, SamplingParams, c
 from emailrl.engines.budget import most_requests
 from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
 from emailrl.engines.vllm.probe import SHORTEST, Expected, Probe
-from emailrl.engines.vllm.replica import (
-    HEALTH_TIMEOUT,
-    Replica,
-    ReplicaDown,
-    cause,
-    completion_body,
-    read_completion,
-)
+from emailrl.engines.vllm.replica import HEALTH_TIMEOUT, Replica, ReplicaDown, cause, completion_body, read_completion
 from emailrl.settings import AgentSettings, VllmSettings
 
 KEPT: Final = 16

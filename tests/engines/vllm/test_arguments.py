@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.vllm_stand_in import settings_for
+from engines.vllm_stub import settings_for
 from tiny import make_model
 
 from emailrl.base.errors import UsageError

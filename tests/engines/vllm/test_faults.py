@@ -94,10 +94,7 @@ COMPLETIONS = [
 
 @pytest.mark.parametrize(
     ("path", "wrong", "place"),
-    [
-        *(("/v1/models", *fault) for fault in MODELS),
-        *(("/v1/completions", *fault) for fault in COMPLETIONS[4:8]),
-    ],
+    [*(("/v1/models", *fault) for fault in MODELS), *(("/v1/completions", *fault) for fault in COMPLETIONS[4:8])],
 )
 def test_a_fault_while_a_version_is_loaded(serve: Serve, connect: Connect, path: str, wrong: Any, place: str) -> None:
     stub = serve()

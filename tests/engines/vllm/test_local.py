@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines.vllm_stand_in import StandIn, install, settings_for
+from engines.vllm_stub import StandIn, install, settings_for
 from tiny import make_model
 
 from emailrl.base.errors import EmailRLError, UsageError

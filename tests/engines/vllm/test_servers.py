@@ -114,10 +114,7 @@ def test_an_adapter_that_is_not_listed_or_not_found_is_an_error(
 
 
 def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = serve(), serve()
     engine = connect(one, other)
@@ -183,12 +180,7 @@ def test_passing_failures_are_tried_again_elsewhere(
 @pytest.mark.parametrize("status", [408, 425, 429])
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/load_lora_adapter", "/v1/completions"])
 def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
-    path: str,
-    status: int,
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str], path: str, status: int
 ) -> None:
     one, other = serve(), serve()
     engine = connect(one, other)
@@ -204,10 +196,7 @@ def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
 
 
 def test_a_server_whose_window_has_become_smaller_is_excluded(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its conversations would be cut, perhaps before their first token; a window that holds MAX_MODEL_LEN is enough."""
     one, other = serve(), serve()
@@ -237,10 +226,7 @@ def test_a_slow_replica_is_left_for_another(serve: Serve, connect: Connect, adap
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_end(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, connect: Connect, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = serve()
     engine = connect(stub, vllm_timeout=30.0)

@@ -82,10 +82,7 @@ def test_a_cancelled_call_ends_at_once(serve: Serve, connect: Connect, adapters:
 
 
 def test_the_only_server_may_be_away_for_a_while(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As when it is restarted in mid-step: the same tokens come, from the same adapter, loaded again."""
     stub = serve()
@@ -145,10 +142,7 @@ def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
 
 
 def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again(
-    serve: Serve,
-    connect: Connect,
-    adapters: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub = serve()
     answer, restarts = stub.http.reply, [1]
@@ -264,10 +258,7 @@ def few_files() -> Iterator[tuple[int, int]]:
 
 
 def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
-    serve: Serve,
-    connect: Connect,
-    few_files: tuple[int, int],
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, connect: Connect, few_files: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The limit is 1,024 by default, four servers with 256 requests each; without a handle all would look dead."""
     stub = serve(delay=3)  # longer than a busy machine takes to open 48 connections
