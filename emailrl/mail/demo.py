@@ -39,6 +39,16 @@ _VOWELS = ("a", "a", "e", "e", "i", "i", "o", "o", "u", "ai", "ea", "io", "ou")
 _CODAS = ["", "", "", "l", "n", "r", "s", "x", "nd", "rk", "lt"]
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _TEXTS = tomllib.loads(Path(__file__).with_name("demo.toml").read_text(encoding="utf-8"))
+_VALUES: dict[str, Callable[[random.Random], str]] = {
+    "amount": lambda rng: f"${rng.randrange(1_000, 99_999):,}",
+    "volume": lambda rng: f"{rng.randrange(1_000, 99_999):,}",
+    "date": lambda rng: f"{rng.choice(_TEXTS['months'])} {rng.randrange(1, 29)}",
+    "time": lambda rng: f"{rng.randrange(7, 20)}:{rng.randrange(0, 60):02d}",
+    "room": lambda rng: f"{rng.choice('ABCDEFGHJK')}{rng.randrange(100, 999)}",
+    "flight": lambda rng: f"{rng.choice(_LETTERS)}{rng.choice(_LETTERS)} {rng.randrange(100, 9999)}",
+    "phone": lambda rng: f"555-{rng.randrange(1000, 9999)}",
+}
+_LETTERS = "ABDEFKLMQRSTVXZ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +57,14 @@ class ProjectTopic:
 
     name: str
     value: str
-    """The ``Pool`` method that draws a value, or ``person``."""
+    """The kind of its value, in ``_VALUES``, or ``person``."""
     keyword: str
-    statements: tuple[str, ...]
-    corrections: tuple[str, ...]
-    questions: tuple[str, ...]
+    statements: list[str]
+    corrections: list[str]
+    questions: list[str]
 
 
-TOPICS = tuple(
-    ProjectTopic(
-        topic["name"],
-        topic["value"],
-        topic["keyword"],
-        tuple(topic["statements"]),
-        tuple(topic["corrections"]),
-        tuple(topic["questions"]),
-    )
-    for topic in _TEXTS["topics"]
-)
+TOPICS = tuple(ProjectTopic(**topic) for topic in _TEXTS["topics"])
 
 
 def split_of(text: str) -> str:
@@ -97,30 +97,10 @@ class Pool:
     def name(self, syllables: int = 2) -> str:
         return self.draw(lambda: self.word(syllables))
 
-    def amount(self) -> str:
-        return self.draw(lambda: f"${self.rng.randrange(1_000, 99_999):,}")
-
-    def volume(self) -> str:
-        unit = self.rng.choice(("barrels", "tonnes", "pallets", "crates"))
-        return self.draw(lambda: f"{self.rng.randrange(1_000, 99_999):,} {unit}")
-
-    def date(self) -> str:
-        return self.draw(lambda: f"{self.rng.choice(_TEXTS['months'])} {self.rng.randrange(1, 29)}")
-
-    def time(self) -> str:
-        return self.draw(lambda: f"{self.rng.randrange(7, 20)}:{self.rng.randrange(0, 60):02d}")
-
-    def room(self) -> str:
-        return self.draw(lambda: f"{self.rng.choice('ABCDEFGHJK')}{self.rng.randrange(100, 999)}")
-
-    def flight(self) -> str:
-        letters = "ABDEFKLMQRSTVXZ"
-        return self.draw(
-            lambda: f"{self.rng.choice(letters)}{self.rng.choice(letters)} {self.rng.randrange(100, 9999)}"
-        )
-
-    def phone(self) -> str:
-        return self.draw(lambda: f"555-{self.rng.randrange(1000, 9999)}")
+    def value(self, kind: str) -> str:
+        """Return an invented value: an amount, a date, a room, …"""
+        unit = f" {self.rng.choice(('barrels', 'tonnes', 'pallets', 'crates'))}" if kind == "volume" else ""
+        return self.draw(lambda: _VALUES[kind](self.rng) + unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +159,8 @@ def expand(pattern: str, rng: random.Random) -> str:
 
 def demo_worlds(seed: int) -> list[World]:
     """Return all worlds of the demo database for a seed."""
-    worlds, number = [], 0
-    for split, count in NUM_WORLDS.items():
-        for _ in range(count):
-            worlds.append(make_world(seed, split, number))
-            number += 1
-    return worlds
+    splits = [split for split, count in NUM_WORLDS.items() for _ in range(count)]
+    return [make_world(seed, split, number) for number, split in enumerate(splits)]
 
 
 def demo_emails(seed: int) -> Iterator[RawEmail]:
@@ -207,12 +183,12 @@ def make_world(seed: int, split: str, number: int) -> World:
     rng = random.Random(f"{seed}/{split}/{number}")
     pool = Pool(rng, split)
     domain = pool.name(2).lower() + ".example"
-    people = []
-    for _ in range(8):
-        first, last = pool.name(2), pool.name(2)
-        people.append(Person(first, last, f"{first}.{last}@{domain}".lower()))
+    names = [(pool.name(), pool.name()) for _ in range(8)]
+    people = [Person(first, last, f"{first}.{last}@{domain}".lower()) for first, last in names]
     drafts = [draft for _ in range(NUM_PROJECTS) for draft in _project_drafts(pool.name(3), pool, rng, people)]
-    _order(drafts, rng)
+    for draft in drafts:  # corrections, which come later in ``drafts``, stay after what they correct
+        draft.order = rng.uniform(draft.after.order if draft.after else 0.0, 1.0)
+    drafts.sort(key=lambda draft: draft.order)
     return _write(drafts, people, rng, split, number)
 
 
@@ -241,7 +217,7 @@ def _project_drafts(project: str, pool: Pool, rng: random.Random, people: list[P
 
 
 def _value(topic: ProjectTopic, pool: Pool, rng: random.Random, people: list[Person]) -> str:
-    return rng.choice(people[1:]).full if topic.value == "person" else getattr(pool, topic.value)()
+    return rng.choice(people[1:]).full if topic.value == "person" else pool.value(topic.value)
 
 
 def _subject(project: str, keyword: str | None, rng: random.Random) -> str:
@@ -252,30 +228,19 @@ def _subject(project: str, keyword: str | None, rng: random.Random) -> str:
     return expand(rng.choice((general, f"[Re: ||FW: ]{project} {keyword}")), rng)
 
 
-def _order(drafts: list[_Draft], rng: random.Random) -> None:
-    """Shuffle the drafts; corrections stay after what they correct (they come later in ``drafts``)."""
-    for draft in drafts:
-        draft.order = rng.uniform(draft.after.order if draft.after else 0.0, 1.0)
-    drafts.sort(key=lambda draft: draft.order)
-
-
 def _write(drafts: list[_Draft], people: list[Person], rng: random.Random, split: str, number: int) -> World:
     owner = people[0]
     day = datetime(rng.randrange(1999, 2003), rng.randrange(1, 13), rng.randrange(1, 28), tzinfo=UTC)
     emails, facts = [], []
     for position, draft in enumerate(drafts):
         day += timedelta(hours=rng.randrange(3, 60), minutes=rng.randrange(60))
-        message_id = _message_id(number, position)
+        # Six digits, unique for up to 10,000 worlds of at most 100 emails; neighboring ids share no digits.
+        message_id = f"<{(number * 100 + position) * _SCATTER % 1_000_000:06d}>"
         emails.append(_email(draft, message_id, day, owner, rng.choice(people[1:]), rng, people))
         if draft.fact:
             facts.append(ProjectFact(draft.fact.project, draft.fact.topic, draft.fact.value, message_id))
     query_date = (day + timedelta(days=rng.randrange(1, 31))).strftime("%Y-%m-%d")
     return World(split, people, emails, facts, query_date)
-
-
-def _message_id(number: int, position: int) -> str:
-    """Six digits, unique for up to 10,000 worlds of at most 100 emails; neighboring ids share no digits."""
-    return f"<{(number * 100 + position) * _SCATTER % 1_000_000:06d}>"
 
 
 def _email(

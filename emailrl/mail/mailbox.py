@@ -72,15 +72,12 @@ class _Reader:
 
 
 class _Readers(threading.local):
-    """The open readers of a thread by file.
-
-    Thousands of mailboxes need only one file handle and one set of prepared statements, and threads share nothing. The
-    latest reader stays open, since the next mailbox is usually in the same file.
-    """
+    """The open readers of a thread by file: thousands of mailboxes need one file handle and one set of statements."""
 
     def __init__(self) -> None:
         self.by_file: WeakValueDictionary[tuple[object, ...], _Reader] = WeakValueDictionary()
         self.latest: _Reader | None = None
+        """Stays open, since the next mailbox is usually in the same file."""
 
     def of(self, db: Path) -> _Reader:
         try:
@@ -88,11 +85,9 @@ class _Readers(threading.local):
         except OSError:
             raise no_database(db) from None
         key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
-        reader = self.by_file.get(key)
-        if reader is None:
-            reader = self.by_file[key] = _Reader(db)
-        self.latest = reader
-        return reader
+        self.latest = self.by_file.get(key) or _Reader(db)
+        self.by_file[key] = self.latest
+        return self.latest
 
 
 _readers = _Readers()
@@ -118,14 +113,7 @@ def open_mailbox(
 class Mailbox:
     """The emails that one address sent or received, up to a date."""
 
-    def __init__(
-        self,
-        db: Path,
-        inbox: str,
-        until: str | None = None,
-        order: Order = "newest",
-        without_keywords: bool = True,
-    ) -> None:
+    def __init__(self, db: Path, inbox: str, until: str | None, order: Order, without_keywords: bool) -> None:
         self.db = db
         self.without_keywords = without_keywords
         if order not in ("newest", "relevance"):

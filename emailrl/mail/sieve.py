@@ -71,20 +71,16 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     """
     if isinstance(email, Skipped):
         return email
-    max_body_chars = _limit(settings.max_body_chars, ART_E_BODY_CHARS, email)
-    if max_body_chars and len(email.body) > max_body_chars:
+    most_chars, most_recipients = settings.max_body_chars, settings.max_recipients
+    if most_chars is None:
+        most_chars = ART_E_BODY_CHARS if email.is_research else 0
+    if most_recipients is None:
+        most_recipients = ART_E_RECIPIENTS if email.is_research else 0
+    if most_chars and len(email.body) > most_chars:
         return Skipped("long_body", email.file_name)
-    max_recipients = _limit(settings.max_recipients, ART_E_RECIPIENTS, email)
-    if max_recipients and len(email.to) + len(email.cc) + len(email.bcc) > max_recipients:
+    if most_recipients and len(email.to) + len(email.cc) + len(email.bcc) > most_recipients:
         return Skipped("many_recipients", email.file_name)
-    return as_mail(_bounded(email))
-
-
-def _limit(setting: int | None, of_art_e: int, email: RawEmail) -> int:
-    """The limit that applies to an email; 0 means none."""
-    if setting is not None:
-        return setting
-    return of_art_e if email.is_research else 0
+    return _as_mail(_bounded(email))
 
 
 def _bounded(email: RawEmail) -> RawEmail:
@@ -125,8 +121,8 @@ def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def as_mail(email: RawEmail) -> SiftedMail:
-    """Return an email in the form to store, unfiltered."""
+def _as_mail(email: RawEmail) -> SiftedMail:
+    """The email in the form to store."""
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(
         dict.fromkeys([f"to {a}" for a in email.to] + [f"cc {a}" for a in email.cc] + [f"bcc {a}" for a in email.bcc])
@@ -134,19 +130,8 @@ def as_mail(email: RawEmail) -> SiftedMail:
     keys = keys_of(email.message_id, email.subject, email.from_address, email.body, date)
     content = f"{email.subject}\0{email.from_address}\0{email.body}"
     digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
-    return SiftedMail(
-        message_id=email.message_id,
-        subject=email.subject,
-        from_address=email.from_address,
-        date=date,
-        body=email.body,
-        file_name=email.file_name,
-        people=people,
-        keys=keys,
-        digest=digest,
-        defects=email.defects,
-        is_research=email.is_research,
-    )
+    head = (email.message_id, email.subject, email.from_address, date, email.body, email.file_name)
+    return SiftedMail(*head, people, keys, digest, email.defects, email.is_research)
 
 
 class Sieve:
@@ -174,9 +159,11 @@ class Sieve:
         """Whether to store the email; if not, it is counted."""
         if isinstance(mail, Skipped):
             reason = mail.reason
-        elif self._is_repeat(mail):
+        elif (mail.is_research if self._dedupe is None else self._dedupe) and (
+            mail.keys.content_key in self._contents if mail.is_research else mail.keys.trimmed_key in self._trimmed
+        ):
             reason = "duplicate"
-        elif mail.keys.id_key in self._ids or self._came_unnamed(mail):
+        elif mail.keys.id_key in self._ids or (not mail.is_research and mail.keys.unnamed_key in self._unnamed):
             reason = "duplicate_id"
         else:
             self.remember(mail.keys)
@@ -197,12 +184,3 @@ class Sieve:
         self._trimmed.add(keys.trimmed_key)
         if keys.unnamed_key:
             self._unnamed.add(keys.unnamed_key)
-
-    def _is_repeat(self, mail: SiftedMail) -> bool:
-        if not (mail.is_research if self._dedupe is None else self._dedupe):
-            return False
-        keys = mail.keys
-        return keys.content_key in self._contents if mail.is_research else keys.trimmed_key in self._trimmed
-
-    def _came_unnamed(self, mail: SiftedMail) -> bool:
-        return not mail.is_research and mail.keys.unnamed_key in self._unnamed

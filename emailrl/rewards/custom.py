@@ -75,8 +75,6 @@ VERSION: Final = 1
 _TERM: Final = "remote"
 MAX_REWARD: Final = 1e9
 """Larger rewards are rejected: their squares, used for standard deviations, would overflow."""
-MAX_NAMES: Final = 1000
-"""Maximum number of a reward's terms, or of a reply's extra logs."""
 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -95,8 +93,8 @@ def read_reply(
 ) -> list[dict[str, float]]:
     """One dict of terms a trajectory; scores and extra logs are written into the rubrics.
 
-    ``scorer`` names the sender in errors; ``tellable`` makes a server-chosen name safe to record. Raises EmailRLError
-    unless there is one finite reward per trajectory, in order: a partly valid reply is not used.
+    ``scorer`` names the sender in errors; ``tellable`` hides secrets. Raises EmailRLError unless there is one finite
+    reward per trajectory, in order, under names without secrets: a partly valid reply is not used.
     """
     if not isinstance(reply, dict) or "rewards" not in reply:
         raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')
@@ -104,15 +102,20 @@ def read_reply(
     if "ids" in reply and reply["ids"] != [trajectory.id for trajectory in trajectories]:
         raise EmailRLError(f"{scorer} replied with ids that differ from those sent, or in another order.")
     rewards = _list_of(reply["rewards"], count, "rewards", scorer)
-    terms = [_renamed(read_terms(reward, _TERM, scorer), tellable, scorer) for reward in rewards]
+    terms = [read_terms(reward, _TERM, scorer) for reward in rewards]
     extras = {"score": reply["scores"]} if reply.get("scores") is not None else {}
     logs = reply.get("extra_logs") or {}
     if not isinstance(logs, dict):
         raise EmailRLError(f"{scorer} replied with extra_logs that are not an object: {_shown(logs)}.")
-    columns = {name: _numbers(values, count, name, scorer) for name, values in (extras | logs).items()}
-    for name, column in _renamed(columns, tellable, scorer).items():
-        for trajectory, number in zip(trajectories, column, strict=True):
-            trajectory.rubric[f"remote_{name}"] = number
+    names = " ".join(" ".join([*(name for each in terms for name in each), *map(str, logs)]).split())
+    if tellable(names) != names:
+        raise EmailRLError(f"{scorer} replied with too many names, or with secrets in them.", "Give short names.")
+    columns = {
+        name: [read_terms(value, name, scorer)[name] for value in _list_of(values, count, name, scorer)]
+        for name, values in (extras | logs).items()
+    }
+    for number, trajectory in enumerate(trajectories):
+        trajectory.rubric |= {f"remote_{name}": column[number] for name, column in columns.items()}
     return terms
 
 
@@ -132,26 +135,11 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
     return terms
 
 
-def _renamed(named: dict[str, T], tellable: Callable[[str], str], scorer: str) -> dict[str, T]:
-    if len(named) > MAX_NAMES:
-        raise EmailRLError(f"{scorer} replied with {len(named):,} names for one reward.", f"Send at most {MAX_NAMES}.")
-    renamed = {tellable(name): value for name, value in named.items()}
-    if len(renamed) != len(named):
-        raise EmailRLError(
-            f"{scorer} replied with names that cannot be distinguished.", "Give terms and logs short names."
-        )
-    return renamed
-
-
 def _list_of(values: Any, count: int, name: str, scorer: str) -> list[Any]:
     if not isinstance(values, list) or len(values) != count:
         found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are not a list"
         raise EmailRLError(f"{scorer} replied with {found} for {count} trajectories.")
     return values
-
-
-def _numbers(values: Any, count: int, name: str, scorer: str) -> list[float]:
-    return [read_terms(value, name, scorer)[name] for value in _list_of(values, count, name, scorer)]
 
 
 def _described(trajectory: Trajectory) -> dict[str, Any]:
@@ -239,14 +227,15 @@ class HttpReward:
 
     def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
         try:
-            return [*read_reply(self._post(request_body(batch)), batch, f"The scorer {self._shown}", self._tellable)]
+            reply = self._post(request_body(batch))
+            return [*read_reply(reply, batch, f"The scorer {self._shown}", self._tellable)]
         except EmailRLError as error:
-            masked = EmailRLError(self._tellable(error.message), error.hint)
+            masked = EmailRLError(self._tellable(error.message)[:500], error.hint)
             logger.warning("%d trajectories got no reward: %s", len(batch), masked)
             return [masked] * len(batch)
 
     def _tellable(self, text: str) -> str:
-        return redacted(text, *self._secrets, limit=500)
+        return redacted(text, *self._secrets, limit=10_000)
 
     def _post(self, body: dict[str, Any]) -> Any:
         """The reply's JSON; raises EmailRLError when there is none after the last try."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import signal
 import sqlite3
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,38 +176,6 @@ def test_a_database_is_not_written_through_a_link(tmp_path: Path, email: Make) -
                 build_database([email(2)], link, **flags)
         link.unlink()
     assert mine.read_bytes() == before and only(tmp_path / "disk") == ["mine.db"]
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from conftest import make_email
-from emailrl.mail.build import build_database
-def mails():
-    for number in range(3000):
-        yield make_email(number, body="new")
-    print("reading", flush=True)
-    time.sleep(60)
-build_database(mails(), Path(sys.argv[1]), overwrite=True)
-"""
-
-
-def test_a_killed_build_leaves_the_old_database_and_the_next_one_clears_up(tmp_path: Path, email: Make) -> None:
-    db = tmp_path / "mail.db"
-    build_database([email(1)], db)
-    content = db.read_bytes()
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(db), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline() == "reading\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert only(tmp_path) == ["mail.db", "mail.db.building", "mail.db.gen-db-lock"]
-    assert db.read_bytes() == content
-    build_database([email(2)], db, overwrite=True)
-    assert only(tmp_path) == ["mail.db"]
 
 
 def test_progress_counts_up_in_both_phases(tmp_path: Path, email: Make) -> None:

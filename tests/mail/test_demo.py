@@ -42,7 +42,7 @@ def test_splits_share_no_person_project_or_value(worlds: list[World]) -> None:
 
 def test_pool_draws_only_its_split_and_nothing_twice() -> None:
     pool = Pool(random.Random(0), "val")
-    drawn = [pool.amount() for _ in range(200)]
+    drawn = [pool.value("amount") for _ in range(200)]
     assert {split_of(text) for text in drawn} == {"val"}
     assert len(set(drawn)) == 200
 

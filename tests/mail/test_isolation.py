@@ -129,32 +129,6 @@ def test_read_shows_nothing_it_should_not(
     assert (email is not None) == visible
 
 
-QUESTION = st.fixed_dictionaries(
-    {"keywords": st.lists(st.sampled_from(["gas", "the", "budget", "2001"]), max_size=2)},
-    optional={"from_addr": st.sampled_from(PEOPLE), "to_addr": st.sampled_from(PEOPLE)},
-).filter(lambda question: question["keywords"] or len(question) > 1)
-
-
-@settings(max_examples=200, deadline=None)
-@given(question=QUESTION, inbox=st.sampled_from(PEOPLE), until=UNTIL, order=ORDER)
-def test_search_finds_all_it_should(
-    mailbox: tuple[Path, dict[str, RawEmail]], question: dict[str, Any], inbox: str, until: str | None, order: Order
-) -> None:
-    db, emails = mailbox
-    expected = {
-        key
-        for key, email in emails.items()
-        if is_visible(email, inbox, until)
-        and set(question["keywords"]) <= set(f"{email.subject} {email.body}".lower().split())
-        and question.get("from_addr", email.from_address) == email.from_address
-        and ("to_addr" not in question or question["to_addr"] in (*email.to, *email.cc, *email.bcc))
-    }
-    hits = open_mailbox(db, inbox, until, order=order).search(**question)
-    found = {hit.message_id for hit in hits}
-    assert found <= expected
-    assert len(found) == min(10, len(expected))
-
-
 WRITES = [
     "INSERT INTO emails (message_id, subject) VALUES ('<new@x>', 'x')",
     "UPDATE emails SET subject = 'x'",

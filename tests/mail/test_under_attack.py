@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import io
-import random
-import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 from mail.mails import stored_emails
-
-from emailrl.mail import database_fingerprint
 
 GEN_DB = (sys.executable, "-m", "emailrl", "gen-db", "--source", "demo", "--db", "mail.db")
 PEAK = """
@@ -22,27 +17,6 @@ import resource, subprocess, sys
 done = subprocess.run([sys.executable, "-m", "emailrl", "gen-db", *sys.argv[1:]], capture_output=True, text=True)
 print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
-
-
-@pytest.mark.slow
-def test_twenty_sigkills_of_gen_db_leave_the_old_database_or_the_new(tmp_path: Path) -> None:
-    subprocess.run([*GEN_DB, "--limit", "50"], cwd=tmp_path, check=True, capture_output=True)
-    db, rng = tmp_path / "mail.db", random.Random(20)
-    sizes = {len(list(stored_emails(db)))}
-    began = time.monotonic()
-    subprocess.run([*GEN_DB, "--overwrite", "--limit", "400"], cwd=tmp_path, check=True, capture_output=True)
-    so_long = time.monotonic() - began
-    sizes.add(len(list(stored_emails(db))))
-    for _ in range(20):
-        limit = rng.choice(["50", "400"])
-        with subprocess.Popen(
-            [*GEN_DB, "--overwrite", "--limit", limit], cwd=tmp_path, stderr=subprocess.PIPE
-        ) as child:
-            time.sleep(rng.uniform(0, so_long))
-            child.send_signal(signal.SIGKILL)
-        assert database_fingerprint(db) and len(list(stored_emails(db))) in sizes
-    subprocess.run([*GEN_DB, "--overwrite", "--limit", "50"], cwd=tmp_path, check=True, capture_output=True)
-    assert not [path.name for path in tmp_path.iterdir() if ".building" in path.name or ".staging" in path.name]
 
 
 @pytest.mark.slow

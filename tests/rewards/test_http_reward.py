@@ -283,15 +283,6 @@ def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: li
     assert "HTTP 401: bad key ***" in (played.exception or "")
 
 
-def test_thousands_of_names_are_refused_at_once_and_hundreds_are_read_quickly(serve: Serve) -> None:
-    begun = time.process_time()
-    for count, refused in [(50_000, True), (1000, False)]:
-        stub = serve(lambda *_, count=count: (200, json.dumps({"rewards": [{f"t{i}": 0.0 for i in range(count)}] * 2})))
-        played = score(stub.url, 2, reward_api_key="a-key-of-usual-length-0123456789")
-        assert ["50,000 names" in (each.exception or "") for each in played] == [refused] * 2
-    assert time.process_time() - begun < 5
-
-
 @pytest.mark.parametrize("url", ["http://", "http://[::1/x", "https://:80/x"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(UsageError, match="The reward's URL"):
@@ -308,30 +299,23 @@ def test_a_reward_server_in_the_settings_file(serve: Serve, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("echo", "hidden"),
+    "echo",
     [
-        ("hu&sh", "***"),
-        ("ann:hu&sh", "***"),
-        ("hu&amp;sh", "***"),
-        ("&#104;u&#x26;sh", "***"),
-        ("hu%2526sh", "***"),
-        ("Basic YW5uOmh1JnNo", "Basic ***"),
-        ("Bearer the-key", "Bearer ***"),
+        "hu&sh",
+        "ann:hu&sh",
+        "hu&amp;sh",
+        "&#104;u&#x26;sh",
+        "hu%2526sh",
+        "Basic YW5uOmh1JnNo",
+        "Bearer the-key",
+        "a" * 10**5,
     ],
 )
-def test_names_that_a_server_gives_hold_no_secret(serve: Serve, echo: str, hidden: str) -> None:
-    def reply(body: dict[str, Any], _: int) -> tuple[int, str]:
-        return 200, json.dumps({"rewards": [{f"by {echo}": 1.0, "b": 2}], "extra_logs": {f"of {echo}": [3.0]}})
-
-    url = serve(reply).url.replace("http://", "http://ann:hu%26sh@")
+@pytest.mark.parametrize("place", ["rewards", "extra_logs"])
+def test_names_that_hold_a_secret_are_refused_unshown(serve: Serve, echo: str, place: str) -> None:
+    reply = {"rewards": [{f"by {echo}": 1.0}]} if place == "rewards" else {"rewards": [1], "extra_logs": {echo: [3.0]}}
+    url = serve(lambda *_: (200, json.dumps(reply))).url.replace("http://", "http://ann:hu%26sh@")
     played = trajectory(1)
     settings = RewardSettings(reward_api_key=SecretStr("the-key"))
-    (terms,) = custom.HttpReward(url, settings, concurrency=1).score_batch([played])
-    assert terms == {f"by {hidden}": 1.0, "b": 2.0}
-    assert played.rubric[f"remote_of {hidden}"] == 3.0
-
-
-def test_names_that_are_one_when_a_secret_is_hidden_are_refused(serve: Serve) -> None:
-    url = serve(lambda *_: (200, '{"rewards": [{"hush": 1, "%68ush": 2}]}')).url.replace("http://", "http://ann:hush@")
-    (error,) = custom.HttpReward(url, RewardSettings(), concurrency=1).score_batch([trajectory(1)])
-    assert "names that cannot be distinguished" in str(error)
+    (error,) = custom.HttpReward(url, settings, concurrency=1).score_batch([played])
+    assert "names" in str(error) and echo not in str(error) and not any("remote" in name for name in played.rubric)

@@ -16,8 +16,7 @@ from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mailbox import Inbox, Mail, MailReader
 from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
 from emailrl.questions.splits import MANY, SPLITS, split_of_mail
-from emailrl.questions.template.kinds import Finding, Kind
-from emailrl.questions.template.usual import KINDS
+from emailrl.questions.template.usual import KINDS, Finding, Kind
 from emailrl.records.trajectory import Scenario
 
 DEFAULT_LIMIT = 6000

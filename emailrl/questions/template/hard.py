@@ -8,8 +8,18 @@ from random import Random
 
 from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
 from emailrl.questions.rows import I_DONT_KNOW
-from emailrl.questions.template.kinds import Finding, Kind, kind, refer_to
-from emailrl.questions.template.usual import FACT_KINDS, MAX_COUNT, count_in_month, reply_from, sender, subject
+from emailrl.questions.template.usual import (
+    FACT_KINDS,
+    MAX_COUNT,
+    Finding,
+    Kind,
+    count_in_month,
+    kind,
+    refer_to,
+    reply_from,
+    sender,
+    subject,
+)
 
 MIN_MAILS = 30
 """Minimum emails in a mailbox for a question without an answer."""

@@ -13,7 +13,7 @@ from emailrl.facts.mentions import Extractor
 from emailrl.facts.names import name_of
 from emailrl.questions.inbox.mailbox import own_text, spell_day, topic_of
 from emailrl.questions.template import HARD_KINDS, KINDS
-from emailrl.questions.template.kinds import MY_MAIL, THEIR_MAIL
+from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL
 
 _SLOTS = {
     "person": r"(?P<person>[^\"?]+?)",

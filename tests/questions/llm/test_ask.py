@@ -59,15 +59,6 @@ def test_a_question_on_more_mails_than_may_be_sources_is_left_out(
     assert (len(harvested.scenarios), harvested.dropped) == (2, {"too_many_sources": 18})
 
 
-def test_a_busy_server_is_given_the_time_it_asks_for(
-    waits: list[float], mail_db: Path, serve: Serve, generation: Make
-) -> None:
-    stub = serve(lambda body, n: (429, "slow down") if n <= 2 else good(body, n), retry_after="7")
-    run(mail_db, generation(stub.url, generator_concurrency=1), limit=20)
-    assert waits == [7.0, 7.0]
-    assert len(stub.requests) == 4
-
-
 def test_back_off_doubles_and_an_outage_ends_in_an_error(
     waits: list[float], mail_db: Path, serve: Serve, generation: Make
 ) -> None:

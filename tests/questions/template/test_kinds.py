@@ -9,7 +9,7 @@ from questions.template.world import ANA, BO, CY, DEE, box, mail
 
 from emailrl.questions.inbox.mailbox import Inbox, Mail, own_text
 from emailrl.questions.template import HARD_KINDS, KINDS
-from emailrl.questions.template.kinds import Finding
+from emailrl.questions.template.usual import Finding
 
 BY_NAME = {kind.name: kind for kind in (*KINDS, *HARD_KINDS)}
 
