@@ -70,7 +70,10 @@ def open_run(
         start = find_start(settings, checkpoint)
         settings = start.settings
         wanted = make_filter(algorithm, settings.algorithm, answers=mode.reward is None)
-        scorer, eval_scorer = _training_scorer(settings, mode, algorithm), build_scorer(settings)
+        scorer, eval_scorer = (
+            _training_scorer(settings, mode, algorithm),
+            build_scorer(settings.rewards, settings.reward_weights, settings.agent),
+        )
         data = _noted_data(settings, algorithm, checkpoint, start.notes)
         seed_generators(settings.training.seed)
         total = _total_steps(settings, mode, len(data.train), ranks.world)
@@ -205,7 +208,7 @@ def _restore(checkpoint: Checkpoint, updater: Updater) -> RunState:
 
 def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
     """The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty."""
-    scorer = build_scorer(settings, reward=mode.reward)
+    scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent, reward=mode.reward)
     wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
     buffer = wanted.overlong_buffer
     if buffer is None:
