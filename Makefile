@@ -60,6 +60,6 @@ format: $(INSTALLED)
 	@$(BIN)/ruff format .
 
 docs: $(INSTALLED)
-	@$(BIN)/python -m emailrl.cli.reference docs
+	@$(BIN)/python docs/generate.py docs
 	@$(BIN)/zensical build --strict
 	@cd docs && find . -name '*.md' -exec cp --parents -t ../site {} +

@@ -32,9 +32,8 @@ import typer
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import INTERRUPTED
 from emailrl.cli.answer import Steps, render_answer, why_not
-from emailrl.cli.completion import inboxes
 from emailrl.cli.inputs import note_adapters, note_runs_without_best
-from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, setting_options
+from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, inboxes, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
 
 if TYPE_CHECKING:

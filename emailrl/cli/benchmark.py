@@ -38,12 +38,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.base.plain import counted
-from emailrl.cli.completion import checkpoints, models
-from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
-from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
+from emailrl.cli.live import Tally
+from emailrl.cli.options import (
+    Json,
+    Overrides,
+    Overwrite,
+    Resume,
+    Trust,
+    checkpoints,
+    models,
+    path_option,
+    setting_options,
+)
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
-from emailrl.cli.progress import Tally
 from emailrl.cli.tables import result_lines, results_table, title_of
 
 if TYPE_CHECKING:
@@ -153,6 +161,7 @@ def _play(
     overwrite: bool,
 ) -> Report:
     """Run the benchmark with progress; on failure, say what is saved, and leave no empty folder."""
+    from emailrl.cli.trajectory import show_trajectories
     from emailrl.measure.benchmark import run_benchmark
 
     num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples

@@ -10,7 +10,7 @@ import typer
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import one_line
-from emailrl.cli import completion
+from emailrl.cli import options
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
@@ -70,7 +70,7 @@ def show_command(
     overrides: Overrides,
     *,
     which: Annotated[
-        str, typer.Argument(help="best, latest, or the folder of a checkpoint.", autocompletion=completion.checkpoints)
+        str, typer.Argument(help="best, latest, or the folder of a checkpoint.", autocompletion=options.checkpoints)
     ] = "best",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all settings, including defaults.")] = False,
     json: Json = False,

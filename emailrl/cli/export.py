@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from emailrl.base.errors import UsageError
-from emailrl.cli.completion import one_of
 from emailrl.cli.inputs import note_runs_without_best
-from emailrl.cli.next_step import suggest_asking
-from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
-from emailrl.cli.output import print_json, progress_console, result_console
+from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, one_of, path_option
+from emailrl.cli.output import print_json, print_next, progress_console, result_console
 
 if TYPE_CHECKING:
     from emailrl.measure.export import Format
@@ -70,4 +68,4 @@ def export(
     if json:
         print_json(written)
     else:
-        suggest_asking(["--checkpoint" if format == "adapter" else "--model", str(written.out)], settings)
+        print_next(["ask", "--checkpoint" if format == "adapter" else "--model", str(written.out)])

@@ -121,7 +121,7 @@ def gen_db(
             )
         _print_summary(report, console)
         _say_what_is_outdated(report, overwrite=overwrite, append=append)
-    _print_next(everything, report.db, console, is_limited=limit is not None)
+    _print_next(everything, report.db, console)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
@@ -204,7 +204,7 @@ def existing_database(db: Path) -> BuildReport:
     return BuildReport(num_emails, num_recipients, {}, 0.0, db.resolve(), {})
 
 
-def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: bool) -> None:
+def _print_next(settings: Settings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.connection import opened
     from emailrl.questions.beside import questions_file
@@ -219,28 +219,11 @@ def _print_next(settings: Settings, db: Path, console: Console, *, is_limited: b
         say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}", console)
     named = settings.store.db
     if (questions := questions_file(named)).is_file():
-        _suggest_benchmark(settings, questions, is_limited=is_limited)
+        suggest_benchmark(settings, questions)
     else:
         inbox = ["--inbox", owners[0].address] if owners and _is_named(owners) else []
         shared = [SHARED] if inbox or len(owners) < len(FEW) else []
         print_next(["gen-questions", "--db", str(named), *inbox, *shared])
-
-
-def _suggest_benchmark(settings: Settings, questions: Path, *, is_limited: bool) -> None:
-    """Suggest a benchmark with existing questions; note if they are unreadable, or if a limit emptied a split."""
-    from emailrl.mail.demo import NUM_WORLDS
-    from emailrl.questions import read_jsonl
-    from emailrl.questions.splits import split_notes
-
-    try:
-        scenarios = list(read_jsonl(questions))
-    except UsageError as error:
-        say(f"Note: {error}")
-        return
-    is_cut_demo = is_limited and settings.store.source == "demo"
-    for note in split_notes(scenarios, sum(NUM_WORLDS.values()), is_limited=True) if is_cut_demo else ():
-        say(f"Note: {note}")
-    suggest_benchmark(settings, questions, scenarios)
 
 
 def _is_named(owners: list[Owner]) -> bool:

@@ -28,9 +28,8 @@ import typer
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.cli.completion import inboxes
 from emailrl.cli.next_step import suggest_benchmark
-from emailrl.cli.options import Json, Overrides, Overwrite, Trust, path_option, setting_options
+from emailrl.cli.options import Json, Overrides, Overwrite, Trust, inboxes, path_option, setting_options
 from emailrl.cli.output import print_json, progress_console, result_console
 from emailrl.cli.tables import questions_table
 
@@ -116,7 +115,8 @@ def gen_questions(
     is_limited = limit is not None and (generator == "llm" or len(scenarios) == limit)
     for note in split_notes(scenarios, len(chosen), is_limited=is_limited, allow_shared=shares):
         progress_console().print(f"Note: {note}", style="yellow", soft_wrap=True)
-    suggest_benchmark(settings, target, scenarios)
+    if any(scenario.split in (None, "test") for scenario in scenarios):
+        suggest_benchmark(settings, target)
     if json:
         print_json(_result(scenarios, target, db) | {"generator": generator, "seconds": seconds, **more})
 

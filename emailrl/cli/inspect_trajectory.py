@@ -28,7 +28,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Overrides, Overwrite, setting_options
 from emailrl.cli.output import progress_console, result_console, say
-from emailrl.cli.page_file import HtmlFile, Redact, write_page
+from emailrl.cli.report import HtmlFile, Redact, write_page
 
 if TYPE_CHECKING:
     from emailrl.records import TrajectoryIndex
@@ -123,7 +123,7 @@ def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> Non
 
 
 def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
-    from emailrl.cli.listing import trajectory_list
+    from emailrl.cli.trajectory import trajectory_list
     from emailrl.page.place import position_in
 
     first = position_in(index, wanted)

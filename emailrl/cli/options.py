@@ -10,16 +10,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer import Context
 
-from emailrl.cli.completion import BY_SETTING, checkpoints, one_of, presets
+from emailrl.base.errors import EmailRLError
 
 if TYPE_CHECKING:
     from emailrl.settings.names import Leaf
 
+MAX_INBOXES: Final = 50
 Overrides = dict[str, Any]
 """Settings given on the command line, by name; None means not given, and `load_settings` ignores it."""
 
@@ -95,6 +98,64 @@ def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter
         leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
+
+def one_of(*choices: str) -> Callable[[str], list[str]]:
+    """A completer for fixed choices."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete
+
+
+def presets(incomplete: str) -> list[str]:
+    """The size presets."""
+    from emailrl.settings import PRESETS
+
+    return one_of(*PRESETS)(incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """The packaged models; for anything else, shells complete file names."""
+    from emailrl.model.resolve import PACKAGED
+
+    return one_of(*PACKAGED)(incomplete)
+
+
+def checkpoints(incomplete: str) -> list[str]:
+    """``best``, ``latest`` and the checkpoints below OUTPUT_DIR."""
+    from emailrl.checkpoints import find_runs, list_checkpoints
+    from emailrl.settings import load_settings
+
+    found = ["best", "latest"]
+    with suppress(EmailRLError):
+        runs = find_runs(load_settings(looks_only=True).output.output_dir)
+        found += [str(checkpoint.path) for run in reversed(runs) for checkpoint in list_checkpoints(run)]
+    return one_of(*found)(incomplete)
+
+
+def inboxes(context: Context, incomplete: str) -> list[str]:
+    """The addresses in the database with this prefix."""
+    from sqlalchemy import select
+
+    from emailrl.mail.connection import opened
+    from emailrl.mail.schema import addresses
+    from emailrl.settings import load_settings
+
+    address = addresses.c.address
+    wanted = select(address).where(address >= incomplete, address < f"{incomplete}\U0010ffff").order_by(address)
+    with suppress(EmailRLError):
+        db = context.params.get("db") or load_settings(looks_only=True).store.db
+        with opened(db) as connection:
+            return list(connection.scalars(wanted.limit(MAX_INBOXES)))
+    return []
+
+
+BY_SETTING: Final[dict[str, Any]] = {
+    "model_name": models,
+    "resume": one_of("auto", "latest", "best"),
+}
+"""Completers of settings without a fixed list of choices, by name."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")]
 Preset = Annotated[

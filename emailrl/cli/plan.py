@@ -31,10 +31,7 @@ from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, set
 from emailrl.cli.output import print_json, result_console
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from emailrl.plan import Plan
-    from emailrl.plan.advice import Way
     from emailrl.plan.several import Split
     from emailrl.plan.time import Seconds
 
@@ -114,12 +111,22 @@ def _check_named(overrides: Overrides) -> None:
 
 
 def _print(planned: Plan) -> None:
+    from rich.table import Table
     from rich.text import Text
 
     from emailrl.plan import duration
 
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    sections = {"Memory, GiB": _memory, "Tokens": _tokens} | ({"Time and cost": _time} if planned.fits else {})
+    for title, rows in sections.items():
+        table.add_row(Text(title, style="bold"))
+        for name, value, remark in rows(planned):
+            table.add_row(f"  {name}", value, Text(one_line(remark), style="dim"))
     console = result_console()
-    console.print(_table(planned))
+    console.print(table)
     if planned.ways:
         console.print(Text("To make it fit", style="bold"))
     for way in planned.ways:
@@ -127,24 +134,6 @@ def _print(planned: Plan) -> None:
     for note in planned.notes:
         console.print(Text(f"Note: {note}", style="dim"))
     console.print(Text(planned.verdict, style="bold green" if planned.runs else "bold red"), soft_wrap=True)
-
-
-def _table(planned: Plan) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
-    sections = [("Memory, GiB", _memory(planned)), ("Tokens", _tokens(planned))]
-    if planned.fits:
-        sections.append(("Time and cost", _time(planned)))
-    for title, rows in sections:
-        table.add_row(Text(title, style="bold"))
-        for name, value, remark in rows:
-            table.add_row(f"  {name}", value, Text(one_line(remark), style="dim"))
-    return table
 
 
 Row = tuple[str, str, str]
@@ -266,32 +255,37 @@ def _json(planned: Plan) -> dict[str, Any]:
     """Memory in GiB, times in seconds."""
     from emailrl.plan.time import scoring_passes
 
-    job, tokens, cost = planned.job, planned.tokens, planned.cost
+    job, tokens, memory, cost = planned.job, planned.tokens, planned.memory, planned.cost
     lora, device = job.settings.lora, job.cluster.device
+    parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
     return {
-        "runs": planned.runs,
-        "fits": planned.fits,
-        "obstacles": [{"reason": one.reason, "remedy": one.remedy} for one in planned.obstacles],
-        "verdict": planned.verdict,
+        **{name: getattr(planned, name) for name in ("runs", "fits", "verdict", "notes")},
+        "obstacles": [one._asdict() for one in planned.obstacles],
         "model": {
             "name": job.settings.model.name,
             "parameters": job.shape.parameters,
             "lora_parameters": job.shape.lora_parameters(lora.lora_rank, lora.target_modules),
         },
         "device": {"name": device.name, "gib": round(device.gib, 1), "num_gpus": job.cluster.gpus},
-        "memory": _json_memory(planned),
+        "memory": {
+            **{phase: {name: _gib(size) for name, size in sizes.items()} for phase, sizes in parts.items()},
+            **{name: _gib(getattr(memory, name)) for name in ("sampling_peak", "training_peak", "peak", "usable")},
+            "worst_peak": _gib(planned.worst.peak),
+            "worst_fits": planned.worst.fits,
+            "layers": memory.layout.layers,
+            "kept": memory.keep.name.lower(),
+            "micro_batch_tokens": memory.micro_batch_tokens,
+            "cache_bytes_per_token": job.shape.cache_bytes(memory.layout.itemsize),
+            "cache_tokens": memory.cache_tokens,
+            "cache_needs_tokens": memory.cache_needs,
+            "trajectories_at_once": memory.at_once,
+        },
         "tokens": {
-            "per_trajectory": tokens.per_trajectory,
-            "longest": tokens.longest,
-            "most_per_trajectory": tokens.most_per_trajectory,
-            "source": tokens.source,
+            **{name: getattr(tokens, name) for name in _COUNTS},
             "trainable_share": round(tokens.trainable_share, 4),
             "trajectories_per_step": tokens.trajectories,
-            "per_step": tokens.per_step,
             "run": tokens.per_step * tokens.steps,
-            "steps": tokens.steps,
             "epochs": round(tokens.epochs, 4),
-            "questions": tokens.questions,
         },
         "seconds": _phases(planned.seconds)
         | {
@@ -303,36 +297,20 @@ def _json(planned: Plan) -> dict[str, Any]:
             "run": round(planned.run_seconds, 1),
         },
         "tokens_per_second": round(planned.tokens_per_second, 1),
-        "split": _json_split(planned.split),
-        "alternative": _json_split(planned.alternative),
+        "split": _split(planned.split),
+        "alternative": _split(planned.alternative),
         "price_per_gpu_hour": planned.price,
         "cost": None if cost is None else round(cost, 2),
-        "ways": [_json_way(way) for way in planned.ways],
-        "faster": [_json_way(way) for way in planned.faster],
-        "notes": planned.notes,
+        **{
+            name: [
+                {"change": way.text, "peak": _gib(way.peak), "run_seconds": round(way.run_seconds, 1)} for way in ways
+            ]
+            for name, ways in (("ways", planned.ways), ("faster", planned.faster))
+        },
     }
 
 
-def _json_way(way: Way) -> dict[str, Any]:
-    return {"change": way.text, "peak": _gib(way.peak), "run_seconds": round(way.run_seconds, 1)}
-
-
-def _json_memory(planned: Plan) -> dict[str, Any]:
-    memory = planned.memory
-    parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
-    return {
-        **{phase: {name: _gib(size) for name, size in sizes.items()} for phase, sizes in parts.items()},
-        **{name: _gib(getattr(memory, name)) for name in ("sampling_peak", "training_peak", "peak", "usable")},
-        "worst_peak": _gib(planned.worst.peak),
-        "worst_fits": planned.worst.fits,
-        "layers": memory.layout.layers,
-        "kept": memory.keep.name.lower(),
-        "micro_batch_tokens": memory.micro_batch_tokens,
-        "cache_bytes_per_token": planned.job.shape.cache_bytes(memory.layout.itemsize),
-        "cache_tokens": memory.cache_tokens,
-        "cache_needs_tokens": memory.cache_needs,
-        "trajectories_at_once": memory.at_once,
-    }
+_COUNTS = ("per_trajectory", "longest", "most_per_trajectory", "source", "per_step", "steps", "questions")
 
 
 def _phases(seconds: Seconds) -> dict[str, Any]:
@@ -341,17 +319,13 @@ def _phases(seconds: Seconds) -> dict[str, Any]:
     return phases | {"overlaps": seconds.overlaps}
 
 
-def _json_split(split: Split | None) -> dict[str, Any] | None:
+def _split(split: Split | None) -> dict[str, Any] | None:
     if split is None:
         return None
     return {
-        "shared": split.shared,
-        "trainers": split.trainers,
-        "servers": split.servers,
-        "tensor_parallel": split.tensor_parallel,
+        **{name: getattr(split, name) for name in ("shared", "trainers", "servers", "tensor_parallel")},
         "sharded_over": split.memory.cards,
-        "sampling": round(split.sampling, 2),
-        "playing": round(split.playing, 2),
+        **{name: round(getattr(split, name), 2) for name in ("sampling", "playing")},
         "seconds": _phases(split.seconds),
         "tokens_per_second": round(split.tokens_per_second, 1),
     }

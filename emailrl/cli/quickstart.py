@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emailrl.cli.live import LiveRun
+from emailrl.cli.live import LiveRun, Tally
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, print_next, result_console, say
-from emailrl.cli.progress import Tally
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,12 +24,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.cli.completion import one_of
-from emailrl.cli.details import show_trajectories
 from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
-from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
+from emailrl.cli.live import Tally
+from emailrl.cli.options import (
+    Checkpoint,
+    Json,
+    Overrides,
+    Overwrite,
+    Resume,
+    Trust,
+    one_of,
+    path_option,
+    setting_options,
+)
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading
-from emailrl.cli.progress import Tally
 from emailrl.cli.tables import rollout_table
 
 CONDITIONS = ".conditions.json"
@@ -66,6 +74,7 @@ def rollout(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.cli.trajectory import show_trajectories
     from emailrl.engines import check_player
     from emailrl.measure.evaluation import Evaluation, reason
     from emailrl.measure.journal import Journal

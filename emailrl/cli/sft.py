@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.inputs import check_inputs, with_inputs
-from emailrl.cli.next_step import suggest_train
+from emailrl.cli.next_step import suggest
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console, say
 
@@ -80,7 +80,8 @@ def sft(
         print_json(result)
     else:
         whole = settings.sft.full_finetuning or settings.sft.from_scratch
-        suggest_train(["--model" if whole else "--adapter", str(result.out)], settings, load_settings({}, trust=trust))
+        start = ["--model" if whole else "--adapter", str(result.out)]
+        suggest(["train", *start], settings, load_settings({}, trust=trust))
 
 
 def _with_questions(settings: Settings, *, resumed: bool) -> Settings:

@@ -23,6 +23,7 @@ Examples:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,14 +33,13 @@ import typer
 
 from emailrl.cli.inputs import check_inputs, with_inputs
 from emailrl.cli.live import LiveRun
-from emailrl.cli.next_step import suggest_measuring
+from emailrl.cli.next_step import suggest
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say
 from emailrl.cli.ranks import LaunchOf, after_restart, does_other_work, launch_options
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
-    from emailrl.training.loop import TrainResult
 
 
 @setting_options(
@@ -101,17 +101,12 @@ def train(
         )
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
-    conclude(result, settings, trust=trust, json=json)
-
-
-def conclude(result: TrainResult, settings: Settings, *, trust: bool, json: bool) -> None:
-    """Print the result as JSON, or the next command; none if nothing was learned: the last lines give the remedies."""
-    from emailrl.settings import load_settings
-
     if json:
         print_json(result)
-    elif not result.learned_nothing:
-        suggest_measuring(result.run_dir, settings, load_settings({}, trust=trust))
+    elif not result.learned_nothing:  # else the last lines give the remedies
+        best = result.run_dir / "best_model"
+        measured = os.path.relpath(best if best.is_dir() else result.run_dir / "final")
+        suggest(["benchmark", "--checkpoint", measured], settings, load_settings({}, trust=trust))
 
 
 def _check(settings: Settings) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -19,10 +20,17 @@ from rich.text import Text
 
 from emailrl.base.plain import cut, plain, plain_line
 from emailrl.cli.answer import LONGEST_ID
+from emailrl.cli.output import say
 from emailrl.measure.evaluation import verdict
 from emailrl.page.tokens import TokenTexts
-from emailrl.records import TrainingNote
+from emailrl.records import Entry, TrainingNote, TrajectoryIndex
 from emailrl.records.trajectory import Message, TokenSample, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emailrl.records.trajectory import Trajectory
+    from emailrl.settings import Settings
 
 TRAINED = "bold green"
 """Style of tokens with loss mask 1; of sampled ones if nothing was trained on them."""
@@ -252,3 +260,76 @@ def _confidence(logprob: float) -> str:
     if logprob >= -0.105:
         return "green dim"
     return "yellow dim" if logprob >= -2.303 else "red"
+
+
+def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
+    """Print a file's scored trajectories according to the settings; with both set, every token too."""
+    if settings.output.show_trajectory_details:
+        _show_in_full(file, trajectories, settings, console)
+    elif settings.output.verbose:
+        for trajectory in trajectories:
+            say(_line(trajectory), console)
+
+
+def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
+    from emailrl.cli.trajectory import render_trajectory
+    from emailrl.page.place import origin
+    from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
+
+    verbose, tokens = settings.output.verbose, None
+    for trajectory in trajectories:
+        if verbose and tokens is None:  # a file holds trajectories of one policy
+            tokens = fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory)
+        made_by = origin(file, trajectory)
+        console.print(render_trajectory(trajectory, title=str(file), verbose=verbose, tokens=tokens, origin=made_by))
+
+
+def _line(trajectory: Trajectory) -> str:
+    from emailrl.measure.evaluation import verdict
+
+    turns = len(trajectory.turns)
+    facts = f"{verdict(trajectory)}, reward {trajectory.reward:.3f}, {turns} turn{'s' * (turns != 1)}"
+    return f"{trajectory.id}: {facts}, {trajectory.seconds:.1f} s: {trajectory.scenario.question}"
+
+
+STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
+"""Colors of verdicts; others have none."""
+
+
+WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
+"""Columns of full width; only the question, the last one, is truncated."""
+NARROW = 72
+"""Width of a terminal below which ``step`` and ``tokens`` are left out, so that the question stays readable."""
+
+
+def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) -> RenderableType:
+    """A table of ``limit`` trajectories from position ``first`` on, for a terminal of ``width`` columns."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    names = [name for name in WIDTHS if width >= NARROW or name not in ("step", "tokens")]
+    for name in names:
+        justify: Literal["left", "right"] = "left" if name == "verdict" else "right"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=WIDTHS[name])
+    table.add_column("question")
+    shown = index[first : first + limit]
+    for position, entry in enumerate(shown, first):
+        if entry.id is not None:  # skip lines without a trajectory
+            cells = _cells(position, entry)
+            table.add_row(*(cells[name] for name in [*names, "question"]))
+    count = f"{len(index):,} trajector{'y' if len(index) == 1 else 'ies'}"
+    part = f"index {first} to {first + len(shown) - 1} of {count}"
+    if len(shown) < len(index):
+        part += "; choose others with --index and --limit"
+    return Group(*(Text(plain_line(line), style="bold") for line in (str(index.path), part)), table)
+
+
+def _cells(position: int, entry: Entry) -> dict[str, Text]:
+    came_of_it = verdict(entry)
+    return {
+        "index": Text(str(position)),
+        "step": Text(str(entry.step)),
+        "reward": Text("-" if entry.reward is None else f"{entry.reward:.3f}"),
+        "verdict": Text(came_of_it, style=STYLES.get(came_of_it, "")),
+        "turns": Text(str(entry.turns)),
+        "tokens": Text(str(entry.tokens)),
+        "question": Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis"),
+    }

@@ -77,7 +77,7 @@ def _agrees() -> bool:
 
 
 def _revoke(folder: Path, json: bool) -> None:
-    from emailrl.settings.consent import forget
+    from emailrl.settings.trust import forget
 
     was = forget(folder)
     _say(f"{folder} {'is no longer trusted' if was else 'was not trusted'}.")
@@ -86,7 +86,7 @@ def _revoke(folder: Path, json: bool) -> None:
 
 
 def _list(json: bool) -> None:
-    from emailrl.settings.consent import folders, record_file
+    from emailrl.settings.trust import folders, record_file
 
     known = sorted(folders())
     for name in known if not json else ():

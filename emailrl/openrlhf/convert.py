@@ -1,14 +1,12 @@
-"""From flags to ``emailrl.toml``: the given flags, the complete objective, and comments for everything else.
+"""From flags to ``emailrl.toml``: the given flags and the complete objective, as it is by OpenRLHF's defaults.
 
-OpenRLHF's defaults that are not part of the objective are comments: 1024 questions per step must not be set silently.
-They are derived from the table's column as if they had been given.
+Its other defaults are left out: 1024 questions per step must not be set silently.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +20,6 @@ from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, leaves
 from emailrl.settings.needs import without_effect
-from emailrl.training.algorithms import Algorithm
 from emailrl.training.mix import in_force, override, resolve
 
 NEVER: Final = 1_000_000_000
@@ -68,22 +65,6 @@ NEEDED: Final = {
 """Flags without a setting of their own that another flag must accompany."""
 DECISIVE: Final = ("algorithm", "beta", "dynamic_filtering", "importance_correction", "overlong_buffer")
 """Settings without which others have no effect."""
-SWITCHES: Final = {
-    "enable_prefix_caching": ("vllm_enable_prefix_caching", False),
-    "vllm_enable_sleep": ("vllm_enable_sleep", "off"),
-    "packing_samples": ("packing", False),
-    "gradient_checkpointing": ("gradient_checkpointing", "off"),
-    "use_wandb": ("wandb_mode", "disabled"),
-    "enable_vllm_is_correction": ("importance_correction", "off"),
-    "async_train": ("max_staleness", 0),
-}
-"""Flags off by default in OpenRLHF, and the setting that is on here."""
-_UNLIKE: Final = frozenset(
-    ("lora_rank", "max_len", "train_max_tokens_per_gpu", "actor_num_gpus_per_node", "input_key", "attn_implementation")
-)
-"""Refused here (no adapter), without effect unless another flag is given, or a matter of the machine or the files."""
-_LITERAL: Final = re.compile(r"-?\d\S*( -?\d\S*)?|`[^`…]+`")
-"""A default that is a literal value: not ``computed``, ``as training`` or an abbreviated path."""
 
 
 @dataclass(slots=True)
@@ -110,17 +91,7 @@ def to_toml(text: str) -> str:
     Raises UsageError for an unreadable line, an unknown flag, an invalid value, or a combination that cannot be trained
     here. Tokens are never written.
     """
-    given = parse(text)
-    taken = take_all(given)
-    settings = _settings_of(taken.values, taken)
-    algorithm = resolve(settings)
-    _note_the_rest(given, taken)
-    return _write(taken, _offers(given, taken, settings, algorithm))
-
-
-def take_all(given: Given) -> Conversion:
-    """Convert all given flags; raises UsageError for a value of the wrong type, and for a count below 1."""
-    taken = Conversion()
+    given, taken = parse(text), Conversion()
     counts = {name: _count(name, given[name][0]) for name in COUNTS if name in given}
     for flag in FLAGS:
         if flag.name in given:
@@ -128,7 +99,9 @@ def take_all(given: Given) -> Conversion:
     _take_batches(counts, taken, dynamic="use_dynamic_batch" in given)
     _take_objective(given, taken)
     _drop_idle(given, taken)
-    return taken
+    resolve(_settings_of(taken.values, taken))
+    _note_the_rest(given, taken)
+    return _write(taken)
 
 
 def _take(flag: Flag, values: list[str], given: Given, taken: Conversion) -> None:
@@ -432,47 +405,7 @@ def _note_the_rest(given: Given, taken: Conversion) -> None:
             taken.flags[key] += f"; credentials removed: set the full URL as {by_name()[key].env_names[0]}"
 
 
-Offers = dict[str, tuple[Any, str]]
-"""Setting → OpenRLHF's default, and the comment after it."""
-
-
-def _offers(given: Given, taken: Conversion, settings: Settings, algorithm: Algorithm) -> Offers:
-    """OpenRLHF's defaults for flags not given; settings with the same value here are omitted."""
-    now = in_force(algorithm, settings)
-    matters = {
-        flag.name: flag
-        for flag in FLAGS
-        if flag.settings
-        and flag.name not in given
-        and flag.name not in _UNLIKE
-        and (flag.group != "vLLM" or "vllm_num_engines" in given)
-    }
-    theirs = {
-        name: flag.default.strip("`").split() for name, flag in matters.items() if _LITERAL.fullmatch(flag.default)
-    }
-    trial = take_all(theirs | given)
-    found: Offers = {}
-    for key, value in trial.values.items():
-        if key not in taken.values and value != getattr(now, key):
-            found[key] = value, _reason(key, trial.flags[key])
-    if "rollout_batch_size" not in given and "train_batch_size" in given:
-        found.pop("num_mini_batches", None)  # only valid with OpenRLHF's questions per step, which is not adopted
-    for name, (key, value) in SWITCHES.items():
-        if name in matters and key not in taken.values and value != getattr(now, key):
-            found[key] = value, f"--{name} not given: off in OpenRLHF"
-    if settings.vllm.max_staleness:
-        found.pop("importance_correction", None)  # stale rollouts need it
-    return found
-
-
-def _reason(key: str, why: str) -> str:
-    if key == "num_mini_batches":
-        return f"--train_batch_size not given: OpenRLHF's default is 128 ({why})"
-    [name, rest] = re.fullmatch(r"(--\w+)(.*)", why).groups()  # type: ignore[union-attr]
-    return f"{name} not given: OpenRLHF's default{rest if rest[:1] in ',' or rest[:2] == ' +' else ' is' + rest}"
-
-
-def _write(taken: Conversion, offered: Offers) -> str:
+def _write(taken: Conversion) -> str:
     lines = [
         "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
         "# Settings not listed keep emailrl's defaults; docs/reference/openrlhf.md shows where OpenRLHF's differ.",
@@ -480,16 +413,12 @@ def _write(taken: Conversion, offered: Offers) -> str:
     lines += [f"# {one_line(note)}" for note in taken.notes]
     section = ""
     for leaf in leaves():
-        if leaf.key not in taken.values and leaf.key not in offered:
+        if leaf.key not in taken.values:
             continue
         if leaf.section != section:
             section = leaf.section
             lines += ["", f"[{section}]"]
-        if leaf.key in taken.values:
-            lines.append(f"{leaf.key} = {_toml(taken.values[leaf.key])}  # {one_line(taken.flags[leaf.key])}")
-        else:
-            value, reason = offered[leaf.key]
-            lines.append(f"# {leaf.key} = {_toml(value)}  # {one_line(reason)}")
+        lines.append(f"{leaf.key} = {_toml(taken.values[leaf.key])}  # {one_line(taken.flags[leaf.key])}")
     return "\n".join(lines) + "\n"
 
 

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from emailrl.base.plain import counted
 from emailrl.model.layout import GPU_SIZED
 from emailrl.model.shape import KNOWN, find_shape
 from emailrl.plan.devices import DEVICES, driver_gpus
-from emailrl.plan.memory import Memory, rollout_pass, samples_in_process
+from emailrl.plan.memory import Memory, samples_in_process
 from emailrl.plan.several import Job
 from emailrl.settings.names import by_name, changed
 
 SMALLEST_BATCH: Final = 1024
-SMALLEST_PASS: Final = 256
 WINDOW_STEP: Final = 1024
 SHARES: Final = tuple(percent / 100 for percent in range(20, 95, 5))
 """Share of the GPU's memory for vLLM."""
@@ -97,16 +96,32 @@ def _missing(job: Job) -> Iterator[Obstacle]:
 
 
 def ways_to_fit(job: Job) -> list[Way]:
-    """Each setting that suffices alone, else the strongest together; a smaller Qwen3; a larger GPU."""
-    memory = job.whole()[0]
-    found: list[Way] = []
-    for key, values in _values(job, memory):
-        found += _first_that_fits(job, ({key: value} for value in values))
+    """Each of a few changes that suffices alone, else the strongest together; a smaller Qwen3; a larger GPU."""
+    memory, vllm = job.whole()[0], job.settings.vllm_in_process
+    on_gpu, own = memory.layout.on_gpu, job.settings.vllm.vllm_gpu_memory_utilization
+    smaller = _halves(memory.micro_batch_tokens, max(job.tokens().longest, SMALLEST_BATCH))
+    sizes = range(job.settings.engine_gpus + 1, job.cluster.per_host + 1)
+    cache = job.settings.agent.kv_cache_gib if samples_in_process(job.settings) else None
+    shares: list[float] = sorted(SHARES, key=lambda share: (round(abs(share - own), 2), share))
+    tries: dict[str, Iterable[object]] = {
+        "max_tokens_per_micro_batch": smaller,
+        "gradient_checkpointing": ["selective", "on"] if memory.layout.layers == "fused" else ["on"],
+        "vllm_tensor_parallel_size": [size for size in sizes if vllm and job.cluster.per_host % size == 0],
+        "vllm_enable_sleep": ["on"] * vllm,
+        "vllm_gpu_memory_utilization": shares if vllm else [],
+        "max_model_len": filter(None, [_window(job, memory) if vllm else None]),
+        "kv_cache_gib": [cache * factor for factor in (2, 0.5, 4, 0.25, 8, 0.125)] if cache else [],
+        "load_in_4bit": [True] * on_gpu,
+        "engine": ["transformers"] * vllm,  # one copy of the weights instead of two
+    }
+    found = [way for key, values in tries.items() for way in _first_that_fits(job, ({key: one} for one in values))]
     if not found:
-        found = _first_that_fits(job, [_strongest(job, memory)])
-    names = [f"Qwen/Qwen3-{size}" for size in QWEN3 if KNOWN[f"qwen3-{size.lower()}"].parameters < job.shape.parameters]
+        together: dict[str, object] = {"load_in_4bit": True} if on_gpu else {"gradient_checkpointing": "on"}
+        together |= {"max_tokens_per_micro_batch": smaller[-1]} if smaller else {}
+        found = _first_that_fits(job, [together | ({"engine": "transformers"} if vllm else {})])
     if job.shape.family == "qwen3":
-        found += _first_that_fits(job, ({"model_name": name} for name in names))
+        fewer = [size for size in QWEN3 if KNOWN[f"qwen3-{size.lower()}"].parameters < job.shape.parameters]
+        found += _first_that_fits(job, ({"model_name": f"Qwen/Qwen3-{size}"} for size in fewer))
     device = job.cluster.device
     for card in sorted((one for one in DEVICES.values() if one.is_gpu), key=lambda one: one.gib):
         larger = replace(job, cluster=replace(job.cluster, device=card))
@@ -116,60 +131,16 @@ def ways_to_fit(job: Job) -> list[Way]:
 
 
 def faster_ways(job: Job) -> list[Way]:
-    """Engines with which the run fits and is clearly faster: vLLM in this process."""
+    """vLLM in this process, if the run fits with it and is clearly faster."""
     if not (job.cluster.device.is_gpu and samples_in_process(job.settings)):
         return []
-    vllm: dict[str, Any] = {"engine": "vllm", "vllm_urls": ""}
-    with_vllm = replace(job, settings=changed(job.settings, **vllm))
+    with_vllm = replace(job, settings=changed(job.settings, engine="vllm", vllm_urls=""))
     text = "--engine vllm"
     if window := _window(with_vllm, with_vllm.whole()[0]):
-        with_vllm = replace(job, settings=changed(job.settings, **vllm, max_model_len=window))
+        with_vllm = replace(job, settings=changed(with_vllm.settings, max_model_len=window))
         text = f"MAX_MODEL_LEN={window} {text}"
     way = _way(f"vLLM in the same process ({text})", with_vllm)
     return [way] if way and way.run_seconds < CLEARLY * job.whole()[1].run else []
-
-
-def _values(job: Job, memory: Memory) -> Iterator[tuple[str, Iterable[object]]]:
-    """Settings that affect memory, with values from the mildest.
-
-    First those that cost a little time, then those that limit or round what is learned, then another engine.
-    """
-    settings, vllm = job.settings, job.settings.vllm_in_process
-    if vllm and job.cluster.gpus > 1:
-        per_host, least = job.cluster.per_host, settings.engine_gpus + 1
-        yield "vllm_tensor_parallel_size", [size for size in range(least, per_host + 1) if per_host % size == 0]
-    yield "max_tokens_per_micro_batch", _micro_batches(job, memory)
-    yield "gradient_checkpointing", ["selective", "on"] if memory.layout.layers == "fused" else ["on"]
-    if vllm:
-        own = settings.vllm.vllm_gpu_memory_utilization
-        yield "vllm_enable_sleep", ["on"]
-        nearest: list[float] = sorted(SHARES, key=lambda share: (round(abs(share - own), 2), share))
-        yield "vllm_gpu_memory_utilization", nearest
-        yield "max_model_len", filter(None, [_window(job, memory)])
-    elif samples_in_process(settings):
-        yield "max_tokens_per_rollout_pass", _halves(rollout_pass(settings, memory.layout), SMALLEST_PASS)
-        if cache := settings.agent.kv_cache_gib:
-            yield "kv_cache_gib", [cache * factor for factor in (2, 0.5, 4, 0.25, 8, 0.125, 16, 0.0625)]
-    if (rank := settings.lora.lora_rank) > 8:
-        yield "lora_rank", [max(rank // 2, 8), 8]
-    if memory.layout.on_gpu:
-        yield "load_in_4bit", [True]
-    if vllm:
-        yield "engine", ["transformers"]  # one copy of the weights instead of two
-
-
-def _strongest(job: Job, memory: Memory) -> dict[str, object]:
-    """The changes that save most, together."""
-    changes: dict[str, object] = {"load_in_4bit": True} if memory.layout.on_gpu else {"gradient_checkpointing": "on"}
-    if smaller := _micro_batches(job, memory):
-        changes["max_tokens_per_micro_batch"] = smaller[-1]
-    if job.settings.vllm_in_process:
-        changes["engine"] = "transformers"
-    return changes
-
-
-def _micro_batches(job: Job, memory: Memory) -> list[int]:
-    return _halves(memory.micro_batch_tokens, max(job.tokens().longest, SMALLEST_BATCH))
 
 
 def _window(job: Job, memory: Memory) -> int | None:

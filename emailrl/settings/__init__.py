@@ -9,12 +9,11 @@ from emailrl.base.credentials import (
     split_credentials,
     without_credentials,
 )
-from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import folder_risks, load_settings, trust_folder
 from emailrl.settings.presets import PRESETS
-from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
+from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,

@@ -17,12 +17,11 @@ from pydantic import ValidationError
 from emailrl.base.credentials import without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import tell
-from emailrl.settings.consent import remember
 from emailrl.settings.fields import PLAIN_WORD
 from emailrl.settings.names import Leaf, leaves, nearest
 from emailrl.settings.sources import Given, Source, from_dotenv, from_environment, from_flags, from_preset, from_toml
 from emailrl.settings.tree import Settings, StoreSettings
-from emailrl.settings.trust import Risk, check, risks_of, wandb_risks
+from emailrl.settings.trust import Risk, check, remember, risks_of, wandb_risks
 
 _ORIGIN: Final = "recorded by the run"
 

@@ -15,10 +15,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, SecretStr
 
 from emailrl.base.credentials import without_credentials
-from emailrl.settings.engines import OpenAISettings, VllmSettings
 from emailrl.settings.fields import Address, Code, Env, Flag, NonNegative, Positive, Section, Temperature, Written
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
-from emailrl.settings.running import BenchmarkSettings, OutputSettings, TrackingSettings
+from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
 
 DEFAULT_DB: Final = Path("data/enron_emails.db")
 

@@ -27,7 +27,7 @@ def test_bare_it_exports_the_best_adapter(emailrl, best: Path, tmp_path: Path) -
 def test_merged_by_path(emailrl, best: Path, tmp_path: Path) -> None:
     enable_progress_bar()  # as it is in a new process
     code, out, error = emailrl("export", "--checkpoint", best, "--format", "merged", "--out", "agent")
-    assert (code, error) == (0, "")
+    assert code == 0 and error.endswith("ask --model agent\n") and error.count("\n") == 1
     assert out.splitlines() == [f"{best} → agent (merged, {len(list((tmp_path / 'agent').iterdir()))} files)"]
     assert (tmp_path / "agent" / "model.safetensors").is_file()
     code, out, error = emailrl("export", "--format", "merged", "--out", "agent")

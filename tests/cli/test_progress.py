@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from emailrl.cli import progress
-from emailrl.cli.progress import Tally
+from emailrl.cli import live as progress
+from emailrl.cli.live import Tally
 
 
 def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

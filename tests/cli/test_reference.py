@@ -6,8 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from generate import cli_reference, settings_reference
 
-from emailrl.cli.reference import cli_reference, settings_reference
 from emailrl.settings.names import leaves
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, text_of
-
-from emailrl.cli.llms import llms_txt, navigation
+from generate import llms_txt, navigation
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generate import openrlhf_reference
 from openrlhf.converted import settings_of, values_of
 
-from emailrl.cli.reference import openrlhf_reference
 from emailrl.openrlhf import FLAGS, find_flag, to_toml
 from emailrl.openrlhf.convert import COUNTS, JOINT, SPECIAL
 from emailrl.openrlhf.flags import NAMES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from openrlhf.converted import comments_of, settings_of, values_of
 
 from emailrl.base.errors import UsageError
 from emailrl.openrlhf import parse, to_toml
-from emailrl.settings import load_settings
 
 
 def test_a_shells_quoting_equals_signs_and_continuations() -> None:
@@ -265,7 +263,6 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
             "the default when `questions` is not set",
         ),
         ("--async_queue_size 2", "max_staleness", "--async_queue_size: no effect without --async_train"),
-        ("--vllm_num_engines 1", "max_staleness", "# max_staleness = 0  # --async_train not given: off in OpenRLHF"),
         (
             "--vllm_num_engines 4 --async_train --colocate_all_models",
             "vllm_urls",
@@ -273,7 +270,6 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
         ),
         ("--ring_attn_size 2", "ring_attn_size", "--ring_attn_size: DeepSpeed's own"),
         ("--vllm_num_engines 4", "vllm_urls", "start them with emailrl serve --replicas 4 and set vllm_urls"),
-        ("", "learning_rate", "# learning_rate = 1e-06  # --actor_learning_rate not given"),
         ("", "lora_rank", "--lora_rank not given: OpenRLHF trains all weights"),
         ("", "max_steps", "--max_steps not given: computed there from --num_episodes"),
         ("--reward_clip_range -inf 5", "reward_clip_low", "--reward_clip_range: an infinite bound is no bound"),
@@ -302,44 +298,6 @@ def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:
     assert settings.model.name == 'a"b\\c \N{GRINNING FACE}\x7f'
     assert settings.agent.question_template == "Frage: {}\n# not a comment"
     assert settings.tracking.wandb_name == "x # y"
-
-
-def test_every_default_that_differs_is_a_comment_of_its_own(tmp_path: Path) -> None:
-    """All but what the objective sets: with the ``#`` of these lines taken away, the file is OpenRLHF's own."""
-    lines = re.findall(r"^# (\w+) = (.+?)  # --(\w+) not given", to_toml(""), re.MULTILINE)
-    assert {key: tomllib.loads(f"x = {value}")["x"] for key, value, _ in lines} == {
-        **{"dtype": "bf16", "max_model_len": 2048, "lora_alpha": 16},
-        **{"train_dataset_size": 100_000_000, "max_tokens": 1024, "temperature": 1.0},
-        **{"max_batch_trajectories": 8, "reward_batch_size": 8, "num_train_epochs": 1, "num_generations": 1},
-        **{"per_device_train_batch_size": 1024, "num_mini_batches": 8, "max_rows_per_micro_batch": 4},
-        **{"learning_rate": 1e-6, "critic_learning_rate": 9e-6, "warmup_ratio": 0.03, "lr_scheduler": "cosine"},
-        **{"min_lr_ratio": 0.1, "adam_beta2": 0.95, "packing": False, "gradient_checkpointing": "off"},
-        **{"eval_steps": 10**9, "save_steps": 10**9, "export_dir": "./ckpt", "wandb_mode": "disabled"},
-        **{"wandb_project": "openrlhf_train_ppo", "shard": "off"},
-    }
-    text = re.sub(r"^# (\w+ = .+?  # --\w+ not given)", r"\1", to_toml(""), flags=re.MULTILINE)
-    (tmp_path / "emailrl.toml").write_text(text)
-    assert load_settings(cwd=tmp_path, environ={}).training.num_mini_batches == 8
-
-
-def test_a_default_is_offered_only_beside_flags_that_it_matters_with() -> None:
-    grpo = "--advantage_estimator group_norm --rollout_batch_size 16 --n_samples_per_prompt 16"
-    said = comments_of(grpo)
-    assert "critic_learning_rate" not in said and "vllm_enable_sleep" not in said
-    assert "# num_mini_batches = 2  # --train_batch_size not given: OpenRLHF's default is 128" in said
-    assert "# max_batch_trajectories = 8" in said and "max_batch_" not in comments_of("--vllm_num_engines 2")
-    assert "max_batch_" not in to_toml("--micro_rollout_batch_size 4 --vllm_num_engines 2")
-    assert '# vllm_enable_sleep = "off"  # --vllm_enable_sleep not given' in comments_of("--vllm_num_engines 1")
-    assert "# vllm_gpu_memory_utilization = 0.95  #" in comments_of("--vllm_num_engines 1")
-    off = '# importance_correction = "off"  # --enable_vllm_is_correction not given'
-    assert off in comments_of("--vllm_num_engines 1") and off not in said
-    assert off not in comments_of("--vllm_num_engines 1 --async_train")  # stale rollouts need the correction
-    sharded_only = "shard_offload acts on a sharded base only"
-    assert sharded_only in comments_of("--deepspeed_enable_sleep") and sharded_only not in said
-    assert sharded_only not in comments_of("--deepspeed_enable_sleep --zero_stage 3")
-    only_update = comments_of("--train_batch_size 32")
-    assert "num_mini_batches" not in only_update and "per_device_train_batch_size" not in only_update
-    assert "lora_alpha" not in comments_of("--lora_alpha 8")
 
 
 @pytest.mark.parametrize(

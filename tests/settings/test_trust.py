@@ -12,9 +12,8 @@ import pytest
 
 from emailrl.base.errors import EmailRLError
 from emailrl.settings import Settings, Untrusted, folder_risks, load_settings, trust_folder
-from emailrl.settings.consent import folders, forget, record_file
 from emailrl.settings.names import leaves
-from emailrl.settings.trust import wandb_risks
+from emailrl.settings.trust import folders, forget, record_file, wandb_risks
 
 READ_ONLY = {"questions", "chat_template", "smol_base", "adapter"}
 """Paths that are only ever read."""
