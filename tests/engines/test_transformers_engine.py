@@ -207,7 +207,8 @@ def test_the_context_window_bounds_a_completion(make_model: Callable[..., Qwen3F
     sampling = SamplingParams(50, 0.0)
     almost, full, beyond = engine.generate([Request(str(n), sampling, prompt(0, n)) for n in (18, 20, 25)])
     assert (len(almost.token_ids), almost.finish_reason) == (2, "length")
-    assert [(c.token_ids, c.logprobs, c.finish_reason) for c in (full, beyond)] == [([], [], "length")] * 2
+    [alone] = engine.generate([Request("alone", sampling, prompt(0, 20))])
+    assert [(c.token_ids, c.logprobs, c.finish_reason) for c in (full, beyond, alone)] == [([], [], "length")] * 3
     assert TransformersEngine(make_model(), [39], max_rows=4, max_model_len=10**6).max_model_len == 256
 
 

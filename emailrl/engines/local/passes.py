@@ -272,7 +272,11 @@ class Passes:
 
     def sample_next(self, running: Sequence[Conversation]) -> list[Conversation]:
         """Sample one token for every conversation; returns them, the shortest first."""
+        if not running:  # no prompt fitted
+            return []
         rows = sorted(running, key=lambda row: row.held)
+        if not rows:  # no prompt had room for a token
+            return []
         logits = self._logits(rows)
         tokens, logprobs = sample(logits, [row.request.sampling for row in rows], [row.uniforms for row in rows])
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
