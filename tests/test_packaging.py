@@ -37,17 +37,18 @@ def test_pins_name_no_build_of_torch_and_nothing_twice() -> None:
     assert len(PINS) == sum("==" in line for line in LINES)
 
 
-@pytest.mark.parametrize("name", PINS)
-def test_every_pin_installs_on_the_first_patch_of_the_promised_python(name: str) -> None:
+def test_every_pin_installs_on_the_first_patch_of_the_promised_python() -> None:
+    """As far as the pins are what is installed here."""
     [bound] = SpecifierSet(PROJECT["requires-python"])
     assert bound.operator == ">="
-    try:
-        installed = metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        pytest.skip("not installed here")
-    if Version(installed.version).public != PINS[name].public:
-        pytest.skip(f"{installed.version} is installed here, not the pin")
-    assert f"{bound.version}.0" in SpecifierSet(installed.metadata["Requires-Python"] or "")
+    installed = {canonicalize_name(one.name): one for one in metadata.distributions() if one.name}
+    asked = {
+        name: installed[name].metadata["Requires-Python"] or ""
+        for name, pin in PINS.items()
+        if name in installed and Version(installed[name].version).public == pin.public
+    }
+    assert len(asked) > len(PINS) / 3
+    assert [name for name, wanted in asked.items() if f"{bound.version}.0" not in SpecifierSet(wanted)] == []
 
 
 def test_every_imported_package_is_declared() -> None:
@@ -100,6 +101,8 @@ def test_a_script_beside_a_clone_imports_the_package_and_not_the_clone(tmp_path:
         assert ended.stdout.strip() == str(clone / "emailrl/__init__.py"), ended.stderr
 
 
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
 PYTHON = """\
 #!/bin/sh
 # Stands for Python: makes an environment whose pip, told by a file beside the Makefile, succeeds or fails.
@@ -134,7 +137,7 @@ def make_install(clone: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", "install", "PYTHON=./python"], cwd=clone, capture_output=True, text=True)
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@needs_make
 def test_a_failed_install_gives_pips_reason_and_a_retry_begins_anew(clone: Path) -> None:
     (clone / "broken").touch()
     failed = make_install(clone)
@@ -151,7 +154,7 @@ def test_a_failed_install_gives_pips_reason_and_a_retry_begins_anew(clone: Path)
     assert (clone / ".venv/mine").exists()  # an environment that was whole is brought up to date, not made anew
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@needs_make
 def test_a_clearing_cut_short_is_begun_anew(clone: Path) -> None:
     (clone / "broken").touch()
     assert make_install(clone).returncode
@@ -166,7 +169,7 @@ def test_a_clearing_cut_short_is_begun_anew(clone: Path) -> None:
     assert sorted(path.name for path in clone.glob(".venv*")) == [".venv"]
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@needs_make
 def test_help_lists_every_target() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     [targets] = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY: ")]
@@ -174,7 +177,7 @@ def test_help_lists_every_target() -> None:
         assert f"make {target} " in shown
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@needs_make
 def test_an_environment_made_by_other_means_is_never_cleared(clone: Path) -> None:
     subprocess.run(["./python", "-m", "venv", ".venv"], cwd=clone, check=True)
     (clone / ".venv/mine").touch()

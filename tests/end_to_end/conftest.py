@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +17,7 @@ from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world
 from emailrl.model.load import load_policy
 from emailrl.questions import write_scenarios
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.sft.small_model import train_tokenizer
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import ending
@@ -89,6 +90,14 @@ def options_of(workplace: Path, folder: Path, **changes: Any) -> dict[str, Any]:
         "patience": 50,
         "wandb_mode": "disabled",
     } | changes
+
+
+def settle(folder: Path, options: dict[str, Any]) -> None:
+    """Put settings into the ``emailrl.toml`` of a folder, and trust it."""
+    folder.mkdir(exist_ok=True)
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    (folder / "emailrl.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in shown.items()))
+    trust_folder(folder)
 
 
 COMMON = {"lora_dropout": 0.0, "warmup_steps": 0, "learning_rate": 1e-3, "max_steps": 3, "num_mini_batches": 1}

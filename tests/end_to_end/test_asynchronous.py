@@ -359,7 +359,7 @@ def test_a_server_killed_in_mid_step_and_coming_back_costs_nothing(
         if line.startswith("Step 2/"):
             stub.dies_after = len(stub.served) + 3
             stub.adapters = {BASE: None}
-            threading.Timer(1.0, come_back).start()
+            threading.Timer(3.0, come_back).start()
 
     def come_back() -> None:
         stub.dies_after = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.conftest import settle
 from same_run import everything
 
 from emailrl.checkpoints import list_checkpoints
@@ -43,10 +44,8 @@ def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_be
         return caught.value.code, "".join(capsys.readouterr())
 
     given = options(tmp_path, max_steps=8, on_collapse="stop", kl_target=1e-6)
-    lines = (f"{name} = {each if isinstance(each, (int, float)) else repr(str(each))}" for name, each in given.items())
-    (tmp_path / "emailrl.toml").write_text("\n".join(lines) + "\n")
+    settle(tmp_path, given)  # its reward is code
     monkeypatch.chdir(tmp_path)
-    assert emailrl("emailrl trust . --yes")[0] == 0  # its reward is code
     code, said = emailrl("emailrl train")
     assert code == 1 and "Warning at step 5: the KL to the reference policy is" in said
     run = tmp_path / "grpo_masked"

@@ -11,7 +11,6 @@ from rewards.stub_scorer import StubScorer
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records import read_records, read_trajectories
-from emailrl.rewards import custom as http_reward
 from emailrl.settings import Settings
 from emailrl.training.loop import train
 
@@ -84,7 +83,9 @@ def test_mode_simple_has_an_environment_of_its_own(make_settings: MakeSettings, 
 def test_a_scorer_that_is_away_for_a_batch_costs_that_batch_and_no_evaluation_is_made_up(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_reward, "sleep", lambda seconds: None)
+    async def at_once(seconds: float) -> None: ...
+
+    monkeypatch.setattr("emailrl.base.http.sleep", at_once)
 
     def reply(body: dict[str, Any], number: int) -> tuple[int, str]:
         ids = [each["id"] for each in body["trajectories"]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from end_to_end.conftest import settle
 from tiny import collector_of
 from training.updaters import PAID, make_updater, samples
 
@@ -289,18 +290,16 @@ def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
 
     def run(**changes: Any) -> list[int]:
-        values = {name: str(value) if isinstance(value, Path) else value for name, value in options(tmp_path).items()}
-        lines = [f"{name} = {json.dumps(value)}" for name, value in (values | changes).items()]
-        (tmp_path / "emailrl.toml").write_text("\n".join(lines))
-        app(["train", "--trust", "--max-steps", str(changes["max_steps"])], standalone_mode=False)
+        settle(tmp_path, options(tmp_path) | changes)
+        app(["train", "--max-steps", str(changes["max_steps"])], standalone_mode=False)
         return sorted(len(list(read_records(path))) for path in tmp_path.glob("grpo*/metrics.jsonl"))
 
     assert run(max_steps=1) == [1] and not (tmp_path / "out").exists()
-    assert run(max_steps=2, resume="auto", export_dir=str(tmp_path / "out")) == [2]  # the same run, one step further
+    assert run(max_steps=2, resume="auto", export_dir=tmp_path / "out") == [2]  # the same run, one step further
     assert (tmp_path / "out/adapter_model.safetensors").is_file()
     assert not (tmp_path / "out/model.safetensors").exists()
     monkeypatch.setenv("EXPORT_FORMAT", "merged")  # a resumed run has its own options, but for flags and environment
-    assert run(max_steps=2, resume="auto", export_dir=str(tmp_path / "out")) == [2]
+    assert run(max_steps=2, resume="auto", export_dir=tmp_path / "out") == [2]
     assert (tmp_path / "out/model.safetensors").is_file()
     assert run(max_steps=1) == [1, 2]  # without it, another run
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from end_to_end.commands import begin, exit_code
+from end_to_end.conftest import settle
 from same_run import assert_same_run
 
 from emailrl.checkpoints import find_checkpoint
-from emailrl.settings import Settings, trust_folder
+from emailrl.settings import Settings
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.run import run as run_module
 from emailrl.training.update import Updater
@@ -101,12 +102,7 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
 @pytest.fixture
 def command(options: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
     """``emailrl train`` where its settings lie in ``emailrl.toml``."""
-    toml = [
-        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}"
-        for name, value in options(tmp_path).items()
-    ]
-    (tmp_path / "emailrl.toml").write_text("\n".join(toml))
-    trust_folder(tmp_path)
+    settle(tmp_path, options(tmp_path))
     return [sys.executable, "-m", "emailrl", "train"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,11 +17,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from end_to_end.conftest import settle
 from safetensors.torch import load_file
 
 from emailrl.checkpoints import list_checkpoints, newest_run
 from emailrl.records import read_records
-from emailrl.settings import load_settings, trust_folder
+from emailrl.settings import load_settings
 from emailrl.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -102,9 +102,7 @@ def start(options: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[St
 
     def run(*how: str, launcher: tuple[str, ...] = (), **changes: Any) -> Started:
         given = options(tmp_path, **EXACT | {"max_steps": 500, "per_device_train_batch_size": 1} | changes)
-        lines = [f"{name} = {json.dumps(str(v) if isinstance(v, Path) else v)}" for name, v in given.items()]
-        (tmp_path / "emailrl.toml").write_text("\n".join([*lines, f"rank_timeout = {LIMIT}"]))
-        trust_folder(tmp_path)
+        settle(tmp_path, given | {"rank_timeout": LIMIT})
         command = [*(launcher or (sys.executable, "-m", "emailrl")), "train", *how]
         process = subprocess.Popen(
             command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
@@ -133,35 +131,24 @@ def steps_saved(run: Path) -> int:
     return max(item.metadata.step for item in list_checkpoints(run))
 
 
-@pytest.mark.parametrize("which", [0, 2])
-def test_a_rank_that_is_killed_ends_all_with_one_line(which: int, start: Start) -> None:
+@pytest.mark.parametrize(("which", "killed"), [(0, True), (2, True), (0, False), (1, False)])
+def test_a_rank_that_dies_or_hangs_ends_all_with_one_line_within_the_limit(
+    which: int, killed: bool, start: Start
+) -> None:
     running = start("--nproc", "3")
     running.wait_for_steps(2)
     ranks = running.ranks()
-    ranks[which].kill()
-    code, said, seconds = running.finish(60)
+    ranks[which].kill() if killed else ranks[which].suspend()
+    code, said, seconds = running.finish(150)
     (line,) = errors_in(said)
-    assert code == 1 and re.search(rf"Rank {which} (of 3 ended or stopped responding|was ended by SIGKILL)", line)
-    assert said.count(f"Rank {which} was ended by SIGKILL. The host may be out of memory.") == 1
-    assert "Traceback" not in said and seconds < 30
+    # A connection that another rank closed may come before the limit.
+    what = rf"did not answer within {LIMIT} s|stopped responding|ended or stopped responding|was ended by SIGKILL"
+    assert code == 1 and re.search(rf"Rank {which} .*({what})", line) and "Traceback" not in said
+    assert said.count(f"Rank {which} was ended by SIGKILL. The host may be out of memory.") == killed
+    assert seconds < LIMIT + 22  # 15, and 7 for a busy machine
     assert_none_left(running.folder, ranks)
     recorded = [record["step"] for record in read_records(running.run / "metrics.jsonl")]
     assert steps_saved(running.run) >= recorded[-1] - 1  # at most the step under way is lost
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_rank_that_hangs_ends_all_within_the_limit(which: int, start: Start) -> None:
-    running = start("--nproc", "3")
-    running.wait_for_steps(2)
-    ranks = running.ranks()
-    ranks[which].suspend()
-    code, said, seconds = running.finish(150)
-    (line,) = errors_in(said)
-    hung = f"(did not answer within {LIMIT} s|stopped responding)"  # a connection that another rank closed
-    assert code == 1 and re.search(rf"Rank {which} of 3 ended or {hung}\.", line)
-    assert "Traceback" not in said and "press again" not in said
-    assert_none_left(running.folder, ranks)
-    assert seconds < LIMIT + 22  # 15, and 7 for a busy machine
 
 
 def test_a_first_rank_that_ends_without_a_word_is_named(start: Start, tmp_path: Path) -> None:

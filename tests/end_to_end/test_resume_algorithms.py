@@ -22,7 +22,7 @@ REFILL = {"filter_on": "reward", "filter_low": 0.4, "filter_high": 0.7, "overlon
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, REFILL if algorithm.dynamic_filtering else {}) for name, algorithm in ALGORITHMS.items()),
     ("grpo", {"dynamic_filtering": True, "update_epochs": 2} | REFILL),
-    ("ppo", {"critic_warmup_steps": 2, "update_epochs": 2}),
+    ("ppo", {"critic_warmup_steps": 2, "update_epochs": 2, "max_steps": 4}),
 ]
 
 
@@ -47,13 +47,15 @@ def run_of(settings: Settings, interrupt_at: int | None, monkeypatch: pytest.Mon
 def test_a_resumed_run_equals_the_uninterrupted(
     algorithm: str, changes: dict[str, Any], make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = {
+    wanted: dict[str, Any] = {
         "algorithm": algorithm, "max_steps": 3, "save_total_limit": 1, "lr_scheduler": "cosine",
         "per_device_train_batch_size": 3, "min_group_std": 0.01,
     } | changes  # fmt: skip
     whole = run_of(make_settings(**wanted), None, monkeypatch)
-    resumed = run_of(make_settings(**wanted), 2, monkeypatch)  # a directory of its own, where it finds itself again
-    assert whole.run_dir != resumed.run_dir and resumed.steps == 3
+    resumed = run_of(
+        make_settings(**wanted), wanted["max_steps"] - 1, monkeypatch
+    )  # a directory of its own, where it finds itself again
+    assert whole.run_dir != resumed.run_dir and resumed.steps == wanted["max_steps"]
     assert_same_run(resumed.run_dir, whole.run_dir)
     metrics = list(read_records(whole.run_dir / "metrics.jsonl"))
     assert len({line["kl_coef"] for line in metrics if line["kl_coef"] is not None}) > 1  # it adapts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -16,10 +15,11 @@ from typing import Any
 
 import pytest
 from end_to_end.commands import begin, exit_code
+from end_to_end.conftest import settle
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
 from emailrl.checkpoints import find_checkpoint
-from emailrl.settings import Settings, load_settings, trust_folder
+from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
 
 MakeSettings = Callable[..., Settings]
@@ -116,13 +116,6 @@ def test_a_run_whose_overwriting_was_killed_is_back_at_the_next_start(
 # -- the command on the packaged policy, at random moments ----------------------------------------------------------
 
 
-def write_settings(folder: Path, options: dict[str, Any]) -> None:
-    folder.mkdir()
-    shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    (folder / "emailrl.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in shown.items()))
-    trust_folder(folder)
-
-
 def start_and_kill(folder: Path, moment: Callable[[float], bool]) -> float:
     """Begin or go on, kill it when ``moment`` says so of the seconds so far; nothing is torn. Returns the seconds."""
     child, begun = begin(folder, "train", "--resume", "auto"), time.monotonic()
@@ -146,7 +139,7 @@ def test_sigkill_at_random_moments_is_survived(options: Callable[..., dict[str, 
             per_device_train_batch_size=1, num_generations=2, num_mini_batches=1, learning_rate=1e-3, save_steps=1,
             eval_steps=4, min_group_std=0.05, max_refill_rounds=2, reward="art_e",
         )  # fmt: skip
-        write_settings(folder, chosen)
+        settle(folder, chosen)
     # A start and two steps: most of the moments drawn from so long lie in a step, some in a start.
     so_long = start_and_kill(killed, lambda seconds: (killed / "grpo_masked" / "checkpoint-2").exists())
     for _ in range(KILLS - 1):

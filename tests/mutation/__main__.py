@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 import tomllib
@@ -17,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 
@@ -47,28 +45,20 @@ def report(results: Sequence[Result], sample: int, seconds: float) -> dict[str, 
     names = list(dict.fromkeys(one.module for one in results))
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
         "seconds": round(seconds),
         "all": tally(results) | {"timeouts": Counter(result.outcome for result in results)["timeout"]},
         "modules": {
             name: tally([one for one in results if one.module == name]) | {"of": drawn(name, sample)[1]}
             for name in names
         },
-        "kinds": {
-            kind: tally([one for one in results if one.mutant.kind == kind])
-            for kind in sorted({one.mutant.kind for one in results})
-        },
         "survivors": [survivor(one) for one in results if one.outcome == "survived"],
     }
 
 
 def _print(told: dict) -> None:
-    for title in ("modules", "kinds"):
-        for name, row in told[title].items():
-            drawn_from = f"  (drawn from {row['of']})" if row.get("of", row["mutants"]) > row["mutants"] else ""
-            print(f"{name:36} {row['killed']:4} of {row['mutants']:4}  {row['score']:7.1%}{drawn_from}")
-        print()
+    for name, row in told["modules"].items():
+        drawn_from = f"  (drawn from {row['of']})" if row["of"] > row["mutants"] else ""
+        print(f"{name:36} {row['killed']:4} of {row['mutants']:4}  {row['score']:7.1%}{drawn_from}")
     for one in told["survivors"]:
         print(f"survived  {one['module']}:{one['line']}  [{one['kind']}]  {one['original']}  →  {one['mutated']}")
         print(f"          {one['scope']}: {one['reason']}")

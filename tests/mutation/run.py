@@ -22,9 +22,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from .forks import forked
 from .mutants import Mutant
-from .session import FLAGS, Functions, Reached, Tests, ordered, reaching, recorded, traced
+from .session import FLAGS, Functions, Reached, Tests, forked, ordered, reaching, recorded, traced
 from .targets import drawn, imports, source_file, test_files
 
 PRELOADED = ("hypothesis", "torch", "emailrl.base.errors", "emailrl.settings", "emailrl.records.trajectory")

@@ -272,6 +272,8 @@ class Passes:
 
     def sample_next(self, running: Sequence[Conversation]) -> list[Conversation]:
         """Sample one token for every conversation; returns them, the shortest first."""
+        if not running:  # no prompt fitted
+            return []
         rows = sorted(running, key=lambda row: row.held)
         if not rows:  # no prompt had room for a token
             return []
