@@ -112,7 +112,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises UsageError if the path is not a checkpoint, EmailRLError if it is a damaged one.
     """
     if not path.is_dir():
-        raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list")
+        raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list", "no-checkpoint")
     if not (path / METADATA).is_file():
         inside = ", ".join(checkpoint.path.name for checkpoint in list_checkpoints(path))
         hint = (

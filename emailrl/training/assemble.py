@@ -155,7 +155,10 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
     checkpoint = before.checkpoint if before else None
     start = find_start(settings, checkpoint)
     settings, training = start.settings, start.settings.training
-    scorers: dict[Role, Scores] = {"train": _training_scorer(settings, mode, algorithm), "eval": build_scorer(settings)}
+    scorers: dict[Role, Scores] = {
+        "train": _training_scorer(settings, mode, algorithm),
+        "eval": build_scorer(settings.rewards, settings.reward_weights, settings.agent),
+    }
     data = load_data(settings.data, settings.store.db, training.seed)
     notes = [*data.notes, *start.notes, *advice(algorithm, settings)]
     if checkpoint:
@@ -175,7 +178,7 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
 
 def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
     """The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty."""
-    scorer = build_scorer(settings, reward=mode.reward)
+    scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent, reward=mode.reward)
     wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
     buffer = wanted.overlong_buffer
     if buffer is None:

@@ -140,7 +140,7 @@ def replying(status: int, text: str) -> Answer:
 
 def scored(trajectory: Trajectory, **rewards: object) -> str:
     settings = Settings(rewards=RewardSettings(**({"judge": "offline"} | rewards)))
-    build_scorer(settings).score([trajectory])
+    build_scorer(settings.rewards, settings.reward_weights, settings.agent).score([trajectory])
     return "logged"
 
 
