@@ -21,7 +21,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,8 +29,6 @@ from emailrl.base.errors import EmailRLError
 from emailrl.model.lora import write_tensors
 from emailrl.records.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
 from emailrl.training.algorithms import LossMask
-
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,78 +181,30 @@ def deal(
     Longest first, each piece goes to the rank with the fewest tokens including it (Graham's LPT rule), once by
     trajectory and once by group. The split with the smaller maximum wins; ties go to the smaller total.
     """
-    cost = _Cost([samples[i].token_ids for i in chosen], num_ranks, share_prefixes=share_prefixes)
+
+    def cost(rows: Sequence[int]) -> int:
+        """Tokens of these samples, those of a common prefix once."""
+        ids = [samples[i].token_ids for i in rows]
+        return sum(map(len, ids)) - (sum(shared_with_last(sorted(ids))) if share_prefixes else 0)
+
     ways = []
     for key in ("trajectory_id", "group_id"):
         pieces: dict[str, list[int]] = {}
-        for row, i in enumerate(chosen):
-            pieces.setdefault(getattr(samples[i], key), []).append(row)
-        loads, parts = _longest_first(list(pieces.values()), cost, num_ranks)
-        ways.append((max(loads), sum(loads), [[chosen[row] for row in sorted(rows)] for rows in parts]))
+        for i in chosen:
+            pieces.setdefault(getattr(samples[i], key), []).append(i)
+        parts: list[dict[str, list[int]]] = [{} for _ in range(num_ranks)]
+        """Of each rank, by group: members share their prompt."""
+        loads = [0] * num_ranks
+        for piece in sorted(pieces.values(), key=cost, reverse=True):
+            group = samples[piece[0]].group_id
+            owned = [part.get(group, []) for part in parts]
+            grown = [load + cost(rows + piece) - cost(rows) for load, rows in zip(loads, owned, strict=True)]
+            fewest = grown.index(min(grown))
+            loads[fewest], parts[fewest][group] = grown[fewest], owned[fewest] + piece
+        dealt = [sorted(i for rows in part.values() for i in rows) for part in parts]
+        whole = [cost(rows) for rows in dealt]
+        ways.append((max(whole), sum(whole), dealt))
     return min(ways, key=lambda way: way[:2])[2]
-
-
-class _Cost:
-    """Tokens that rows add to those of each rank.
-
-    Rows are kept in token order. Those with more in common than all rows have are neighbors there, so that only they
-    are compared: a step may have thousands.
-    """
-
-    def __init__(self, rows: Sequence[Sequence[int]], num_ranks: int, *, share_prefixes: bool) -> None:
-        self.num_ranks, self.nobody, self.piece = num_ranks, num_ranks, num_ranks + 1
-        """Owners of a row: a rank, nobody, or the piece that is being added."""
-        self._lengths = [len(row) for row in rows]
-        order = list(range(len(rows)))
-        shared = [0] * (len(rows) + 1)
-        if share_prefixes:
-            order.sort(key=lambda row: (rows[row], row))
-            shared[:-1] = shared_with_last([rows[row] for row in order])
-        self.place = {row: place for place, row in enumerate(order)}
-        self._shared = np.array(shared)
-        self._least = int(min(shared[1:-1], default=0))
-        self._begins = np.flatnonzero(self._shared <= self._least)
-
-    def owners(self) -> IntArray:
-        """The owner of each place, so far nobody."""
-        return np.full(len(self._lengths), self.nobody)
-
-    def added(self, piece: Sequence[int], owners: IntArray, loads: IntArray) -> IntArray:
-        """Tokens that the rows of ``piece`` add to each rank ``(ranks,)``, with its current owners and loads."""
-        owners = owners if len(piece) == 1 else owners.copy()
-        tokens = np.zeros(self.num_ranks, dtype=np.int64)
-        common = np.zeros(self.num_ranks + 2, dtype=np.int64)
-        for number, row in enumerate(piece):
-            common[: self.num_ranks] = np.where(loads > 0, self._least, 0)
-            common[self.piece] = self._least if number else 0
-            near, prefixes = self._neighbors(self.place[row])
-            np.maximum.at(common, owners[near], prefixes)
-            tokens += self._lengths[row] - np.maximum(common[: self.num_ranks], common[self.piece])
-            if len(piece) > 1:
-                owners[self.place[row]] = self.piece
-        return tokens
-
-    def _neighbors(self, place: int) -> tuple[slice, IntArray]:
-        """Places with more in common with this one than all have, and the length of each common prefix."""
-        after = int(np.searchsorted(self._begins, place, side="right"))
-        begin, end = int(self._begins[after - 1]), int(self._begins[after])
-        left = np.minimum.accumulate(self._shared[begin + 1 : place + 1][::-1])[::-1]
-        right = np.minimum.accumulate(self._shared[place + 1 : end])
-        return slice(begin, end), np.concatenate([left, [0], right])
-
-
-def _longest_first(pieces: list[list[int]], cost: _Cost, num_ranks: int) -> tuple[list[int], list[list[int]]]:
-    """Tokens and rows of each rank."""
-    loads, owners = np.zeros(num_ranks, dtype=np.int64), cost.owners()
-    parts: list[list[int]] = [[] for _ in range(num_ranks)]
-    alone = {id(piece): int(cost.added(piece, owners, loads)[0]) for piece in pieces}
-    for piece in sorted(pieces, key=lambda piece: -alone[id(piece)]):
-        grown = loads + cost.added(piece, owners, loads)
-        fewest = int(grown.argmin())
-        loads[fewest] = grown[fewest]
-        parts[fewest] += piece
-        owners[[cost.place[row] for row in piece]] = fewest
-    return loads.tolist(), parts
 
 
 @dataclass(frozen=True, slots=True)
