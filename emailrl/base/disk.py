@@ -48,12 +48,12 @@ def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
     link, as ``/dev/stdout`` is one.
     """
     if out.is_dir():
-        raise UsageError(f"{out} is a folder.", "Pass a file name.")
+        raise UsageError(f"{out} is a folder.", "Pass a file name.", "not-a-file")
     is_stream = out.exists() and not out.is_file()
     if not is_stream or Path.cwd() in Path(os.path.abspath(out)).parents:
         check_place(out, option)
     if out.exists() and not (is_stream or may_exist):
-        raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.")
+        raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.", "exists")
 
 
 def write_out(path: Path, content: bytes) -> None:

@@ -234,13 +234,14 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
             raise UsageError(
                 f"Nothing to resume: {root} has no unfinished benchmark.",
                 "Name one with --out, or drop --resume.",
+                "nothing-to-resume",
             )
         return begun
     if out is not None:
         check_folder(out)
     if out is not None and not overwrite and (out / CONDITIONS).exists():
         hint = "--resume, " if is_unfinished(out) else ""
-        raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.")
+        raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.", "exists")
     return []
 
 

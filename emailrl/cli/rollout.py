@@ -135,7 +135,9 @@ def _begun(folder: Path, out: Path | None) -> Path:
         return out
     newest = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
     if newest is None:
-        raise UsageError(f"Nothing to resume: no rollout in {folder}.", "Name its file with --out.")
+        raise UsageError(
+            f"Nothing to resume: no rollout in {folder}.", "Name its file with --out.", "nothing-to-resume"
+        )
     out = newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
     if is_complete(out, newest):
         raise UsageError(

@@ -42,7 +42,7 @@ def trust(
 ) -> None:
     here = (folder or Path()).absolute()
     if not list_all and not here.is_dir():
-        raise UsageError(f"{here} is not a folder.")
+        raise UsageError(f"{here} is not a folder.", "Name the folder whose settings you trust.")
     if list_all:
         _list(json)
     elif revoke:

@@ -192,7 +192,7 @@ def reason(error: sqlite3.Error | DBAPIError) -> str:
 def no_database(db: Path) -> EmailRLError:
     """Return the error for a missing database."""
     broken = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
-    return UsageError(f"No such mail database: {db}{broken}.", how_to_get(db))
+    return UsageError(f"No such mail database: {db}{broken}.", how_to_get(db), "no-database")
 
 
 def how_to_get(db: Path) -> str:

@@ -83,6 +83,8 @@ def _template_hash(path: Path | None) -> str | None:
 class Busy(EmailRLError):
     """Another process holds the same conditions file."""
 
+    code = "busy"
+
 
 class Conditions:
     """A file of the conditions under which trajectories are played, locked against other processes until ``close``.
@@ -158,7 +160,7 @@ class Conditions:
 
 def nothing_to_resume(path: Path) -> UsageError:
     """The error for a missing conditions file."""
-    return UsageError(f"Nothing to resume: {path} is missing.", "To start it, drop --resume.")
+    return UsageError(f"Nothing to resume: {path} is missing.", "To start it, drop --resume.", "nothing-to-resume")
 
 
 def differences(path: Path, now: Record) -> list[str]:

@@ -163,6 +163,7 @@ def check_exists(questions: Path | None) -> None:
         raise UsageError(
             f"No such question file: {questions}.",
             "Choose another with --questions, or generate one: emailrl gen-questions",
+            "no-questions",
         )
 
 

@@ -145,4 +145,6 @@ def _usage_error(error: ValidationError, given: Mapping[Leaf, Given]) -> UsageEr
     reason = problems[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     near = nearest(str(item.value), leaf.choices) if leaf.choices else None
     hints = [f"Did you mean {near}?" if near else "", f"{len(problems) - 1} more to fix." if len(problems) > 1 else ""]
-    return UsageError(f"{item.name}{value} ({item.origin}): should be {reason}.", " ".join(filter(None, hints)))
+    return UsageError(
+        f"{item.name}{value} ({item.origin}): should be {reason}.", " ".join(filter(None, hints)), "invalid-setting"
+    )

@@ -46,7 +46,9 @@ def from_flags(overrides: Mapping[str, Any]) -> Source:
     for name, value in overrides.items():
         leaf = by_name().get(name)
         if leaf is None:
-            raise UsageError(f"unknown setting {name!r} (command line).", _did_you_mean(name, by_name()))
+            raise UsageError(
+                f"unknown setting {name!r} (command line).", _did_you_mean(name, by_name()), "unknown-setting"
+            )
         if value is not None:
             pairs.append((leaf, Given(_home(leaf, value), name, "command line")))
     return _gather(pairs)
@@ -167,15 +169,19 @@ def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
     """The setting that ``name`` means in ``[section]``, or at the top level of the file."""
     sections = {leaf.section for leaf in leaves()}
     if section is not None and section not in sections:
-        raise UsageError(f"unknown section [{section}] in {path.name}.", _did_you_mean(section, sections))
+        raise UsageError(
+            f"unknown section [{section}] in {path.name}.", _did_you_mean(section, sections), "unknown-setting"
+        )
     valid = {alias: leaf for leaf in leaves() if leaf.section == section for alias in leaf.names} or by_name()
     if name in valid:
         return valid[name]
     written = f"{section}.{name}" if section else name
     elsewhere = by_name().get(name)
     if elsewhere:
-        raise UsageError(f"unknown key {written!r} in {path.name}.", f"{name} belongs in [{elsewhere.section}].")
-    raise UsageError(f"unknown key {written!r} in {path.name}.", _did_you_mean(name, valid))
+        raise UsageError(
+            f"unknown key {written!r} in {path.name}.", f"{name} belongs in [{elsewhere.section}].", "unknown-setting"
+        )
+    raise UsageError(f"unknown key {written!r} in {path.name}.", _did_you_mean(name, valid), "unknown-setting")
 
 
 def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:

@@ -40,6 +40,8 @@ _WANDB_HARMLESS: Final = frozenset({"mode", "disabled", "entity", "project", "si
 class Untrusted(UsageError):
     """A folder's file sets a value that requires trust."""
 
+    code = "untrusted"
+
 
 @dataclass(frozen=True, slots=True)
 class Risk:

@@ -306,22 +306,6 @@ def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
     assert (code, out) == (2, "") and "none of the source emails of these questions" in error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "line"),
-    [
-        (("--db", "none.db"), 2, "none.db"),
-        (("--questions", "none.jsonl"), 2, "none.jsonl"),
-        (("--checkpoint", "nowhere"), 2, "No checkpoint at nowhere"),
-        (("--model", "no such model"), 2, "no such model"),
-        (("--limit", "0"), 2, "--limit"),
-    ],
-)
-def test_bad_arguments_end_in_one_line(emailrl, here: Path, arguments: tuple[str, ...], code: int, line: str) -> None:
-    ended, out, error = emailrl("benchmark", *arguments)
-    error = error.removeprefix("Loading the model ...\n").removeprefix("Evaluating on 4 questions ...\n")
-    assert (ended, out) == (code, "") and line in error and error.count("\n") == 1
-
-
 def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None:
     (here / "mine.py").write_text("def fixed(trajectory):\n    return 7.5\n")
     arguments = ("benchmark", "--model", "model", "--limit", 2)

@@ -33,10 +33,3 @@ def test_merged_by_path(emailrl, best: Path, tmp_path: Path) -> None:
     code, out, error = emailrl("export", "--format", "merged", "--out", "agent")
     assert (code, out) == (2, "") and "agent exists" in error and "--overwrite" in error
     assert emailrl("export", "--format", "merged", "--out", "agent", "--overwrite")[0] == 0
-
-
-def test_bad_arguments(emailrl, tmp_path: Path) -> None:
-    code, _, error = emailrl("export", "--format", "gguf")
-    assert code == 2 and "Unknown format 'gguf'. Use adapter or merged." in error
-    assert emailrl("export")[0] == 2
-    assert not list(tmp_path.iterdir())

@@ -13,15 +13,6 @@ from typer.testing import CliRunner
 from emailrl.cli.app import app
 from emailrl.cli.options import Overrides, setting_options
 
-SPELLINGS = {
-    *("--mode", "--algorithm", "--reward", "--environment", "--backend", "--model", "--engine", "--resume"),
-    *("--max-steps", "--epochs", "--batch-size", "--num-generations", "--learning-rate", "--beta", "--temperature"),
-    *("--max-turns", "--max-tokens", "--train-size", "--eval-size", "--eval-steps", "--save-steps"),
-    *("--target-accuracy", "--patience", "--questions", "--db", "--out", "--seed", "--wandb", "--tensorboard"),
-    *("--allow-shared-inbox", "--verbose", "-v"),
-}
-"""What `train` has always called the settings that it offers."""
-
 
 @pytest.fixture
 def run() -> Any:
@@ -70,12 +61,6 @@ def test_help_has_the_first_sentence_the_choices_and_the_bounds(run) -> None:
     assert "--mode <simple|rollout|masked> Tokens to train: one" in text
     assert "when an evaluation reaches this accuracy. [0<=x<=1]" in text
     assert "--tensorboard Also write TensorBoard events" in text and "--no-tensorboard" not in text
-
-
-def test_train_spells_its_settings_as_ever() -> None:
-    command: Any = typer.main.get_command(app)
-    spelled = {spelling for option in command.get_command(None, "train").params for spelling in option.opts}
-    assert spelled >= SPELLINGS | {"--preset", "--from-openrlhf", "--overwrite", "--trust", "--json"}
 
 
 def test_a_choice_that_there_is_not_is_named_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

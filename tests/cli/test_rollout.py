@@ -108,25 +108,6 @@ def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Pat
     assert code == 2 and "taken is not writable" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "error"),
-    [
-        (("--split", "dev"), 2, "No such split: 'dev'"),
-        (("--split", "train"), 2, "A single inbox goes entirely to test"),
-        (("--out", "model"), 2, "model is a folder"),
-        (("--questions", "none.jsonl"), 2, "none.jsonl"),
-        (("--db", "none.db"), 2, "none.db"),
-        (("--model", "nanno"), 2, "nano"),
-        (("--engine", "llama"), 2, "llama"),
-    ],
-)
-def test_wrong_arguments_are_one_line(emailrl, here: Path, arguments: tuple[str, str], code: int, error: str) -> None:
-    found, out, err = emailrl("rollout", "--limit", 1, *arguments)
-    assert (found, out) == (code, "")
-    assert error in err.splitlines()[-1]
-    assert err.splitlines()[-1].startswith("error: ")
-
-
 def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from emailrl.engines.renderer import ChatRenderer
 

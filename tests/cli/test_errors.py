@@ -1,0 +1,74 @@
+"""Every error is one line with a remedy, a code that names its kind, and an exit code."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from tiny import make_database, make_model, make_questions
+
+from emailrl.base.errors import EmailRLError
+from emailrl.cli.app import app
+from emailrl.questions import write_scenarios
+
+CAUSES = {
+    "no-database": [
+        f"{command} --db none.db" for command in ("rollout", "benchmark", "train", "gen-questions", "ask When?", "plan")
+    ],
+    "no-questions": [f"{command} --questions none.jsonl" for command in ("rollout", "benchmark", "train", "plan")],
+    "no-checkpoint": [f"{command} --checkpoint nowhere" for command in ("rollout", "benchmark", "export", "ask When?")],
+    "nothing-to-resume": [
+        *("rollout --resume", "benchmark --resume", "rollout --resume --out a.jsonl", "benchmark --resume --out a"),
+    ],
+    "exists": ["rollout --out mail.db", "gen-questions --out mail.db"],
+    "not-a-file": ["rollout --out model", "gen-questions --out model"],
+    "invalid-setting": ["train --mode maskd", "rollout --engine llama"],
+    "usage": [
+        *("rollout --split dev", "rollout --split train", "rollout --model nanno", "rollout --resume --overwrite"),
+        *("benchmark --resume --overwrite", "benchmark --model 'no such model'", "export --format gguf", "ask --json"),
+        *("train --preset tiny", "train --from-openrlhf '--kl_estimater k3'", "plan --gpu H900", "plan --run model"),
+        *(
+            "gen-questions --dry-run",
+            "inspect-trajectory --list --page",
+            "inspect-trajectory --redact",
+            "trust nowhere",
+        ),
+        *("checkpoints list nowhere", "view nowhere", "report nowhere", "gen-db --source nowhere"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("code", "line"), [(code, line) for code, lines in CAUSES.items() for line in lines])
+def test_every_error_is_one_line_with_a_remedy(
+    code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "model")
+    make_database(tmp_path / "mail.db")
+    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
+    (tmp_path / "emailrl.toml").write_text(
+        'model_name = "model"\nemailrl_db = "mail.db"\nquestions = "questions.jsonl"\n'
+    )
+    with pytest.raises(EmailRLError) as caught:
+        app(shlex.split(line), prog_name="emailrl", standalone_mode=False)
+    error = caught.value
+    assert (error.code, error.exit_code) == (code, 2)
+    assert error.hint and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("max_step = 3", "unknown-setting"),
+        ("[trainng]\nmax_steps = 3", "unknown-setting"),
+        ("max_steps = 0", "invalid-setting"),
+        ('judge_base_url = "https://example.org/v1"', "untrusted"),
+    ],
+)
+def test_errors_of_a_settings_file(text: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "emailrl.toml").write_text(text)
+    with pytest.raises(EmailRLError) as caught:
+        app(["train"], prog_name="emailrl", standalone_mode=False)
+    assert (caught.value.code, caught.value.exit_code) == (code, 2)
