@@ -19,8 +19,8 @@ from emailrl.model.adapter import Adapter
 from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set
 from emailrl.records.trajectory import Trajectory
+from emailrl.runs.log import Display
 from emailrl.settings import load_settings
-from emailrl.training.run.display import SILENT, Display
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -135,7 +135,7 @@ def quickstart(
     say: Callable[[str], None],
     begin: Begin = lambda subject, questions: None,
     progress: Progress | None = None,
-    display: Display = SILENT,
+    display: Display | None = None,
 ) -> Outcome:
     """Run the cycle in ``out``; ``say`` receives every line for the console, ``progress`` each benchmarked trajectory.
 

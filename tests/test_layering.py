@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {"page", "plan", "openrlhf"},
     {"sft"},
     {"training"},
+    {"runs"},
     {"measure"},
     {"rewards"},
     {"agent"},

@@ -102,4 +102,9 @@ def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
     from emailrl.rewards.build import build_scorer
 
     play = build_stage(settings, policy).on(engine)
-    return Collector(play, build_scorer(settings), settings.agent, settings.training.mode)
+    return Collector(
+        play,
+        build_scorer(settings.rewards, settings.reward_weights, settings.agent),
+        settings.agent,
+        settings.training.mode,
+    )

@@ -1,6 +1,6 @@
 """Play conversations: a function from empty trajectories to finished ones, audited; and groups of them, scored.
 
-``Stage.on`` makes one of an engine in this process; ``training.run.team`` one of the engines of all ranks.
+``Stage.on`` makes one of an engine in this process; ``training.team`` one of the engines of all ranks.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:
 def _say_what_is_not_whole(run: Path | None, output_dir: Path, mode: str | None) -> None:
     """List what the table omits: damaged checkpoints, and runs set aside by ``--overwrite``."""
     from emailrl.checkpoints import incomplete_checkpoints, run_folders
-    from emailrl.training.run.directory import REPLACED, REPLACING
+    from emailrl.runs.folder import REPLACED, REPLACING
 
     console = progress_console()
     for each in [run] if run else run_folders(output_dir, mode):

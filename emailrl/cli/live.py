@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from emailrl.cli.output import progress_console, result_console, say
+from emailrl.runs.log import Display, duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -24,10 +25,11 @@ REFRESH = 4
 """Display refreshes per second."""
 
 
-class LiveRun:
-    """Prints a run's lines and shows its progress (``training.run.display.Display``); a context manager."""
+class LiveRun(Display):
+    """Prints a run's lines and shows its progress; a context manager."""
 
     def __init__(self, settings: Settings, console: Console | None = None, *, json: bool = False) -> None:
+        super().__init__()
         self._settings = settings
         self._json = json
         self._results: list[str] = []
@@ -168,8 +170,6 @@ class _Numbers:
         return grid
 
     def _time(self) -> str:
-        from emailrl.training.run.printing import duration
-
         now = time.monotonic()
         left = "" if self._ends is None else f", {duration(max(self._ends - now, 0.0))} left"
         return f"{duration(now - self._begun)}{left}"

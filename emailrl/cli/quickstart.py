@@ -48,7 +48,7 @@ def quickstart(
     from emailrl.settings import Settings
 
     folder = out or free_folder(Path("quickstart"))
-    with Tally() as tally, LiveRun(Settings()) as live:
+    with Tally() as tally, LiveRun(Settings(), json=True) as live:
 
         def begin(subject: Subject, questions: int) -> None:
             tally.begin(f"benchmark of {subject.label}", questions)

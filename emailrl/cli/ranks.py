@@ -14,8 +14,8 @@ import typer
 from emailrl.base.errors import UsageError
 from emailrl.base.process import INTERRUPTED, leave
 from emailrl.cli.output import say
+from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
-from emailrl.ranks.place import Place
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -96,7 +96,7 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
         return True
     if Place.here().rank == 0:
         return False
-    from emailrl.training.run.follower import follow
+    from emailrl.training.team import follow
 
     follow(settings)
     return True
@@ -112,12 +112,11 @@ def after_restart(settings: Settings, resume: str | None, *, overwrite: bool) ->
     import psutil  # type: ignore[import-untyped]
 
     from emailrl.checkpoints import list_checkpoints
-    from emailrl.training.run.resume import run_to_resume
+    from emailrl.runs.resume import run_to_resume
 
-    if resume is None:  # the new run has the mode of the settings, even if no one named it
-        named = settings.training.model_copy(update={"mode": settings.training.mode})
-        settings = settings.model_copy(update={"training": named})
-    run = run_to_resume(settings, resume or "auto")
+    training = settings.training
+    any_mode = resume is not None and "mode" not in training.model_fields_set  # a new run has that of the settings
+    run = run_to_resume(resume or "auto", settings.output.output_dir, training.mode, any_mode=any_mode)
     log = run / "training.log" if run else None
     if run is None or log is None or not log.exists():
         return resume, overwrite

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emailrl.cli.inputs import check_inputs, with_inputs
+from emailrl.cli.live import LiveRun
 from emailrl.cli.next_step import suggest
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, result_console, say
+from emailrl.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from emailrl.settings import Settings
@@ -58,24 +59,23 @@ def sft(
 
     given = overrides | {"trajectories": trajectories or None}
     settings = load_settings(given, trust=trust)
-    from emailrl.sft.run import find_place
+    from emailrl.sft.loop import find_run
 
-    place = find_place(settings, out, resume)
-    if place.checkpoint is not None:
-        say(f"Resuming from {place.checkpoint.path} with the options recorded there.")
-        settings = load_settings(given, recorded=place.checkpoint.metadata.settings)
-        out = place.directory
-    settings = _with_questions(settings, resumed=place.checkpoint is not None)
+    directory, checkpoint = find_run(settings.output.output_dir, out, resume)
+    if checkpoint is not None:
+        say(f"Resuming from {checkpoint.path} with the options recorded there.")
+        settings = load_settings(given, recorded=checkpoint.metadata.settings)
+        if resume in ("auto", "latest"):  # this run, even if another one starts in between
+            out = directory
+    settings = _with_questions(settings, resumed=checkpoint is not None)
     from emailrl.model.smol_base import check_base
 
     if not settings.sft.from_scratch:
         check_base(settings.model.name, settings.model.smol_base)
-    from emailrl.sft.assemble import sft as run
+    from emailrl.sft.loop import sft as run
 
-    def print_result(line: str) -> None:
-        say(line, result_console(json=json))
-
-    result = run(settings, out=out, resume=resume, workers=workers, progress=say, results=print_result)
+    with LiveRun(settings, json=json) as live:
+        result = run(settings, out=out, resume=resume, workers=workers, display=live)
     if json:
         print_json(result)
     else:

@@ -96,9 +96,7 @@ def train(
     from emailrl.training.loop import train as run_training
 
     with LiveRun(settings, json=json) as live:
-        result = run_training(
-            settings, resume=resume, overwrite=overwrite, progress=live.say, results=live.result, display=live
-        )
+        result = run_training(settings, resume=resume, overwrite=overwrite, display=live)
     if output.export_dir is not None:
         _export(result.run_dir, output.export_dir, output.export_format)
     if json:
@@ -121,7 +119,7 @@ def _check(settings: Settings) -> None:
 def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
     from emailrl.model.resolve import resolve_model
     from emailrl.model.smol_base import check_base
-    from emailrl.training.run.start import find_start
+    from emailrl.runs.start import find_start
 
     check_base(settings.model.name, settings.model.smol_base)
     if resume not in (None, "auto"):
@@ -139,14 +137,16 @@ def _with_own_options(
 
     ``overwrite`` is also true if the user agrees at the prompt to lose the run's work after the checkpoint.
     """
-    from emailrl.settings import load_settings
-    from emailrl.training.run.directory import give_back_replaced
-    from emailrl.training.run.resume import checkpoint_to_resume, loss_of_going_back, run_to_resume
+    from emailrl.runs.folder import give_back_replaced
+    from emailrl.runs.resume import checkpoint_to_resume, loss_of_going_back, run_to_resume
+    from emailrl.settings import load_settings, run_root
 
-    for line in give_back_replaced(settings):
+    output_dir, training = settings.output.output_dir, settings.training
+    for line in give_back_replaced(run_root(output_dir, training.mode)):
         say(f"Note: {line}")
-    directory = run_to_resume(settings, resume)
-    checkpoint = checkpoint_to_resume(directory, settings, resume) if directory else None
+    any_mode = "mode" not in training.model_fields_set
+    directory = run_to_resume(resume, output_dir, training.mode, any_mode=any_mode)
+    checkpoint = checkpoint_to_resume(directory, resume) if directory else None
     if directory is None or checkpoint is None:
         return settings, resume, overwrite  # auto, with nothing to resume
     say(f"Resuming from {checkpoint.path} with the options recorded there.")
@@ -182,13 +182,13 @@ def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
     """Export the run's best model, or its last one if no evaluation selected one."""
     from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.export import export_checkpoint
-    from emailrl.training.run.printing import complete
+    from emailrl.training.ending import complete
 
     best = run / "best_model"
     found = find_checkpoint(best if best.is_dir() else run / "final", run)
     try:
         written = export_checkpoint(found, out, format=format, overwrite=True)
     except KeyboardInterrupt:
-        say(complete(skipped=["the export"]))
+        say(complete(["the export"]))
         raise
     say(f"Exported {written.checkpoint} to {written.out} ({format}).")

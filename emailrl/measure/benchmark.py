@@ -195,7 +195,7 @@ def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[
     from emailrl.rewards.build import build_scorer
 
     task = load_task(settings.agent.environment, settings.agent)  # check the user's code before a model is loaded
-    scorer = build_scorer(settings)
+    scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
         named = settings.with_model(model_name)
         with ExitStack() as opened:

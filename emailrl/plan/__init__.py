@@ -17,9 +17,9 @@ from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.several import Cluster, Job, Split, in_turn, with_servers
 from emailrl.plan.time import Seconds
 from emailrl.plan.tokens import Known, Measured, Tokens, base_of, limit_to_questions, measure_run
+from emailrl.runs.log import duration
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import changed
-from emailrl.training.run.printing import duration
 
 __all__ = [
     "Known",

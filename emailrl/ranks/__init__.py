@@ -5,10 +5,7 @@ ranks they are collectives, which every rank calls in the same order. Rank 0 sam
 updates the others wait in ``RankGroup.follow``.
 """
 
-from emailrl.ranks.activity import Activity
-from emailrl.ranks.alone import ALONE, Ranks
-from emailrl.ranks.group import LostRank, RankGroup
-from emailrl.ranks.joining import joined
-from emailrl.ranks.place import Place
+from emailrl.ranks.alone import ALONE, Activity, Place, Ranks
+from emailrl.ranks.group import LostRank, RankGroup, joined
 
 __all__ = ["ALONE", "Activity", "LostRank", "Place", "RankGroup", "Ranks", "joined"]

@@ -1,17 +1,127 @@
-"""The ranks interface for a single process."""
+"""The ranks interface: a process's rank, what it is working on, and the collectives of a single process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from emailrl.base.errors import EmailRLError
-from emailrl.ranks.activity import Activity
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
+
+UNSET: Final = "torchrun sets these variables; unset them to train without it."
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process's rank: ranks are counted over all hosts, local ranks per host."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Read this process's place from the environment; without torchrun it is alone.
+
+        Raises UsageError for values that torchrun does not set.
+        """
+        names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        given = {name: environ.get(name, str(default)) for name, default in names.items()}
+        for name, text in given.items():
+            if not (text.isascii() and text.isdecimal()):
+                raise UsageError(f"The environment has {name}={text}, which is not a number.", UNSET)
+        place = cls(*map(int, given.values()))
+        if place.rank >= place.world:
+            unset = "" if "WORLD_SIZE" in environ else " (not set)"
+            raise UsageError(f"The environment has RANK={place.rank}, but WORLD_SIZE={place.world}{unset}.", UNSET)
+        if place.world > 1 and "RANK" not in environ:
+            raise UsageError(f"The environment has WORLD_SIZE={place.world}, but no RANK.", UNSET)
+        return place
+
+
+CONTINUE: Final = "If a checkpoint was saved, continue from it with --resume latest."
+"""What to do about a rank that is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why rollouts must end."""
+
+    message: str
+    hint: str = ""
+    seconds: float = math.inf
+    """Without progress; infinite for an error, which takes precedence."""
+
+    @classmethod
+    def of(cls, rank: int, error: Exception) -> Failure:
+        """An error of ``rank``, as the other ranks report it."""
+        message, hint = said(error)
+        return cls(f"Rank {rank}: {message}", hint)
+
+    def as_error(self) -> EmailRLError:
+        """The error to raise."""
+        return EmailRLError(self.message, self.hint)
+
+
+class Activity:
+    """What a thread is working on, as noted by itself; other threads check whether it makes progress."""
+
+    def __init__(self) -> None:
+        self._noted: _Note | None = None
+
+    def note(self, what: str, count: Callable[[], int] = lambda: 0) -> None:
+        """There is progress; ``what`` comes next, as part of a sentence. While ``count`` grows, there is more."""
+        self._noted = _Note(what, count)
+
+    def end(self) -> None:
+        """Nothing is under way."""
+        self._noted = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether any work is under way."""
+        return self._noted is not None
+
+    def stalled(self, who: str, limit: float) -> Failure | None:
+        """The failure of ``who`` if there has been no progress for more than ``limit`` seconds. For one thread only."""
+        if (noted := self._noted) is None or (seconds := noted.seconds()) <= limit:
+            return None
+        return Failure(
+            f"{who} made no progress for {limit:g} s: {noted.what}.",
+            f"If that may take longer, raise RANK_TIMEOUT. {CONTINUE}",
+            seconds,
+        )
+
+
+class _Note:
+    def __init__(self, what: str, count: Callable[[], int]) -> None:
+        self.what, self._count = what, count
+        self._last, self._since = count(), time.monotonic()
+
+    def seconds(self) -> float:
+        """Since the last progress."""
+        if (now := self._count()) != self._last:
+            self._last, self._since = now, time.monotonic()
+        return time.monotonic() - self._since
+
+
+def said(error: Exception) -> tuple[str, str]:
+    """How the other ranks report an error: message and hint."""
+    if isinstance(error, EmailRLError):
+        return error.message, error.hint
+    name, text = type(error).__name__, first_line(error)
+    return (text if text == name else f"{name}: {text}"), ""
+
 
 T = TypeVar("T")
 
@@ -28,9 +138,6 @@ class Ranks:
     """What rank 0 does while the others wait; several ranks end if it makes no progress for RANK_TIMEOUT seconds."""
     lost: EmailRLError | None = None
     """Set once another rank has ended or stopped responding."""
-    on_stop: Callable[[], None]
-    """Called from another thread: on rank 0 when a rank is lost between updates or was asked to stop; on other ranks
-    when the run ends while they work on their own."""
 
     @property
     def is_first(self) -> bool:
@@ -41,6 +148,10 @@ class Ranks:
     def is_alone(self) -> bool:
         """Whether this is the only rank."""
         return self.world == 1
+
+    def stop_with(self, stop: Callable[[], None]) -> None:
+        """Call ``stop`` from another thread: on rank 0 when a rank is lost between updates or was asked to stop; on
+        other ranks when the run ends while they work on their own."""
 
     def started(self) -> None:
         """The model is loaded everywhere: RANK_TIMEOUT applies from now on."""

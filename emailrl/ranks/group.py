@@ -1,29 +1,28 @@
-"""Find which rank is missing: each remaining rank leaves a mark in the store and checks whose mark is absent.
+"""Several ranks: how they connect, exchange objects and sums, and notice one that is lost.
 
-It also has missing ranks of its host killed if they hang: torchrun's agent sends them SIGTERM and waits 30 s or more.
+A rank that loses the connection finds out which one is missing: each remaining rank leaves a mark in the store, and
+checks whose mark is absent.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import subprocess
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.base.disk import replace_bytes
-from emailrl.base.errors import EmailRLError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
-from emailrl.ranks.activity import CONTINUE, Activity, said
-from emailrl.ranks.alone import Ranks, T
-from emailrl.ranks.place import Place
+from emailrl.base.process import bounded, is_importing
+from emailrl.ranks.alone import ALONE, CONTINUE, Activity, Place, Ranks, T, said
 from emailrl.ranks.pulse import Call, Caller, Listener
+from emailrl.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
 
 SECONDS_TO_REPORT: Final = 3.0
 """How long a rank waits for the marks of the others after losing one."""
-
-SECONDS_TO_FOLLOW: Final = 5.0
-"""How long a missing rank, once one that missed it has ended, may take to end or notice that before it is killed."""
-
-_ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-_NOTE: Final = "awake"
-"""Beside the error file of a rank that has itself noticed the loss of another."""
 
 
 def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
@@ -63,56 +55,6 @@ def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
     thread.start()
     thread.join(SECONDS_TO_REPORT + 2)
     return found[0] if found else None
-
-
-def note_missing(ranks: list[int]) -> None:
-    """Record that this rank is awake, and let a process kill those of ``ranks`` on this host that are not.
-
-    It does so seconds after this rank has ended and reported its error.
-    """
-    import psutil  # type: ignore[import-untyped]
-
-    file = os.environ.get(_ERROR_FILE)
-    if not file:
-        return
-    replace_bytes(Path(file).with_name(_NOTE), b"")
-    beside = [child.pid for child in psutil.Process(os.getppid()).children() if _rank_of(child) in ranks]
-    if beside:
-        subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import kill_hung; kill_hung({os.getpid()}, {beside})"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,  # the agent ends the whole session of a rank
-        )  # fmt: skip
-
-
-def kill_hung(parent: int, pids: list[int]) -> None:
-    """Once ``parent`` has ended, kill its sibling ranks ``pids`` that do not end and are not awake."""
-    import psutil
-
-    hung = []
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            hung.append(psutil.Process(pid))
-    while os.getppid() == parent:
-        time.sleep(0.1)
-    for process in hung:
-        with suppress(psutil.Error):
-            if process.status() == psutil.STATUS_STOPPED:  # no signal but this one reaches it
-                process.kill()
-    for process in psutil.wait_procs(hung, SECONDS_TO_FOLLOW)[1]:
-        with suppress(psutil.Error):
-            if not Path(process.environ()[_ERROR_FILE]).with_name(_NOTE).exists():
-                process.kill()
-
-
-def _rank_of(process: Any) -> int | None:
-    import psutil
-
-    try:
-        environ = process.environ()
-    except psutil.Error:
-        return None
-    return int(environ["RANK"]) if _ERROR_FILE in environ else None
 
 
 logger = logging.getLogger(__name__)
@@ -156,6 +98,10 @@ class RankGroup(Ranks):
         """
         if self._caller is not None:
             self._caller.begin(lambda: self.on_stop(), activity or self.activity)
+
+    def stop_with(self, stop: Callable[[], None]) -> None:
+        """See ``Ranks.stop_with``."""
+        self.on_stop = stop
 
     def started(self) -> None:
         """See ``Ranks.started``."""
@@ -381,7 +327,6 @@ class RankGroup(Ranks):
         if self.lost is not None:
             return self.lost
         missing = missing_ranks(self._store, self.rank, self.world)
-        note_missing(missing or [])
         if missing is None:
             message = f"Rank {self.rank} of {self.world} lost the connection to the host of rank 0."
         elif missing:
@@ -393,3 +338,100 @@ class RankGroup(Ranks):
             message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({first_line(error)})."
         self.lost = LostRank(message, CONTINUE)
         return self.lost
+
+
+# -- connecting ---
+
+
+@contextmanager
+def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
+    """Connect to the other ranks, if torchrun started any, and disconnect at the end; a single process is `ALONE`.
+
+    Each rank takes the GPU of its local rank. Raises UsageError if a host has fewer GPUs than ranks, EmailRLError if
+    the ranks do not connect within RANK_START_TIMEOUT. On rank 0 the loss of another rank interrupts the block, which
+    then raises LostRank, also at its end.
+    """
+    place = place or Place.here()
+    if place.world == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    ranks = _meet(settings, place)
+    ranks.on_stop = _interrupt
+    ranks.rest()
+    try:
+        yield ranks
+    except KeyboardInterrupt:
+        ranks.raise_failure()
+        raise
+    finally:
+        ranks.on_stop = lambda: None  # losing a rank now interrupts nothing
+        ranks.leave()
+        if ranks.lost is None and dist.is_initialized():  # closing vLLM ends it
+            with bounded():
+                dist.destroy_process_group()
+    if ranks.lost is not None:  # in the end, after the last work of all
+        raise ranks.lost
+
+
+def _meet(settings: Settings, place: Place) -> RankGroup:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    on_gpu = settings.model.device != "cpu" and torch.cuda.is_available()
+    if on_gpu:
+        _check_gpus(settings, place, torch.cuda.device_count())
+        torch.cuda.set_device(place.local_rank)
+    training = settings.training
+    start = timedelta(seconds=training.rank_start_timeout)
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=start))
+        store = PrefixStore(f"attempt/{_attempt(store, place)}", store)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world, timeout=start
+        )
+        ranks = RankGroup(place, store, start_seconds=training.rank_start_timeout, seconds=training.rank_timeout)
+        if on_gpu:
+            # NCCL connects on first use: do it now, not after a rollout.
+            ranks.all_reduce(torch.zeros(1, device="cuda"))
+    except (RuntimeError, ValueError) as error:
+        raise EmailRLError(
+            f"Rank {place.rank} of {place.world} failed to meet the others: {first_line(error)}",
+            "Check the addresses, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and RANK_START_TIMEOUT.",
+        ) from error
+    return ranks
+
+
+def _attempt(store: Any, place: Place) -> int:
+    """A number unused by earlier attempts, because an agent that restarts its ranks may keep their store.
+
+    Agents on different hosts may count differently, so with several hosts each rank counts for itself.
+    """
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return int(store.add(f"attempts/{place.rank}", 1))
+
+
+def _check_gpus(settings: Settings, place: Place, gpus: int) -> None:
+    if place.local_world > gpus:
+        raise UsageError(
+            f"--nproc {place.local_world} needs {place.local_world} GPUs, but this host has {gpus}.",
+            "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs.",
+        )
+    if place.local_world > 1 and settings.model.device.startswith("cuda:"):
+        raise UsageError(
+            f"EMAILRL_DEVICE={settings.model.device} is one GPU, but --nproc {place.local_world} needs one per rank.",
+            "Unset it: each rank then takes its own GPU.",
+        )
+
+
+def _interrupt() -> None:
+    """Interrupt the main thread once it is not importing, which would swallow that."""
+    main = threading.main_thread().ident
+    assert main is not None
+    while is_importing(sys._current_frames().get(main)):
+        time.sleep(0.05)
+    signal.pthread_kill(main, signal.SIGINT)

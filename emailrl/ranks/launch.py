@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.base.process import INTERRUPTED, RUN_ID, handled_by, report
-from emailrl.ranks.activity import CONTINUE
+from emailrl.ranks.alone import CONTINUE
 
 _LONGEST_CONNECT: Final = 60
 """Seconds to connect to the first host, or to wait for one reply from it."""

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 
 from emailrl.base.errors import EmailRLError
 from emailrl.base.process import SECONDS, bounded, report
-from emailrl.ranks.activity import Activity, Failure
+from emailrl.ranks.alone import Activity, Failure
 
 LONGEST_INTERVAL: Final = 1.0
 """Maximum seconds between pulses; a quarter of the timeout if that is shorter."""

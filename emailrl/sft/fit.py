@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.policy import Policy
-from emailrl.settings import Settings
+from emailrl.settings import SftSettings, TrainingSettings
 from emailrl.sft.examples import Example
 from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches
 from emailrl.training.forward import Forward
@@ -25,8 +25,6 @@ from emailrl.training.update import learning_rate
 
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.05
 WARMUP_RATIO = 0.05
-MAX_SKIPPED_IN_A_ROW = 3
-"""This many consecutive updates with a non-finite loss or gradient end the run."""
 SHOWN_WEIGHT = 0.1
 """Loss weight of a context token relative to an assistant token, for a model trained from scratch: tool results repeat
 earlier ones, so it learns to copy from them."""
@@ -37,14 +35,13 @@ RATES = {"lora": 2e-4, "full": 5e-5, "from_scratch": 2e-3}
 class Fitter:
     """Optimizes a policy by imitation: its adapter, or with ``--full`` the whole model."""
 
-    def __init__(self, policy: Policy, settings: Settings) -> None:
+    def __init__(self, policy: Policy, training: TrainingSettings, sft: SftSettings, temperature: float) -> None:
         if policy.dtype == torch.float16:
             raise UsageError("sft trains in bf16 or fp32, not in fp16.", "Set EMAILRL_DTYPE=bf16, or fp32.")
-        self.policy, self.settings = policy, settings
-        sft = settings.sft
+        self.policy, self.training, self.total_steps = policy, training, sft.sft_steps
         self.shown_weight = SHOWN_WEIGHT if sft.from_scratch else 0.0
         kind = "from_scratch" if sft.from_scratch else "full" if sft.full_finetuning else "lora"
-        self.schedule = settings.training.model_copy(
+        self.schedule = training.model_copy(
             update={
                 "learning_rate": sft.sft_learning_rate or RATES[kind],
                 "warmup_ratio": WARMUP_RATIO,
@@ -58,28 +55,29 @@ class Fitter:
         self.masters = [_master(weight) for weight in self.weights]
         # Not the fused AdamW: it does not increment parameter versions, which the fused layers use to detect changes.
         self.optimizer = torch.optim.AdamW(self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY)
-        self.forward = Forward(policy, settings.training, settings.agent.temperature)
+        self.forward = Forward(policy, training, temperature)
         self.skipped_in_a_row = 0
 
     def step(self, examples: Sequence[Example], *, step: int) -> dict[str, float]:
         """Make optimizer step ``step`` (from 1) on the examples and return its metrics; ``loss`` is in nats a token.
 
         Dropout follows from (seed, ``step``) alone. An update whose loss or gradient is not finite is skipped and
-        counted in ``updates_skipped``; EmailRLError ends the run after ``MAX_SKIPPED_IN_A_ROW``.
+        counted in ``updates_skipped``; those in a row in ``skipped_in_a_row``.
         """
-        rate = learning_rate(step, self.schedule, self.settings.sft.sft_steps)
+        rate = learning_rate(step, self.schedule, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.policy.model.train()
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
-            torch.manual_seed((self.settings.training.seed * 1_000_003 + step) % 2**63)
+            torch.manual_seed((self.training.seed * 1_000_003 + step) % 2**63)
             loss = self._sum(examples, self._backward) / _num_spoken(examples)
         self.policy.model.eval()
-        limit = self.settings.training.max_grad_norm or math.inf
+        limit = self.training.max_grad_norm or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, limit))
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if skipped:
-            self._skip(step, loss, norm)
+            self._drop_gradients()
+            self.skipped_in_a_row += 1
         else:
             self.skipped_in_a_row = 0
             self.optimizer.step()
@@ -178,7 +176,7 @@ class Fitter:
         assert batch is not None
         self._drop_gradients()
         base = self.policy.model
-        open_to_us = self.settings.training.gradient_checkpointing == "auto" and not self.policy.lora
+        open_to_us = self.training.gradient_checkpointing == "auto" and not self.policy.lora
         if open_to_us and not base.is_gradient_checkpointing:
             torch.cuda.empty_cache()
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -195,17 +193,6 @@ class Fitter:
         for weight, master in zip(self.weights, self.masters, strict=True):
             if master is not weight:
                 weight.copy_(master)
-
-    def _skip(self, step: int, loss: float, norm: float) -> None:
-        """Skip the update; too many consecutive skips end the run."""
-        self._drop_gradients()
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient's norm is {norm}"
-            raise EmailRLError(
-                f"The {what} at step {step}, in the third update in a row; the weights are as before them.",
-                "Lower --learning-rate, or inspect the conversations.",
-            )
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:

@@ -6,22 +6,19 @@ checkpoint, so that a checkpoint's step is always recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from emailrl.base.errors import EmailRLError
 from emailrl.ranks import joined
+from emailrl.runs.log import Clock, Display, Pace, Say, silent
 from emailrl.settings import Settings
+from emailrl.training.assemble import open_run
 from emailrl.training.batch import make_samples
-from emailrl.training.run.assemble import open_run
-from emailrl.training.run.display import SILENT, Display
-from emailrl.training.run.ending import NothingLeft, finish
-from emailrl.training.run.metrics import Clock, Pace, evaluation_metrics, policy_ages, rollout_metrics, update_metrics
-from emailrl.training.run.printing import complete, step_line
-from emailrl.training.run.run import Run
-from emailrl.training.run.state import RunState
+from emailrl.training.ending import NothingLeft, complete, confirm_best, confirms, finish
+from emailrl.training.report import evaluation_metrics, policy_ages, rollout_metrics, step_line, update_metrics
+from emailrl.training.run import TrainingRun
 from emailrl.training.shaping import terminal_rewards
+from emailrl.training.state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,58 +53,51 @@ def train(
     *,
     resume: str | None = None,
     overwrite: bool = False,
-    progress: Callable[[str], None] = lambda line: None,
-    results: Callable[[str], None] | None = None,
-    display: Display = SILENT,
+    progress: Say = silent,
+    display: Display | None = None,
 ) -> TrainResult:
     """Train with the given settings and return the outcome.
 
-    ``progress`` gets each line for the console; ``results``, if given, gets the final lines instead, which summarize
-    the run. ``display`` is notified of rollouts, steps and evaluations as they end.
+    ``progress`` gets each line for the console, or ``display``, if given, and what else there is to show of the run.
 
     ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
     directory, or with ``overwrite`` replaces the first one. Resuming from a checkpoint before the latest needs
     ``overwrite``, because it removes the run's later work. A KeyboardInterrupt, or any error between two updates,
-    leaves the last complete step saved. Under torchrun, this is rank 0; the other ranks call
-    ``training.run.follower.follow``. Raises UsageError for what the user must change, EmailRLError for a run that
-    cannot continue.
+    leaves the last complete step saved. Under torchrun, this is rank 0; the other ranks call ``training.team.follow``.
+    Raises UsageError for what the user must change, EmailRLError for a run that cannot continue.
     """
-    result: TrainResult | None = None
+    display = display or Display(progress)
+    skipped: list[str] | None = None
+    """What is left to do once everything is saved; None before that."""
     try:
         with (
             joined(settings) as ranks,
-            open_run(settings, resume=resume, overwrite=overwrite, say=progress, display=display, ranks=ranks) as run,
+            open_run(settings, ranks, display, resume=resume, overwrite=overwrite) as run,
             run.interrupts.installed(),
         ):
-            run.tracker.results = results or progress
-            if not ranks.is_alone:
-                ranks.on_stop = run.interrupts.request
-            _loop_or_rescue(run)
-            result = TrainResult.of(run.directory, run.state)
+            ranks.stop_with(run.interrupts.request)
+            with run.rescued():
+                finish(run, loop(run))
+            export = ["the export"] if settings.output.export_dir else []
+            skipped = ["measuring best_model again", *export] if confirms(run) else export
+            run.interrupts.check()  # an interrupt during the last step also stops what follows the run
+            confirm_best(run)
+            skipped = export
+            run.interrupts.check()
+            return TrainResult.of(run.directory, run.state)
     except NothingLeft as finished:
-        (results or progress)(str(finished))
+        display.result(str(finished))
         return TrainResult.of(finished.directory, finished.state)
-    except (EmailRLError, KeyboardInterrupt):
-        if result is not None:  # a rank was lost, or Ctrl-C pressed, while the others were released
-            progress(complete(skipped=["the export"] if settings.output.export_dir else []))
-        raise
-    return result
-
-
-def _loop_or_rescue(run: Run) -> None:
-    """``loop``, and what has to be saved or shown however it ends."""
-    try:
-        loop(run)
-        run.interrupts.check()  # an interrupt during the last step also stops what follows the run
     except (Exception, KeyboardInterrupt):
-        run.rescue()
+        if skipped is not None:  # a rank may also be lost while the others are released
+            display.result(complete(skipped))
         raise
     finally:
-        run.tracker.display.end()
+        display.end()
 
 
-def loop(run: Run) -> None:
-    """Repeat: refresh the engine, collect groups, make samples, train, evaluate, log, checkpoint."""
+def loop(run: TrainingRun) -> str:
+    """Repeat: collect groups, make samples, train, evaluate, log, checkpoint; return why it ended."""
     state, droppable = run.state, run.interrupts.droppable
     with droppable():
         evaluated = run.evaluate_if_due()
@@ -139,4 +129,4 @@ def loop(run: Run) -> None:
             run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)
             run.complete_step()
         run.end_step(metrics)
-    finish(run, reason)
+    return reason

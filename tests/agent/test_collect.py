@@ -46,7 +46,13 @@ def collect(
         engine = scripted(scripts)
         make_environment = changes.pop("make_environment", mail_agent)
         play = Stage(settings, make_environment, renderer).on(engine)
-        collector = Collector(play, build_scorer(settings), settings.agent, settings.training.mode, run_id="run")
+        collector = Collector(
+            play,
+            build_scorer(settings.rewards, settings.reward_weights, settings.agent),
+            settings.agent,
+            settings.training.mode,
+            run_id="run",
+        )
         groups = collector.collect(scenarios, group_size, **({"step": 3, "seed": 1} | changes))
         assert [group.scenario for group in groups] == list(scenarios)
         assert all(t.group_id == group.id for group in groups for t in group.trajectories)

@@ -27,8 +27,8 @@ from emailrl.engines.vllm.replica import refusal
 from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge
+from emailrl.runs.log import open_log
 from emailrl.settings import RewardSettings, Settings
-from emailrl.training.run.tracking import open_log
 
 HOSTILE = "\x1b[2J[red]x[/red]\x1b]8;;http://evil.example\x07\u202egpj.\x9b31m"
 SHOWN = "␛[2J[red]x[/red]␛]8;;http://evil.example"
@@ -140,7 +140,7 @@ def replying(status: int, text: str) -> Answer:
 
 def scored(trajectory: Trajectory, **rewards: object) -> str:
     settings = Settings(rewards=RewardSettings(**({"judge": "offline"} | rewards)))
-    build_scorer(settings).score([trajectory])
+    build_scorer(settings.rewards, settings.reward_weights, settings.agent).score([trajectory])
     return "logged"
 
 

@@ -120,7 +120,7 @@ def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used
         asked.append(settings)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("emailrl.sft.assemble.sft", run)
+    monkeypatch.setattr("emailrl.sft.loop.sft", run)
     said = emailrl("sft", "--db", "mail.db", "--model", "nano")[2]
     assert said.startswith("Note: mail.db is not used: it has no questions next to it (mail_questions.jsonl), nor --q")
     (tmp_path / "mail_questions.jsonl").touch()

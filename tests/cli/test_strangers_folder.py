@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from local_server import LocalServer, QuietHandler
+from runs.run_files import plant, tree
 from tiny import make_checkpoint, make_database, make_model, make_questions
-from training.run_files import plant, tree
 
 from emailrl.base.http import tell
 from emailrl.questions import write_scenarios

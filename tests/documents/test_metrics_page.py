@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from emailrl.questions.beside import questions_file, write_demo
     from emailrl.questions.load import load_scenario_set
     from emailrl.settings import StoreSettings, load_settings
-    from emailrl.sft.assemble import sft
+    from emailrl.sft.loop import sft
     from emailrl.training.loop import train
 
     folder = tmp_path_factory.mktemp("metrics")

@@ -19,8 +19,8 @@ from emailrl.model.load import load_policy
 from emailrl.questions import write_scenarios
 from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.sft.small_model import train_tokenizer
+from emailrl.training import ending
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import ending
 
 REWARD = '''
 def share_of_even_ids(trajectory):

@@ -16,8 +16,7 @@ from emailrl.checkpoints import find_checkpoint
 from emailrl.measure.export import export_checkpoint
 from emailrl.model.load import load_policy
 from emailrl.settings import Settings, load_settings
-from emailrl.sft.assemble import sft
-from emailrl.sft.run import SftResult
+from emailrl.sft.loop import SftResult, sft
 from emailrl.training.loop import train
 
 Options = Callable[..., dict[str, Any]]

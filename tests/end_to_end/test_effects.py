@@ -25,15 +25,17 @@ from emailrl.model.load import load_policy
 from emailrl.model.packing import takes_packed
 from emailrl.openrlhf import FLAGS, to_toml
 from emailrl.questions import load_scenario_set, read_jsonl
+from emailrl.ranks import ALONE
 from emailrl.ranks.launch import Launch
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, Trajectory
+from emailrl.runs.log import Display
 from emailrl.settings import Settings, load_settings
 from emailrl.settings.names import by_name
 from emailrl.sft.searching import conversations
+from emailrl.training.assemble import open_run
 from emailrl.training.batch import micro_batches
 from emailrl.training.loop import train
-from emailrl.training.run.assemble import open_run
 
 MakeSettings = Callable[..., Settings]
 PACKAGE = Path(ranks.__file__).parents[1]
@@ -237,7 +239,7 @@ def test_how_much_the_engine_reads_at_once(play: Any) -> None:
 def test_how_long_a_run_is(make_settings: MakeSettings) -> None:
     def steps(**changes: Any) -> int:
         long = {"mode": "rollout", "max_steps": 100, "num_train_epochs": 2, "train_dataset_size": 10}
-        with open_run(make_settings(**long | changes), resume=None, overwrite=False, say=lambda line: None) as run:
+        with open_run(make_settings(**long | changes), ALONE, Display(), resume=None, overwrite=False) as run:
             return run.total_steps
 
     assert steps() == 10  # 10 questions / 2 a step x 2

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sqlite3
 import subprocess
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,8 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint
 from emailrl.records import read_records
 from emailrl.settings import Settings
+from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import run as run_module
 from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]
@@ -187,21 +184,3 @@ def test_an_overwritten_run_comes_back_where_the_new_one_ends_before_its_first_c
         train(settings, overwrite=True, progress=said.append)
     assert said[-1].endswith("the run being replaced is restored.")
     assert everything(run) == kept and not (run / ".replaced").exists()
-
-
-def test_a_resumed_run_names_what_it_learns_from_that_has_changed(
-    make_settings: MakeSettings, workplace: Path, tmp_path: Path
-) -> None:
-    own = Path(shutil.copytree(workplace, tmp_path / "own"))
-    reward = f"{own}/reward.py:share_of_even_ids"
-    given = {"model_name": str(own / "model"), "emailrl_db": own / "mail.db", "reward": reward}
-    train(make_settings(max_steps=1, **given))
-    same, other = list[str](), list[str]()
-    train(make_settings(max_steps=2, **given), resume="latest", progress=same.append)
-    assert "the content of" not in "".join(same)
-    with (own / "reward.py").open("a") as file:
-        file.write("# other words\n")
-    with closing(sqlite3.connect(own / "mail.db")) as database, database:
-        database.execute("update emails set body = 'changed ' || body")
-    train(make_settings(max_steps=3, **given), resume="latest", progress=other.append)
-    assert "Note: changed since the checkpoint: the content of EMAILRL_DB, REWARD" in "\n".join(other).splitlines()

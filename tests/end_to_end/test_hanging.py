@@ -18,7 +18,7 @@ from emailrl.engines.vllm.replica import read_completion
 from emailrl.ranks import Place
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
-from emailrl.training.run.follower import follow
+from emailrl.training.team import follow
 
 HANGING = """
 import time

@@ -19,8 +19,8 @@ from same_run import assert_same_run
 
 from emailrl.checkpoints import find_checkpoint
 from emailrl.settings import Settings
+from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import run as run_module
 from emailrl.training.update import Updater
 
 MakeSettings = Callable[..., Settings]
@@ -33,7 +33,7 @@ def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted
     settings = make_settings()
     said: list[str] = []
     where: dict[str, tuple[Any, str]] = {
-        "rollout": (run_module.Run, "collect"),
+        "rollout": (run_module.TrainingRun, "collect"),
         "update": (Updater, "train"),
         "evaluation": (run_module, "evaluate"),
     }

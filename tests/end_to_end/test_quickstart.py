@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training.run_files import write
+from runs.run_files import write
 
 from emailrl.agent.mail_env import system_prompt
 from emailrl.agent.tools import tool_schemas

@@ -24,9 +24,10 @@ from emailrl.checkpoints import list_checkpoints
 from emailrl.ranks import Place
 from emailrl.records import Record, read_records, read_trajectories
 from emailrl.settings import Settings
+from emailrl.training import run as run_module
+from emailrl.training import team
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.run import run as run_module
-from emailrl.training.run.follower import follow
+from emailrl.training.team import follow
 from emailrl.training.update import Updater
 
 
@@ -184,12 +185,11 @@ def test_every_rank_seeds_the_global_generators(
 def test_a_model_that_only_one_rank_lacks_is_named(
     settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from emailrl.training.run import follower
 
     def missing(*_: Any, **__: Any) -> None:
         raise EmailRLError("No model here.", "Copy it.")
 
-    monkeypatch.setattr(follower, "load_trained", missing)
+    monkeypatch.setattr(team, "load_trained", missing)
     zero, opened = in_ranks(2, partial(rank, settings_at("two"), tmp_path / "two"), tmp_path)
     assert str(zero) == "Rank 1: No model here. Copy it." and opened == []
     assert not (tmp_path / "two" / "grpo_masked").exists()

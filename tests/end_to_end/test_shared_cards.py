@@ -23,7 +23,7 @@ from emailrl.records import read_trajectories
 from emailrl.records.trajectory import Trajectory
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import train
-from emailrl.training.run.follower import follow
+from emailrl.training.team import follow
 
 HONEST = play.run
 

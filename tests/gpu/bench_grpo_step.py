@@ -48,9 +48,9 @@ SETTINGS: Row = {
 SMOKE: Row = {"model_name": "nano", "per_device_train_batch_size": 2, "num_generations": 3, "max_model_len": 4096}
 SMOKE |= {"vllm_enforce_eager": True}
 CLOCKS = {
-    "emailrl.training.run.run:Run.end_step": "records",
-    "emailrl.training.run.run:Run.record_training": "records",
-    "emailrl.training.run.rollouts:Rollouts.record": "records",
+    "emailrl.training.run:TrainingRun.end_step": "records",
+    "emailrl.training.run:TrainingRun.record_training": "records",
+    "emailrl.training.rollouts:Rollouts.record": "records",
     "emailrl.agent.play:Collector.collect": "sampling/bookkeeping",
     "emailrl.engines.renderer:ChatRenderer.start": "sampling/template",
     "emailrl.engines.renderer:ChatRenderer.extend": "sampling/template",
@@ -191,8 +191,8 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
 
     for path, name in CLOCKS.items() | {(f"{engine}.{method}", name) for method, name in OF_ENGINE.items()}:
         clocks.time(path, name)
-    clocks.put("emailrl.training.run.run:Run.evaluate_if_due", lambda inner: lambda run: None)
-    clocks.put("emailrl.training.run.run:Run.end_step", ending)
+    clocks.put("emailrl.training.run:TrainingRun.evaluate_if_due", lambda inner: lambda run: None)
+    clocks.put("emailrl.training.run:TrainingRun.end_step", ending)
     clocks.put("emailrl.agent.play:Stage.open_environment", scripted)
     clocks.put("emailrl.rewards.scorer:Scorer.score", drawn)
     clocks.put("emailrl.agent.play:Collector.collect", kept)

@@ -75,7 +75,7 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     from emailrl.model.load import prepare_training
     from emailrl.model.lora import with_fresh_adapter
     from emailrl.model.policy import Policy
-    from emailrl.training.run.follower import build_updater
+    from emailrl.training.team import build_updater
 
     device = choose_device(settings.model.device)
     dtype = choose_dtype(settings.model.dtype, device)

@@ -84,7 +84,9 @@ def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | Non
     given = {"model_name": str(folder), "full_finetuning": full, "sft_steps": 1000, "sft_batch_size": BATCH}
     given |= {"max_tokens_per_micro_batch": micro} if micro else {}
     settings = load_settings(given, environ={}, cwd=folder)
-    fitter = Fitter(load_policy(settings, trainable=True, full=full), settings)
+    fitter = Fitter(
+        load_policy(settings, trainable=True, full=full), settings.training, settings.sft, settings.agent.temperature
+    )
     batches = batches_of(lambda number: groups, len(groups), BATCH, 1, 0)
     tokens, seconds, loss = 0, 0.0, 0.0
     for step in range(1, WARMUP + STEPS + 1):

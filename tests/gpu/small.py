@@ -12,7 +12,7 @@ from torch import Tensor
 from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 from emailrl.training.batch import TrainingSample
-from emailrl.training.run.follower import build_updater
+from emailrl.training.team import build_updater
 from emailrl.training.update import Updater
 
 VOCABULARY = 4096

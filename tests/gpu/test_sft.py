@@ -21,7 +21,7 @@ def test_an_adapter_learns_through_the_fused_layers(model: Path, tmp_path: Path)
     named = {"model_name": str(model), "lora_rank": 8, "sft_learning_rate": 5e-3, "sft_steps": 60}
     policy = load_policy(settings := load_settings(named, environ={}, cwd=tmp_path), trainable=True)
     assert fused_backbone(policy.model) is not None
-    fitter = Fitter(policy, settings)
+    fitter = Fitter(policy, settings.training, settings.sft, settings.agent.temperature)
     examples = [
         Example(one.trajectory_id, one.group_id, np.array(one.token_ids, np.uint32), np.array(one.loss_mask, bool))
         for one in make_samples(4, 100, 200)

@@ -14,7 +14,7 @@ from .mutants import Mutant, mutants
 MODULES = (
     *(f"emailrl.training.{name}" for name in ("advantages", "algorithms", "kl", "losses", "mix", "batch", "shaping")),
     "emailrl.settings.needs",
-    *(f"emailrl.training.run.{name}" for name in ("filtering", "state")),
+    *(f"emailrl.training.{name}" for name in ("rollouts", "state")),
     "emailrl.facts",
     "emailrl.rewards.matching",
 )
@@ -22,7 +22,7 @@ SAMPLED = ("emailrl.facts", "emailrl.rewards.matching")
 """Packages with so many mutants that each file's are sampled."""
 ELSEWHERE = ("end_to_end", "gpu", "benchmarks", "mutation")
 """Folders of tests that run the package in other processes, where a mutant is not, or on other machines."""
-SLOW = ("emailrl.model", "emailrl.training.loop", "emailrl.training.run.run", "emailrl.training.update")
+SLOW = ("emailrl.model", "emailrl.training.loop", "emailrl.training.run", "emailrl.training.update")
 """What loads a model: a file of tests that imports it takes minutes, and is left out."""
 
 

@@ -22,7 +22,7 @@ from emailrl.page import gather, page, place_of, redacted, served_page
 from emailrl.page.server import Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
-from emailrl.training.run.printing import DROPPED
+from emailrl.training.report import DROPPED
 
 __all__ = ["tokenizer_folder", "trajectory"]
 

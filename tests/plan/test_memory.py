@@ -77,7 +77,7 @@ def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, A
     from emailrl.model.fused.model import fused_backbone
     from emailrl.model.load import load_policy
     from emailrl.model.packing import shares_prefixes
-    from emailrl.training.run.follower import build_updater
+    from emailrl.training.team import build_updater
 
     settings = settings_with(tmp_path, model_name="nano", emailrl_device="cpu", **values)
     policy = load_policy(settings, trainable=True)

@@ -71,9 +71,13 @@ def serve() -> Iterator[Serve]:
         stub.close()
 
 
+def built(settings: Settings) -> Scorer:
+    return build_scorer(settings.rewards, settings.reward_weights, settings.agent)
+
+
 def score(url: str, count: int = 3, **settings: Any) -> list[Trajectory]:
     played = [trajectory(number) for number in range(count)]
-    scorer = build_scorer(load_settings({"reward": url, "judge": "offline"} | settings, environ={}))
+    scorer = built(load_settings({"reward": url, "judge": "offline"} | settings, environ={}))
     scorer.score(played)
     return played
 
@@ -286,13 +290,13 @@ def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: li
 @pytest.mark.parametrize("url", ["http://", "http://[::1/x", "https://:80/x"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(UsageError, match="The reward's URL"):
-        build_scorer(load_settings({"reward": url}, environ={}))
+        built(load_settings({"reward": url}, environ={}))
 
 
 def test_a_reward_server_in_the_settings_file(serve: Serve, tmp_path: Path) -> None:
     stub = serve(rewards())
     (tmp_path / "emailrl.toml").write_text(f'[rewards]\nreward = "{stub.url}"\njudge = "offline"\n')
-    scorer = build_scorer(load_settings(environ={}, cwd=tmp_path, trust=True))
+    scorer = built(load_settings(environ={}, cwd=tmp_path, trust=True))
     played = [trajectory(4)]
     scorer.score(played)
     assert played[0].reward == 4.0

@@ -16,7 +16,7 @@ from emailrl.rewards import judge as judging
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge, read_verdict
 from emailrl.rewards.scorer import OfflineMatcher
-from emailrl.settings import RewardSettings, Settings
+from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 KEY = "sk-or-v1-0123456789abcdef"
 Reply = Callable[[dict[str, Any]], "tuple[int, str]"]
@@ -170,7 +170,7 @@ def test_a_cache_that_is_no_database_is_said(serve: Serve, tmp_path: Path) -> No
 def test_which_check_is_chosen(tmp_path: Path) -> None:
     def chosen(**rewards: Any) -> type:
         rewards["judge_cache"] = tmp_path / "c.sqlite"
-        return type(build_scorer(Settings(rewards=RewardSettings(**rewards))).answers)
+        return type(build_scorer(RewardSettings(**rewards), RewardWeightSettings(), AgentSettings()).answers)
 
     assert chosen() is OfflineMatcher
     assert chosen(openrouter_api_key="") is OfflineMatcher

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emailrl.questions.template import KINDS
-from emailrl.rewards import match
+from emailrl.rewards.matching import match
 from emailrl.rewards.matching.agreement import KIND_OF, LONGEST, alternatives, with_names, without_framing
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import simple_reward
 from emailrl.rewards.scorer import Scorer, Terms
-from emailrl.settings import AgentSettings, RewardSettings, Settings
+from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 
@@ -59,7 +59,7 @@ def test_default_scorer_is_art_e_with_the_offline_matcher() -> None:
     right = answered("On May 20.", sources_correct=True, num_sources=1, ever_found_right_email=True)
     wrong = answered("May 21", ever_found_right_email=True)
     idk = given_up()
-    build_scorer(Settings(agent=AgentSettings(max_turns=6))).score([right, wrong, idk])
+    build_scorer(RewardSettings(), RewardWeightSettings(), AgentSettings(max_turns=6)).score([right, wrong, idk])
     assert [t.rubric["answer_correct"] for t in (right, wrong, idk)] == [True, False, False]
     assert right.reward == pytest.approx(1 + 0.3 + 0.1 + 0.1 * (1 - 3 / 6), abs=1e-9)
     assert wrong.reward == pytest.approx(-1 + 0.2, abs=1e-9)
@@ -113,7 +113,7 @@ def test_only_attempts_are_judged_and_broken_trajectories_left_alone() -> None:
 
 def test_an_attempted_answer_is_measured_and_another_is_not() -> None:
     listing, idk = answered("May 20, 21 or 22"), given_up()
-    build_scorer(Settings()).score([listing, idk])
+    build_scorer(RewardSettings(), RewardWeightSettings(), AgentSettings()).score([listing, idk])
     looks = ("answer_words", "answer_candidates", "answer_capitals", "offline_correct")
     assert [listing.rubric[name] for name in looks] == [5, 3, pytest.approx(1 / 5), None]  # M of M a y o r
     assert [idk.rubric[name] for name in looks] == [None] * 4
@@ -148,9 +148,9 @@ def test_a_judge_is_compared_with_the_offline_check_on_a_sample_both_ways() -> N
 
 def test_named_rewards() -> None:
     trajectory = answered("May 20")
-    build_scorer(Settings(rewards=RewardSettings(reward="simple"))).score([trajectory])
+    build_scorer(RewardSettings(reward="simple"), RewardWeightSettings(), AgentSettings()).score([trajectory])
     assert trajectory.reward_terms == {"outcome": 1.0}
-    build_scorer(Settings(), reward="simple").score([trajectory])
+    build_scorer(RewardSettings(), RewardWeightSettings(), AgentSettings(), reward="simple").score([trajectory])
     assert trajectory.reward_terms == {"outcome": 1.0}
 
 

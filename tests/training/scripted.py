@@ -12,6 +12,9 @@ from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
+from emailrl.runs.interrupts import Interrupts
+from emailrl.runs.log import Display, Tracker
+from emailrl.runs.run import Origin
 from emailrl.settings import (
     AlgorithmSettings,
     EvaluationSettings,
@@ -21,17 +24,13 @@ from emailrl.settings import (
     TrainingSettings,
 )
 from emailrl.training.batch import TrainingSample
+from emailrl.training.ending import confirm_best, finish
 from emailrl.training.loop import loop
 from emailrl.training.mix import resolve
-from emailrl.training.run.checkpointing import CheckpointWriter
-from emailrl.training.run.data import RunData
-from emailrl.training.run.filtering import make_filter
-from emailrl.training.run.interrupts import Interrupts
-from emailrl.training.run.modes import MODES
-from emailrl.training.run.resume import take_snapshot
-from emailrl.training.run.run import Run
-from emailrl.training.run.state import RunState
-from emailrl.training.run.tracking import Tracker
+from emailrl.training.modes import MODES
+from emailrl.training.rollouts import Rollouts, make_filter
+from emailrl.training.run import TrainingRun
+from emailrl.training.state import RunState
 from emailrl.training.update import TokenNumbers, UpdateResult
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]
@@ -158,7 +157,7 @@ def rollout(scenario: Scenario, number: int, step: int, reward: float) -> Trajec
 class Played:
     """A finished run: its events, questions asked, lines said and directory."""
 
-    def __init__(self, run: Run, rollouts: ScriptedRollouts, said: list[str]) -> None:
+    def __init__(self, run: TrainingRun, rollouts: ScriptedRollouts, said: list[str]) -> None:
         self.run, self.events, self.said, self.directory = run, rollouts.events, said, run.directory
         self.asked = rollouts.asked
         self.metrics = list(read_records(run.directory / "metrics.jsonl"))
@@ -191,27 +190,25 @@ def play(
     )
     said: list[str] = []
     events: list[str] = []
-    state, data = RunState(), RunData(QUESTIONS, list(val or QUESTIONS), "questions.jsonl", [], "d", "q", list(confirm))
-    tracker = Tracker(directory, settings, run_id="r", step=0, say=said.append)
+    state = RunState()
+    tracker = Tracker(directory, settings, Display(said.append), run_id="r", mode="masked", step=0)
     # Each has no more of the part it stands for than a run asks for.
     policy, engine, updater = cast(Any, (ScriptedPolicy(), ScriptedEngine(events), ScriptedUpdater(events, entropy)))
     rollouts: Any = ScriptedRollouts(events, rewards, raises, right, truncated)
     evaluations: Any = ScriptedEvaluations(events, list(accuracies), outages, fails)
-    writer = CheckpointWriter(
-        directory=directory, settings=settings, data=data, policy=policy, updater=updater, run_id="r", parent=None,
-        snapshot=take_snapshot(state),
-    )  # fmt: skip
-    run = Run(
-        settings=settings, mode=MODES["masked"], algorithm=resolve(settings), data=data, directory=directory,
-        state=state, policy=policy, engine=engine, collector=rollouts, evaluator=evaluations, updater=updater,
-        tracker=tracker, interrupts=Interrupts(said.append),
-        filter=make_filter(resolve(settings), settings.algorithm, answers=True), total_steps=steps, epochs=None,
-        writer=writer,
+    wanted = make_filter(resolve(settings), settings.algorithm, answers=True)
+    run = TrainingRun(
+        settings=settings, mode=MODES["masked"], algorithm=resolve(settings), directory=directory,
+        origin=Origin("r", "masked", "grpo", "d", "q"), val=val or QUESTIONS, confirm=confirm,
+        state=state, policy=policy, engine=engine, evaluator=evaluations, updater=updater,
+        rollouts=Rollouts(settings.training, QUESTIONS, directory, wanted, rollouts, None),
+        tracker=tracker, interrupts=Interrupts(said.append), total_steps=steps,
     )  # fmt: skip
     try:
-        loop(run)
+        with run.rescued():
+            finish(run, loop(run))
+        confirm_best(run)
     except (EmailRLError, OSError) as error:
-        run.rescue()
         said.append(f"error: {error}")
     finally:
         tracker.close()

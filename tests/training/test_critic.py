@@ -20,7 +20,7 @@ from emailrl.model.load import load_policy
 from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead
 from emailrl.ranks import ALONE
 from emailrl.training.batch import TrainingSample
-from emailrl.training.run.follower import build_updater, load_trained
+from emailrl.training.team import build_updater, load_trained
 from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]

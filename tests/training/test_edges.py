@@ -23,7 +23,7 @@ from emailrl.training.losses import (
     policy_loss,
     value_loss,
 )
-from emailrl.training.run.filtering import Filter
+from emailrl.training.rollouts import Filter
 
 NAN, INF = math.nan, math.inf
 SAID = {"mean": 1.0, "min": 1.0, "max": 1.0, "cut_fraction": 0.0}

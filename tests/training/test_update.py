@@ -21,7 +21,7 @@ from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.settings import Settings
 from emailrl.training.batch import TrainingSample, save_batches
-from emailrl.training.run.follower import build_updater
+from emailrl.training.team import build_updater
 from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]

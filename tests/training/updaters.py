@@ -12,7 +12,7 @@ from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import Settings, load_settings
 from emailrl.training.batch import TrainingSample
-from emailrl.training.run.follower import build_updater, load_trained
+from emailrl.training.team import build_updater, load_trained
 from emailrl.training.update import Updater
 
 LENGTHS = [9, 14, 6, 11]

@@ -22,7 +22,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.budget import GIB
 from emailrl.model.adapter import read_adapter_config
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
-from emailrl.ranks.place import Place
+from emailrl.ranks.alone import Place
 from emailrl.settings import (
     AgentSettings,
     ModelSettings,

@@ -1,0 +1,436 @@
+"""The checkpoint registry: plain directories, found by scanning them.
+
+A run directory (``outputs/grpo_masked``, ``outputs/grpo_masked-2``, …) holds ``best_model/``, ``final/`` and
+``checkpoint-N/``. Each is filled under a hidden name next to its own, gets ``metadata.json`` last, and is then renamed,
+so a directory with its final name is complete. Replacing one takes two renames, with both copies complete in between:
+
+    .best_model.incoming  filled, metadata.json written
+    best_model            → .best_model.outgoing
+    .best_model.incoming  → best_model
+    .best_model.outgoing  removed
+
+``recover`` completes or undoes what a crash left; readers need not wait for it, since they check all three names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from emailrl.base.disk import naming, replace_bytes, sync
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.records import finite
+from emailrl.settings import run_root
+
+SCHEMA_VERSION = 1
+METADATA = "metadata.json"
+CONFIRMED = "confirmed.json"
+"""In a run: accuracy of its best model on validation questions that played no part in selecting it."""
+MODES = ("masked", "rollout", "simple")
+SFT = "sft"
+"""Takes the place of the mode in the name of a supervised fine-tuning run."""
+MOST_METADATA_BYTES = 16 << 20
+_KIND_ORDER = {"best": 0, "sft": 0, "checkpoint": 1, "final": 2}
+_REMEDY = "Use another checkpoint: emailrl checkpoints list."
+_CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The content of ``metadata.json``: a checkpoint's origin and the hash of each of its files."""
+
+    run_id: str
+    kind: str
+    """``checkpoint``, ``best``, ``final``, or ``sft`` for the result of supervised fine-tuning."""
+    step: int
+    mode: str
+    algorithm: str
+    base_model: str
+    lora: dict[str, Any]
+    metrics: dict[str, Any]
+    """``accuracy``, ``reward`` and other metrics last measured."""
+    settings: dict[str, dict[str, Any]]
+    """The settings tree without its secrets."""
+    parent: str | None
+    """Origin of the run's weights: ``run_id:step`` of a checkpoint, or path and sha256 of another adapter.
+
+    None for a run started from the base model. Resuming a run does not change it.
+    """
+    seed: int
+    versions: dict[str, str]
+    database_fingerprint: str
+    questions_fingerprint: str
+    git_commit: str | None
+    resumed_from: str | None = None
+    """The checkpoint from which the run was last resumed, as ``run_id:step``; None if it never was."""
+    created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by relative name."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def untrained(self) -> str | None:
+        """What the weights of step 0 are, as the end of a sentence about the checkpoint; None for later steps."""
+        if self.step:
+            return None
+        return f"has the weights of {self.parent or self.base_model}, unchanged (step 0)"
+
+
+_METADATA: Final = TypeAdapter(Metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    metadata: Metadata
+
+    @property
+    def reference(self) -> str:
+        """``run_id:step``, as in another run's ``parent`` and ``resumed_from``."""
+        return f"{self.metadata.run_id}:{self.metadata.step}"
+
+    @property
+    def created(self) -> datetime:
+        """Time of writing, by the writer's clock or later (``created_after``)."""
+        return datetime.fromisoformat(self.metadata.created_at)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint in ``path``; its files are present but not hashed (``verify`` does that).
+
+    Raises UsageError if the path is not a checkpoint, EmailRLError if it is a damaged one.
+    """
+    if not path.is_dir():
+        raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list", "no-checkpoint")
+    if not (path / METADATA).is_file():
+        inside = ", ".join(checkpoint.path.name for checkpoint in list_checkpoints(path))
+        hint = (
+            f"It is a run; name one of its checkpoints: {inside}."
+            if inside
+            else f"The checkpoint is incomplete. {_REMEDY}"
+        )
+        raise UsageError(f"{path} has no {METADATA}.", hint)
+    metadata = _read_metadata(path / METADATA)
+    missing = [name for name in metadata.files if not (path / name).is_file()]
+    if missing:
+        raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
+    return Checkpoint(path, metadata)
+
+
+def _read_metadata(file: Path) -> Metadata:
+    """The file's metadata with all types checked."""
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MOST_METADATA_BYTES + 1)
+        if len(content) > MOST_METADATA_BYTES:
+            raise ValueError("it is too large")
+        metadata = _METADATA.validate_json(content, strict=True)
+        absent = [item.name for item in fields(Metadata) if item.name not in json.loads(content)]
+        _check_values(metadata)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] != "missing":
+            reason = f"{where}: {first['msg']}" if where else first["msg"]
+            raise EmailRLError(f"{file} cannot be read ({reason}).", _REMEDY) from None
+        absent = [where]
+    except (OSError, ValueError, RecursionError) as error:
+        raise EmailRLError(f"{file} cannot be read ({error}).", _REMEDY) from None
+    if absent:
+        raise EmailRLError(f"{file} is missing {absent[0]!r}.", _REMEDY)
+    if metadata.schema_version != SCHEMA_VERSION:
+        raise EmailRLError(
+            f"{file.parent} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}.",
+            "Use the version of emailrl that wrote it.",
+        )
+    return metadata
+
+
+def _check_values(metadata: Metadata) -> None:
+    """Raise ValueError for values of the right type that are invalid."""
+    created = datetime.fromisoformat(metadata.created_at)
+    if created.tzinfo is None or created.year == datetime.max.year:
+        raise ValueError(f"created_at is {metadata.created_at}")
+    for name in ("accuracy", "reward", "evaluated_step"):
+        if not isinstance(metadata.metrics.get(name), int | float | None):
+            raise ValueError(f"metrics.{name} is not a number")
+    if not re.fullmatch(r"[\w-]+", metadata.run_id):  # it names a folder of TENSORBOARD_DIR
+        raise ValueError(f"run_id is {metadata.run_id:.40}")
+    for name in metadata.files:
+        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise ValueError(f"the file {name} is outside the checkpoint")
+
+
+def verify(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint if all its files have the hashes in ``metadata.json``; EmailRLError otherwise."""
+    for name, expected in checkpoint.metadata.files.items():
+        if (found := sha256_of(checkpoint.path / name)) != expected:
+            raise EmailRLError(
+                f"{checkpoint.path / name} is damaged (sha256 {found[:12]}…, {METADATA} says {expected[:12]}…).",
+                _REMEDY,
+            )
+    return checkpoint
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with the checkpoint in a folder, by its files and their hashes; None if it is whole or missing."""
+    if not path.exists():
+        return None
+    try:
+        verify(read_checkpoint(path))
+    except EmailRLError as error:
+        return error.message
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_checkpoints(run_dir: Path) -> list[Checkpoint]:
+    """Return a run's complete checkpoints by step; within a step ``best_model``, ``checkpoint-N``, ``final``."""
+    found = [item for item in _read_all(run_dir).values() if isinstance(item, Checkpoint)]
+    return sorted(found, key=lambda item: (item.metadata.step, _KIND_ORDER.get(item.metadata.kind, 1)))
+
+
+def incomplete_checkpoints(run_dir: Path) -> dict[Path, str]:
+    """Return directories that look like checkpoints but are incomplete, each with the reason."""
+    return {path: item for path, item in _read_all(run_dir).items() if isinstance(item, str)}
+
+
+def _read_all(run_dir: Path) -> dict[Path, Checkpoint | str]:
+    """Whatever has a checkpoint's name, by its path; what is wrong with it if it cannot be read."""
+    found: dict[Path, Checkpoint | str] = {}
+    for path in (standing_of(run_dir / name) for name in sorted(_checkpoint_names(run_dir))):
+        try:
+            found[path] = read_checkpoint(path)
+        except EmailRLError as error:
+            found[path] = error.message
+    return found
+
+
+def _checkpoint_names(run_dir: Path) -> set[str]:
+    if not run_dir.is_dir():
+        return set()
+    names = (re.sub(r"^\.(.+)\.(incoming|outgoing)$", r"\1", entry.name) for entry in run_dir.iterdir())
+    return {name for name in names if _CHECKPOINT_NAME.fullmatch(name)}
+
+
+def standing_of(path: Path) -> Path:
+    """Return the current place of a checkpoint by its name, even while it is being replaced."""
+    for candidate in (path, incoming_of(path), outgoing_of(path)):
+        if (candidate / METADATA).is_file():
+            return candidate
+    return path
+
+
+def incoming_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.incoming")
+
+
+def outgoing_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.outgoing")
+
+
+# -- finding --------------------------------------------------------------------------------------------------------
+
+
+def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
+    """Return the run folders of OUTPUT_DIR by number, of one mode or all; some may have no checkpoint."""
+    roots = {run_root(output_dir, each) for each in ([mode] if mode else (*MODES, SFT))} | {output_dir}
+    found = {
+        entry
+        for root in roots
+        if root.name and root.parent.is_dir()
+        for entry in root.parent.iterdir()
+        if re.fullmatch(re.escape(root.name) + r"(-\d+)?", entry.name) and entry.is_dir()
+    }
+    return sorted(found, key=lambda run: (number_of(run), run.name))
+
+
+def number_of(run: Path) -> int:
+    """Return the n of ``grpo_masked-n``, or 1 without a number; later runs of the same name have higher numbers."""
+    found = re.search(r"-(\d+)$", run.name)
+    return int(found[1]) if found else 1
+
+
+def find_runs(
+    output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest"
+) -> list[Path]:
+    """Return the runs of OUTPUT_DIR with a checkpoint, the most recently written last: of one mode, or all ``but``.
+
+    ``which="best"`` returns only those with a ``best_model``.
+    """
+    written = {
+        run: max(checkpoint.created for checkpoint in checkpoints)
+        for run in run_folders(output_dir, mode)
+        if (checkpoints := list_checkpoints(run)) and checkpoints[-1].metadata.mode != but
+        if which != "best" or any(map(_is_best, checkpoints))
+    }
+    return sorted(written, key=written.__getitem__)  # those of one time stay in the order they were begun
+
+
+def created_after(runs: Iterable[Path]) -> str:
+    """Return the creation time for a new checkpoint in ISO form, with microseconds, in UTC.
+
+    It is the current time, or just after the latest checkpoint of ``runs`` if the clock was set back.
+    """
+    before = [checkpoint.created + timedelta(microseconds=1) for run in runs for checkpoint in list_checkpoints(run)]
+    return max([datetime.now(UTC), *before]).astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None) -> Checkpoint:
+    """Return ``best`` or ``latest`` of OUTPUT_DIR, or the checkpoint at a path, with hashes checked.
+
+    ``best`` is the ``best_model`` of the newest run that has one; ``latest`` is the checkpoint of any kind with the
+    highest step in the newest run.
+    """
+    if which not in ("best", "latest"):
+        return verify(read_checkpoint(Path(which)))
+    which = str(which)
+    return verify(checkpoint_of(newest_run(output_dir, mode, which=which), which))
+
+
+def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest") -> Path:
+    """Return the last of ``find_runs``; UsageError if there is none."""
+    if runs := find_runs(output_dir, mode, but=but, which=which):
+        return runs[-1]
+    kind, where = f"{mode} run" if mode else "run", f"(output folder: {output_dir})"
+    if find_runs(output_dir, mode, but=but):
+        raise UsageError(f"No {kind} has a best_model {where}.", "Use latest, or a checkpoint's path.")
+    hint = "Train first (emailrl train), or pass a checkpoint's path."
+    raise UsageError(f"No {kind} has a checkpoint {where}.", hint)
+
+
+def runs_without_best(output_dir: Path, mode: str | None = None) -> list[Path]:
+    """Return the runs that ``best`` passes over: those with a checkpoint that are newer than the newest best."""
+    runs, bests = find_runs(output_dir, mode), find_runs(output_dir, mode, which="best")
+    return runs[runs.index(bests[-1]) + 1 :] if bests else runs
+
+
+def checkpoint_of(run: Path, which: str) -> Checkpoint:
+    """Return a run's ``best`` or ``latest`` checkpoint with hashes unchecked; UsageError if it has none."""
+    checkpoints = list_checkpoints(run)
+    if which == "best":
+        checkpoints = list(filter(_is_best, checkpoints))
+    if not checkpoints:
+        name = "best_model" if which == "best" else "checkpoint"
+        raise UsageError(f"{run} has no {name}.", "Use latest, or a checkpoint's path.")
+    return checkpoints[-1]
+
+
+def _is_best(checkpoint: Checkpoint) -> bool:
+    return checkpoint.metadata.kind in ("best", SFT)
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:
+    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory.
+
+    ``metadata.files`` is filled in here. A crash at any moment leaves a complete checkpoint, old or new. An OSError of
+    ``fill`` without a file name, such as that of a full disk, gets ``path`` as its ``filename``.
+    """
+    _settle(path)
+    incoming, outgoing = incoming_of(path), outgoing_of(path)
+    incoming.mkdir(parents=True)
+    with naming(path):
+        fill(incoming)
+    names = sorted(file.relative_to(incoming).as_posix() for file in incoming.rglob("*") if file.is_file())
+    for name in names:
+        sync(incoming / name)
+    metadata = replace(metadata, files={name: sha256_of(incoming / name) for name in names})
+    text = json.dumps(finite(asdict(metadata)), indent=2, allow_nan=False)
+    replace_bytes(incoming / METADATA, text.encode() + b"\n")
+    sync(incoming)
+    if path.exists():
+        path.rename(outgoing)
+    incoming.rename(path)
+    sync(path.parent)
+    _delete(outgoing)
+    return Checkpoint(path, metadata)
+
+
+def recover(run_dir: Path) -> None:
+    """Complete or undo a replacement that a crash interrupted; called by the run's own process before it writes."""
+    for name in sorted({hidden.name[1:].rsplit(".", 1)[0] for hidden in run_dir.glob(".*.*ing")}):
+        _settle(run_dir / name)
+    for leftover in run_dir.glob(".*.trash"):
+        _delete(leftover)
+
+
+def _settle(path: Path) -> None:
+    if not path.exists() and (standing := standing_of(path)) != path:
+        standing.rename(path)
+    _delete(incoming_of(path))
+    _delete(outgoing_of(path))
+
+
+def prune(run_dir: Path, keep: int) -> list[Path]:
+    """Remove all but the last ``keep`` of the run's ``checkpoint-N``; ``best_model`` and ``final`` always stay."""
+    removed = prunable(run_dir, keep)
+    remove_checkpoints(removed)
+    return removed
+
+
+def prunable(run_dir: Path, keep: int) -> list[Path]:
+    """Return what ``prune`` would remove, the oldest first."""
+    numbered = [item.path for item in list_checkpoints(run_dir) if item.metadata.kind == "checkpoint"]
+    return numbered[: max(len(numbered) - keep, 0)]
+
+
+def remove_checkpoints(paths: Iterable[Path]) -> None:
+    """Remove checkpoints, each atomically, so that none is ever seen partly removed."""
+    for path in paths:
+        trash = path.with_name(f".{path.name}.trash")
+        _delete(trash)
+        path.rename(trash)
+        _delete(trash)
+
+
+def _delete(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The part of ``confirmed.json`` that describes the accuracy, with its 95 % interval."""
+
+    step: int
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    num_questions: int
+
+
+_CONFIRMED: Final = TypeAdapter(Confirmed)
+
+
+def confirmed_of(checkpoint: Checkpoint) -> Confirmed | None:
+    """Return the measurement that the checkpoint's run made of its weights; None if it measured another step or none.
+
+    Raises EmailRLError for a damaged file.
+    """
+    file = checkpoint.path.absolute().parent / CONFIRMED
+    if not file.is_file():
+        return None
+    try:
+        found = _CONFIRMED.validate_json(file.read_bytes())
+    except (ValidationError, OSError):
+        raise EmailRLError(f"{file} is damaged.", "Restore it, or remove it.") from None
+    return found if found.step == checkpoint.metadata.step else None

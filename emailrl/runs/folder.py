@@ -1,0 +1,216 @@
+"""A run's directory: which one it takes, how it is locked, and what ``--overwrite`` replaces in it.
+
+Overwriting deletes nothing until it is replaced. The old run is moved into a hidden folder next to the new one and
+removed once the new run has its first checkpoint; if the new run ends earlier, the old one is restored:
+
+    .replacing  the old run being moved out or back; complete together with what is still in the directory
+    .replaced   the old run, complete
+
+The next run started or resumed under the same OUTPUT_DIR cleans up after a process that died.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from emailrl.base.disk import LOCK, Lock, check_own, check_place
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import list_checkpoints, remove_checkpoints
+
+OPTION = "--out"
+REPLACED = ".replaced"
+REPLACING = ".replacing"
+RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
+"""In these, only the files a run records belong to it."""
+RECORD = re.compile(
+    r"(?P<hidden>\.?)(?=[a-z]+-(?P<step>\d+))(?:v-\d+(?:\.trash)?"
+    r"|(?:step|eval|confirm)-\d+(?:\.jsonl(?:\.index)?|-\d+\.(?:json|safetensors))(?:\.\d+)?)"
+)
+"""What a run records there, with its step; hidden names were being written or removed."""
+_OWN = re.compile(
+    r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
+    r"|wandb|tensorboard|training\.log|confirmed\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl"
+    r"|(?P<hidden>\.(?:(?:metrics|evaluations)\.jsonl|confirmed\.json|curve\.(?:png|svg))\.\d+)"
+)
+"""Everything else a run writes to its directory; hidden names were being written."""
+
+
+@contextmanager
+def held(directory: Path, option: str = OPTION) -> Iterator[None]:
+    """Lock a run's directory against other processes, and clean up what a dead one left unfinished in it.
+
+    Raises EmailRLError if another process is training there, UsageError if the place cannot be written or holds links.
+    """
+    with _held(directory, option) as is_held:
+        if not is_held:
+            raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
+        _settle(directory)
+        for path in directory.glob(".*"):
+            if (found := _OWN.fullmatch(path.name)) and found["hidden"]:
+                _remove(path)
+        yield
+
+
+@contextmanager
+def new_directory(base: Path, *, overwrite: bool) -> Iterator[Path]:
+    """The directory of a new run, locked against other processes: ``base``, else ``base-2``, ``base-3``.
+
+    ``overwrite`` takes the first, whose old run is restored if the block ends before ``discard_replaced``. Raises
+    UsageError for a place that cannot be used.
+    """
+    if not overwrite:
+        check_place(base, OPTION)
+        with ExitStack() as stack:
+            directory = free_directory(base)
+            while not stack.enter_context(_held(directory)):  # a run that started at the same moment has taken it
+                directory = free_directory(base)
+            yield directory
+        return
+    check_replaceable(base)
+    with held(base):
+        try:
+            _move(base, base / REPLACING)
+            (base / REPLACING).rename(base / REPLACED)
+            yield base
+        finally:
+            _settle(base)
+
+
+def clear_run(directory: Path) -> None:
+    """Remove what a run wrote to its directory, and nothing else."""
+    for path in list(_own(directory)):
+        _remove(path)
+    _remove_empty_folders(directory)
+
+
+def remove_records(directory: Path, *, after: int) -> None:
+    """Remove a run's records of steps after this one, and half-written files."""
+    for path in (path for name in RECORD_FOLDERS for path in directory.glob(f"{name}/*")):
+        found = RECORD.fullmatch(path.name)
+        if found and (found["hidden"] or int(found["step"]) > after):
+            _remove(path)
+
+
+def check_replaceable(directory: Path) -> None:
+    """Raise UsageError for a non-empty folder without any sign that a run made it."""
+    if not directory.is_dir():
+        return
+    entries = {entry.name for entry in directory.iterdir()}
+    recorded = {"metrics.jsonl", "training.log"} <= entries
+    moved = entries & {REPLACED, REPLACING}
+    if entries - {LOCK} and not (recorded or moved or list_checkpoints(directory)):
+        raise UsageError(
+            f"{directory} is not an emailrl run, so --overwrite leaves it alone.",
+            "Drop --overwrite, or choose another folder with --out.",
+        )
+
+
+def discard_replaced(directory: Path) -> None:
+    """Remove the run being replaced; call once the new one has a checkpoint."""
+    if (directory / REPLACED).exists():
+        shutil.rmtree(directory / REPLACED)
+
+
+def give_back_replaced(base: Path) -> list[str]:
+    """Finish or undo the overwrite by a process that died, and return a note if the old run is restored.
+
+    Does nothing while another process trains there. Raises UsageError for a place that cannot be written.
+    """
+    if not any((base / name).exists() for name in (REPLACED, REPLACING)):
+        return []
+    with _held(base) as is_held:
+        if not is_held:
+            return []
+        replaced = (base / REPLACED).exists() and bool(list_checkpoints(base))
+        _settle(base)
+    if replaced:
+        return []
+    return [f"{base} is restored: the run that --overwrite started ended before its first checkpoint"]
+
+
+@contextmanager
+def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
+    """Lock a directory, created if missing, against other processes; False if another one holds it.
+
+    This is the only way into a run's directory: who writes there need not look for links.
+    """
+    try:
+        str(directory.absolute()).encode()
+        check_own(directory, option)
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = Lock(directory / LOCK)
+    except BlockingIOError:
+        lock = None
+    except OSError as error:  # also of a file system without locks
+        raise UsageError(
+            f"{directory} cannot be written: {error.strerror}.", f"Choose another folder with {option}."
+        ) from None
+    except UnicodeEncodeError:  # tokenizers and safetensors reject such paths
+        raise UsageError(f"{directory} is not valid UTF-8.", f"Choose another folder with {option}.") from None
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _settle(directory: Path) -> None:
+    """Finish or undo an overwrite: if the new run has a checkpoint, the old one is removed, else restored."""
+    replaced, replacing = directory / REPLACED, directory / REPLACING
+    if replaced.exists():
+        if list_checkpoints(directory):
+            shutil.rmtree(replaced)
+            return
+        clear_run(directory)
+        replaced.rename(replacing)
+    if replacing.exists():
+        _move(replacing, directory)
+        replacing.rmdir()
+
+
+def _move(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for path in list(_own(source)):
+        goal = target / path.relative_to(source)
+        goal.parent.mkdir(exist_ok=True)
+        path.rename(goal)
+    _remove_empty_folders(source)
+
+
+def _remove_empty_folders(directory: Path) -> None:
+    for folder in (directory / name for name in RECORD_FOLDERS):
+        with suppress(OSError):  # missing, or it holds a user's files
+            folder.rmdir()
+
+
+def _own(directory: Path) -> Iterator[Path]:
+    """What a run wrote to the directory."""
+    for entry in directory.iterdir():
+        if entry.name in RECORD_FOLDERS:
+            yield from (path for path in entry.iterdir() if RECORD.fullmatch(path.name))
+        elif _OWN.fullmatch(entry.name):
+            yield entry
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        if path.name.startswith("."):
+            shutil.rmtree(path)
+        else:
+            remove_checkpoints([path])  # a half-removed adapter must not carry its name
+    else:
+        path.unlink(missing_ok=True)  # already removed with the leftovers
+
+
+def free_directory(base: Path) -> Path:
+    """``base``, else ``base-2``, ``base-3``: the first that is missing or empty."""
+    number = 1
+    while True:
+        directory = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+            return directory
+        number += 1

@@ -1,0 +1,315 @@
+"""Where a run's numbers go: the console and ``training.log``, ``metrics.jsonl``, W&B and TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from emailrl.base.disk import check_own, naming
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import first_line, plain, plain_line
+from emailrl.records import MetricsWriter
+from emailrl.settings import Settings, TrackingSettings, check_wandb
+
+if TYPE_CHECKING:
+    from emailrl.measure.evaluation import Evaluation
+    from emailrl.records.trajectory import Trajectory
+
+RULE: Final = "=" * 60
+
+Say = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+class Display:
+    """Follows a run: this one passes its lines on; others also show progress. Methods must not raise."""
+
+    def __init__(self, say: Say = silent) -> None:
+        self._say = say
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._say(line)
+
+    def result(self, line: str) -> None:
+        """Print a line of the outcome, which a command prints as its result."""
+        self.say(line)
+
+    def start(self, run_dir: Path, step: int, total: int) -> None:
+        """The run starts or resumes after ``step`` of ``total`` steps; ``run_dir`` has its earlier records."""
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """A phase starts; ``total`` is its number of rollouts, 0 if it has none."""
+
+    def played(self, trajectory: Trajectory) -> None:
+        """A rollout has ended; it is not scored yet."""
+
+    def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
+        """These trajectories were scored and written to ``file``."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """An evaluation has ended."""
+
+    def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
+        """A step has ended; ``metrics`` is its object in ``metrics.jsonl``."""
+
+    def end(self) -> None:
+        """The run has ended, successfully or not."""
+
+
+class Sink(Protocol):
+    """A tracking service that receives flat numbers per step."""
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracker:
+    """Writes every line and number of one run to all its destinations.
+
+    ``metrics.jsonl`` has one object per step, ``evaluations.jsonl`` one per evaluation (including step 0); entries
+    beyond ``step``, and evaluations beyond ``evaluated`` (None: ``step``), are removed, because those are repeated.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: Settings,
+        display: Display,
+        *,
+        run_id: str,
+        mode: str,
+        step: int,
+        evaluated: int | None = None,
+    ) -> None:
+        self.display = display
+        """Shows the run while it trains."""
+        tracking = settings.tracking
+        self._logging_steps = tracking.logging_steps
+        shared = tracking.tensorboard_dir
+        events = shared / run_id if shared else run_dir / "tensorboard"
+        check_own(events, "TENSORBOARD_DIR")
+        self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
+        self._sinks: list[Sink] = [TensorBoard(events, step)] if tracking.tensorboard else []
+        if tracking.wandb_mode != "disabled":
+            name = tracking.wandb_name.replace("{mode}", mode)
+            self._sinks.append(WandB(tracking, run_dir, run_id, name, settings.public(), self.say))
+        # Last, because opening them removes lines, and a service may fail to start.
+        self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
+        last = step if evaluated is None else evaluated
+        self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=last)
+
+    def say(self, text: str) -> None:
+        """Print lines to the console and the log."""
+        self._print(text, self.display.say)
+
+    def conclude(self, text: str) -> None:
+        """``say`` the outcome of the run, which a command prints as its result."""
+        self._print(text, self.display.result)
+
+    def _print(self, text: str, console: Say) -> None:
+        for line in text.splitlines():
+            console(line)
+            logging.getLogger("emailrl.training").info("%s", line)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Record one evaluation's numbers."""
+        self._evaluations.write({"step": evaluation.step} | evaluation.metrics())
+        self.display.evaluation(evaluation)
+        self._send({f"eval/{name}": value for name, value in evaluation.metrics().items()}, evaluation.step)
+
+    def step(self, metrics: Mapping[str, Any], line: str, seconds_left: float = 0.0) -> None:
+        """Record one step's numbers, and print ``line`` every LOGGING_STEPS steps."""
+        self._metrics.write(dict(metrics))
+        self.display.step(metrics, seconds_left)
+        if metrics["step"] % self._logging_steps:
+            return
+        self.say(line)
+        self._send({name: value for name, value in metrics.items() if not name.startswith("eval_")}, metrics["step"])
+
+    def _send(self, metrics: Mapping[str, Any], step: int) -> None:
+        numbers = flat_numbers(metrics)
+        for sink in self._sinks:
+            sink.log(numbers, step)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        for sink in self._sinks:
+            sink.close()
+        self._metrics.close()
+        self._evaluations.close()
+        logging.getLogger("emailrl").removeHandler(self._log)
+        self._log.close()
+
+
+class _LogFile(logging.FileHandler):
+    """Raises an OSError that names the file, for which ``logging`` would print a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exception(), OSError):
+            raise
+        super().handleError(record)
+
+    def flush(self) -> None:
+        with naming(Path(self.baseFilename)):
+            super().flush()
+
+
+class _PlainFormatter(logging.Formatter):
+    """Formats a record as one line, and its traceback on more, all of it ``plain``."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return plain_line(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def open_log(path: Path, *, verbose: bool) -> logging.Handler:
+    """Append ``emailrl``'s log from INFO up (``verbose``: from DEBUG) to a file, with timestamps."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(_PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("emailrl")
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logger.addHandler(handler)
+    return handler
+
+
+def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The finite numbers of a nested mapping, keys joined by ``/``."""
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            numbers |= flat_numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (bool, int, float)) and math.isfinite(value):
+            numbers[prefix + name] = float(value)
+    return numbers
+
+
+# -- time -----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds of one step by phase."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self.phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block under ``name``; a phase entered twice adds up."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begun
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase so far, and ``total``."""
+        return self.phases | {"total": time.perf_counter() - self._begun}
+
+
+class Pace:
+    """Time of this process's steps so far, including evaluations and checkpoints."""
+
+    def __init__(self, step: int) -> None:
+        self._begun = time.perf_counter()
+        self._first = step
+
+    def seconds_left(self, step: int, total: int) -> float:
+        """Seconds until ``total`` steps are done, at the mean pace up to ``step``."""
+        return (time.perf_counter() - self._begun) / (step - self._first) * (total - step)
+
+
+def duration(seconds: float) -> str:
+    """A human-readable duration: 90 s, 12 min, 3.4 h, 5.1 days."""
+    for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
+        if seconds < most:
+            return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
+
+
+# -- services -------------------------------------------------------------------------------------------------------
+
+
+def check_services(tracking: TrackingSettings) -> None:
+    """Raise UsageError if a service's package is missing, or an untrusted file of the folder configures W&B."""
+    if tracking.wandb_mode != "disabled":
+        check_wandb(Path.cwd())
+    if tracking.tensorboard and find_spec("tensorboard") is None:
+        raise UsageError(
+            "TENSORBOARD needs the tensorboard package.", "Run in the clone: pip install -e '.[tensorboard]'"
+        )
+
+
+class WandB:
+    """The W&B run with a run's id, started or resumed; ``online`` without login or network is offline, and says so."""
+
+    def __init__(
+        self, tracking: TrackingSettings, run_dir: Path, run_id: str, name: str, config: dict[str, Any], say: Say
+    ) -> None:
+        import wandb
+
+        def begin(mode: Literal["online", "offline"]) -> Any:
+            return wandb.init(
+                project=tracking.wandb_project,
+                entity=tracking.wandb_entity,
+                name=name,
+                id=run_id,
+                resume="allow" if mode == "online" else None,
+                dir=run_dir,
+                mode=mode,
+                config=config,
+                settings=wandb.Settings(silent=True, console="off", disable_git=True),
+            )
+
+        self.run: Any = None
+        if tracking.wandb_mode == "online":
+            reason = "not logged in"
+            try:
+                self.run = begin("online") if wandb.login(prompt=False) else None
+            except wandb.errors.Error as error:
+                reason = first_line(error)
+            if self.run is None:
+                later = f"wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*"
+                say(f"W&B logs offline: {reason}. Later: {later}")
+        self.run = self.run or begin("offline")
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        """Send a step's numbers."""
+        self.run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        """Finish the run, waiting for pending uploads."""
+        self.run.finish()
+
+
+class TensorBoard:
+    """A TensorBoard event file; events beyond ``step``, left by an interrupted run, are hidden."""
+
+    def __init__(self, directory: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(directory), purge_step=step + 1)
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        """Write a step's numbers."""
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, step)
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self.writer.close()

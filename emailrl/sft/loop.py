@@ -1,0 +1,353 @@
+"""Supervised fine-tuning: the loop, and the run that it works on.
+
+The examples of each step depend only on the seed and the step, so that a resumed run equals an uninterrupted one, bit
+for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from emailrl.agent.task import load_task
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
+from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover
+from emailrl.engines.renderer import ChatRenderer
+from emailrl.mail import database_fingerprint
+from emailrl.model.device import choose_device, choose_dtype
+from emailrl.model.load import load_policy, train_whole
+from emailrl.model.policy import Policy
+from emailrl.runs.folder import clear_run, free_directory, held
+from emailrl.runs.interrupts import Interrupts
+from emailrl.runs.log import RULE, Clock, Display, Pace, Say, Tracker, check_services, duration, silent
+from emailrl.runs.resume import (
+    State,
+    checkpoint_to_resume,
+    load_state,
+    new_run_id,
+    read_state,
+    resumed,
+    run_to_resume,
+    seed_generators,
+)
+from emailrl.runs.run import NAMES, Origin, Run, write_weights
+from emailrl.runs.start import check_agrees, find_start
+from emailrl.settings import Settings, SftSettings, run_root
+from emailrl.sft import demo, small_model
+from emailrl.sft.data import Data, examples, gather, source_of
+from emailrl.sft.examples import Example
+from emailrl.sft.fit import Fitter
+
+
+@dataclass(frozen=True, slots=True)
+class SftResult:
+    """The result of a run."""
+
+    out: Path
+    """The output folder: an adapter, or a model after full fine-tuning."""
+    steps: int
+    """Steps done, including those before a resume."""
+    loss: float
+    """Training loss of the last step, in nats per token."""
+    val_loss: float | None
+    """Validation loss of the weights in ``out``; None without held-out data."""
+
+
+@dataclass(slots=True)
+class SftState(State):
+    """What changes from step to step, besides weights and optimizer."""
+
+    loss: float = math.nan
+    val_loss: float | None = None
+    """The last."""
+    best: float | None = None
+    """The lowest."""
+
+    def stop_reason(self, sft: SftSettings) -> str | None:
+        """Why the run ends here, or None if it continues."""
+        if self.step >= sft.sft_steps:
+            return "all steps done"
+        return "the validation loss stopped falling" if self.evaluations_without_better >= sft.sft_patience else None
+
+    def result(self, directory: Path) -> SftResult:
+        """The result of a run that ends here."""
+        val_loss = self.best if self.best_step else self.val_loss
+        return SftResult((directory / NAMES[SFT]).absolute(), self.step, self.loss, val_loss)
+
+
+@dataclass(kw_only=True)
+class SftRun(Run[SftState]):
+    """Everything one run holds."""
+
+    updater: Fitter
+    data: Data
+
+    def train(self, batch: Sequence[Example]) -> dict[str, float]:
+        """Make the update of the next step; EmailRLError after too many skipped ones."""
+        self.begin_update()
+        state = self.state
+        metrics = self.updater.step(batch, step=state.step + 1)
+        broken = {name: metrics[name] for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])}
+        if broken:
+            self.check_skipped(broken, state.step + 1, "Lower --learning-rate, or inspect the conversations.")
+        state.step, state.loss = state.step + 1, metrics["loss"]
+        return metrics
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this step is one to validate and save."""
+        sft, step = self.settings.sft, self.state.step
+        return step % sft.sft_eval_steps == 0 or step == sft.sft_steps
+
+    def validate_if_due(self) -> float | None:
+        """The validation loss at step 0, every SFT_EVAL_STEPS and after the last step, unless already measured."""
+        state = self.state
+        if not self.data.val or not self.is_due or state.last_evaluated == state.step:
+            return None
+        with self.interrupts.droppable():
+            state.val_loss = loss = self.updater.loss(self.data.val)
+        is_best = state.best is None or loss < state.best
+        state.best = loss if is_best else state.best
+        state.count_evaluation(is_best=is_best)
+        return loss
+
+    def end_step(self) -> None:
+        """Complete the step, and save what is due."""
+        state = self.state
+        state.last_metrics = {"loss": state.loss, "val_loss": state.val_loss}
+        self.complete_step()
+        if state.step and state.best_step == state.step:
+            self.write(SFT)
+        if state.step and self.is_due:
+            self.write("checkpoint")
+
+    def fill(self, folder: Path, kind: str) -> None:
+        """Write a checkpoint's files; the product is the weights alone, those of a new model in bf16."""
+        if kind != SFT:
+            super().fill(folder, kind)
+            return
+        new, policy = self.settings.sft.from_scratch, self.policy
+        write_weights(replace(policy, model=copy.deepcopy(policy.model).to(torch.bfloat16)) if new else policy, folder)
+
+    def finish(self, reason: str) -> SftResult:
+        """Report why the run ended and its result."""
+        state, product = self.state, self.directory / NAMES[SFT]
+        if not state.best_step:
+            self.write(SFT)
+        result, step = state.result(self.directory), state.best_step or state.step
+        said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
+        self.tracker.conclude(f"Done after step {state.step}: {reason}.{said} Wrote {product}.")
+        return result
+
+
+def loop(run: SftRun) -> str:
+    """Repeat: train on a batch, validate, log, checkpoint; return why it ended."""
+    state, sft = run.state, run.settings.sft
+    if run.validate_if_due() is not None:
+        run.end_step()
+    pace = Pace(state.step)
+    with closing(_closable(run.data.batches(state.step))) as batches:
+        while (reason := state.stop_reason(sft)) is None:
+            clock = Clock()
+            with run.interrupts.droppable(), clock.phase("data"):
+                batch = next(batches)
+            with clock.phase("update"):
+                metrics = run.train(batch)
+            val_loss = None
+            try:
+                with clock.phase("evaluation"):
+                    val_loss = run.validate_if_due()
+            finally:  # a validation cut short does not cost the step: it is saved, and the resumed run validates it
+                record = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
+                run.tracker.step(record, step_line(record, sft.sft_steps, pace.seconds_left(state.step, sft.sft_steps)))
+                run.complete_step()
+            run.end_step()
+    return reason
+
+
+def step_line(record: dict[str, Any], total: int, seconds_left: float) -> str:
+    """One step on one line."""
+    parts = [f"Step {record['step']}/{total}", f"loss {record['loss']:.4f}"]
+    parts += [] if record["val_loss"] is None else [f"val_loss {record['val_loss']:.4f}"]
+    parts += [f"lr {record['learning_rate']:.2e}", f"{duration(seconds_left)} left"]
+    return " | ".join(parts + (["update skipped: non-finite"] if record["updates_skipped"] else []))
+
+
+def _closable(batches: Iterator[list[Example]]) -> Generator[list[Example]]:
+    """A generator to close, which ends the processes that play demo worlds."""
+    yield from batches
+
+
+# -- starting -------------------------------------------------------------------------------------------------------
+
+
+def sft(
+    settings: Settings,
+    *,
+    out: Path | None = None,
+    resume: str | None = None,
+    workers: int | None = None,
+    progress: Say = silent,
+    display: Display | None = None,
+) -> SftResult:
+    """Fine-tune by the settings and return the result; ``progress`` and ``display`` as in ``training.loop``.
+
+    ``out`` and ``resume`` as in ``find_run``; ``workers`` processes play demo worlds (None: one a core). A
+    KeyboardInterrupt, or any error between two updates, leaves the last complete step saved. Raises UsageError for
+    invalid settings, EmailRLError for a run that cannot continue.
+    """
+    display = display or Display(progress)
+    _check(settings)
+    directory, checkpoint = find_run(settings.output.output_dir, out, resume)
+    if checkpoint is not None and (reason := _ended(directory, checkpoint, settings.sft)):
+        state = read_state(checkpoint, SftState)
+        display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
+        return state.result(directory)
+    with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
+        with run.rescued():
+            reason = loop(run)
+            run.interrupts.check()  # an interrupt during the last step also stops what follows
+        return run.finish(reason)
+
+
+def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Path, Checkpoint | None]:
+    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run that ``resume``
+    selects, from its last checkpoint.
+
+    ``auto`` resumes the run in ``out`` (by default the newest) if there is one, ``latest`` requires it, and a path
+    names the run or its last checkpoint. Raises UsageError for a folder that holds something else, and a missing run.
+    """
+    directory = None
+    if resume is not None:
+        is_named = out is not None and resume in ("auto", "latest")
+        directory = out if is_named else run_to_resume(resume, output_dir, SFT)
+    elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(
+            f"{out} already exists.", "Choose another folder with --out, or continue it with --resume latest."
+        )
+    if directory is None:
+        return out or free_directory(run_root(output_dir, SFT)), None
+    checkpoint = checkpoint_to_resume(directory, resume or "auto")
+    if checkpoint is not None and checkpoint.metadata.mode != SFT:
+        raise UsageError(f"{directory} is a run of mode {checkpoint.metadata.mode}.", "Continue it with emailrl train.")
+    return directory, checkpoint
+
+
+def _ended(directory: Path, checkpoint: Checkpoint, sft: SftSettings) -> str | None:
+    """Why the run has nothing left to do; None if it has."""
+    state = read_state(checkpoint, SftState)
+    reason, step, product = state.stop_reason(sft), state.best_step or state.step, directory / NAMES[SFT]
+    wrote = {item.metadata.step for item in list_checkpoints(directory) if item.path == product}
+    to_validate = state.last_evaluated is not None and state.last_evaluated != state.step  # it was cut short
+    return None if to_validate or step not in wrote or damage_of(product) else reason
+
+
+def _check(settings: Settings) -> None:
+    sft = settings.sft
+    if sft.from_scratch and source_of(settings) != "demo":
+        raise UsageError("--from-scratch trains on demo worlds only.", "Drop it, or choose a model with --model.")
+    if sft.from_scratch and sft.trajectories:
+        raise UsageError("--from-scratch trains on demo worlds only.", "Drop --trajectories.")
+    if settings.training.adapter is not None and (sft.from_scratch or sft.full_finetuning):
+        raise UsageError(
+            "Full fine-tuning starts from a model, not from an adapter.", "Merge it: emailrl export --format merged."
+        )
+    check_services(settings.tracking)
+
+
+@contextmanager
+def _open(
+    settings: Settings, directory: Path, resume: str | None, workers: int | None, display: Display
+) -> Iterator[SftRun]:
+    """Check conversations before loading a model; then start or resume."""
+    seed_generators(settings.training.seed)
+    found = gather(settings)
+    task = load_task(settings.agent.environment, settings.agent)
+    database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
+    with ExitStack() as stack:
+        checkpoint = None
+        if resume is None:
+            stack.enter_context(held(directory, "--out"))
+        else:
+            remedy = "Resume the latest, or copy the checkpoint elsewhere."
+            checkpoint = stack.enter_context(resumed(resume, directory, option="--out", remedy=remedy)).checkpoint
+        recover(directory)
+        if checkpoint is None:
+            clear_run(directory)  # remains of a run that died before its first checkpoint
+        start = find_start(settings, checkpoint)
+        settings = start.settings
+        display.say("Loading the model ...")
+        policy = _policy(settings, start.adapter, checkpoint)
+        renderer = ChatRenderer(policy.tokenizer, task.tools)
+        window = int(policy.model.config.get_text_config().max_position_embeddings)
+        longest = min(window, settings.model.max_model_len or window)
+        data = examples(found, settings, renderer, longest=longest, workers=workers)
+        fitter = Fitter(policy, settings.training, settings.sft, settings.agent.temperature)
+        state, run_id, notes = SftState(), new_run_id(SFT), [*start.notes, *data.notes, *policy.notes]
+        if checkpoint is not None:
+            notes += check_agrees(
+                checkpoint, settings, SFT,
+                database=database, questions=data.fingerprint, source="the experts' conversations",
+                fixed=("seed", "sft_batch_size"),
+            )  # fmt: skip
+            state, moments = load_state(checkpoint, SftState)
+            fitter.load_state_dict(moments)
+            run_id = checkpoint.metadata.run_id
+        tracker = stack.enter_context(
+            closing(Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step))
+        )
+        tracker.say(_header(settings, policy, data, directory, state))
+        tracker.say("\n".join(f"Note: {note}" for note in notes))
+        resumed_from = checkpoint.reference if checkpoint else None
+        yield SftRun(
+            settings=settings, directory=directory, state=state, policy=policy, updater=fitter, data=data,
+            origin=Origin(run_id, SFT, SFT, database, data.fingerprint, start.parent, resumed_from),
+            tracker=tracker, interrupts=Interrupts(tracker.say), saved_step=state.step if checkpoint else None,
+        )  # fmt: skip
+
+
+def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None) -> Policy:
+    """The policy to train: a new model, the base's own weights, or an adapter; with a checkpoint's weights."""
+    if not (settings.sft.full_finetuning or settings.sft.from_scratch):
+        return load_policy(settings, adapter=adapter, trainable=True)
+    if checkpoint is None:
+        return _new_policy(settings) if settings.sft.from_scratch else load_policy(settings, trainable=True, full=True)
+    model = settings.model.model_copy(update={"name": str(checkpoint.path)})
+    policy = load_policy(settings.model_copy(update={"model": model}), trainable=True, full=True)
+    return replace(policy, base_model=checkpoint.metadata.base_model)
+
+
+def _new_policy(settings: Settings) -> Policy:
+    seed = settings.training.seed
+    tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
+    device = choose_device(settings.model.device)
+    dtype = choose_dtype(settings.model.dtype, device)
+    model: Any = small_model.new_model(tokenizer, seed)
+    model.to(device, dtype).eval()
+    notes = train_whole(model, settings.training, "the new model")
+    return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)
+
+
+def _header(settings: Settings, policy: Policy, data: Data, directory: Path, state: SftState) -> str:
+    total = settings.sft.sft_steps
+    begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {counted(total, 'step')}"
+    what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
+    size = counted(settings.sft.sft_batch_size, "conversation")
+    return "\n".join(
+        (
+            RULE,
+            f"{begun} of {size} | {policy.base_model or 'a new model'} | {what}",
+            f"Training data: {data.described}",
+            f"Validation data: {data.val_described}",
+            f"Output: {directory}",
+            RULE,
+        )
+    )

@@ -1,0 +1,167 @@
+"""Asynchronous rollouts: later steps are sampled in threads while a step is trained.
+
+A resumed run samples the steps that were not trained again, from the versions of the policy that it keeps for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from threading import Thread
+
+from emailrl.agent.play import Play
+from emailrl.base.errors import EmailRLError
+from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
+from emailrl.ranks import Activity
+from emailrl.runs.log import Clock, Display
+from emailrl.training.rollouts import Collected, Rollouts
+from emailrl.training.state import RunState, StepQuestions
+
+LOOK_AGAIN = 1.0
+"""Seconds between checks of whether the rollouts that the trainer waits for make progress."""
+STOP_SECONDS = 5.0
+"""Seconds to wait for a step's rollouts to stop; a custom environment that hangs is abandoned."""
+
+PlayOn = Callable[[PinnedVersion, Activity], Play]
+"""Plays with an engine, and notes its progress."""
+Result = tuple[Collected, StepQuestions]
+
+
+@dataclass
+class Batch:
+    """The rollouts of one step, running in their own thread."""
+
+    step: int
+    engine: PinnedVersion
+    activity: Activity = field(default_factory=Activity)
+    loaded: Future[float] = field(default_factory=Future)
+    """How long loading its version took, in seconds."""
+    result: Future[Result] = field(default_factory=Future)
+    idle: float = 0.0
+    """Seconds before them in which no rollouts ran."""
+    ended_at: float | None = None
+    thread: Thread | None = None
+
+
+class Ahead:
+    """Samples the steps after the one in training; call all methods from the trainer's thread.
+
+    ``hand_over(n)`` returns an engine that, once loaded, samples from the policy after step ``n``, or from the current
+    one if that is no longer kept; ``play_on`` plays with it. An environment may take ``limit`` seconds for a turn.
+    """
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        play_on: PlayOn,
+        engine: VllmServers,
+        state: RunState,
+        *,
+        staleness: int,
+        last_step: int,
+        hand_over: Callable[[int], PinnedVersion],
+        limit: float,
+    ) -> None:
+        self._rollouts, self._play_on, self._engine, self._state = rollouts, play_on, engine, state
+        self._staleness, self._last_step, self._hand_over = staleness, last_step, hand_over
+        self._limit = limit
+        self._place = RunState(cursor=state.cursor)
+        """Where the questions of the next step to start begin."""
+        self._batches: dict[int, Batch] = {}
+        self._begun, self._clock = state.step, Clock()
+        self.seconds: dict[str, float] = {}
+        """Of the last step: ``trainer_wait`` for rollouts and versions, and the trainer's part of a ``handover``; of
+        its rollouts, ``adapter_load`` of their version, and ``sampler_wait``, in which no earlier ones ran."""
+
+    def take(self) -> Result:
+        """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
+
+        Raises the error that ended them early or that a version's loading ended with, if any, and EmailRLError if one
+        of their environments hangs.
+        """
+        step, self._clock = self._state.step + 1, Clock()
+        for done in [number for number in self._batches if number < step]:
+            self._batches.pop(done).engine.close()
+        self.settle()
+        while self._begun < min(step + self._staleness, self._last_step):
+            self._begin(self._begun + 1)
+        batch = self._batches[step]
+        with self._clock.phase("trainer_wait"):
+            while not wait([batch.result], timeout=LOOK_AGAIN).done:
+                if failure := batch.activity.stalled(f"The rollouts of step {batch.step}", self._limit):
+                    raise failure.as_error()
+            result = batch.result.result()
+        with self._clock.phase("handover"):
+            self._engine.settle()  # not of a version that is still being loaded, which would wait for it
+        theirs = {"adapter_load": batch.loaded.result(), "sampler_wait": batch.idle}
+        self.seconds = self._clock.phases | theirs
+        return result
+
+    def close(self) -> None:
+        """Stop everything that is running."""
+        for batch in self._batches.values():
+            batch.engine.cancel()
+        until = time.monotonic() + STOP_SECONDS
+        for batch in self._batches.values():
+            if batch.thread is not None:
+                batch.thread.join(max(until - time.monotonic(), 0.0))
+            batch.engine.close()
+        self._batches.clear()
+
+    def settle(self) -> None:
+        """Wait until the version handed over last is loaded, and finish its verification; raises as ``take`` does."""
+        with self._clock.phase("trainer_wait"):
+            for batch in self._batches.values():
+                batch.loaded.result()
+        with self._clock.phase("handover"):
+            self._engine.settle()
+
+    def _begin(self, step: int) -> None:
+        self.settle()
+        with self._clock.phase("handover"):
+            batch = Batch(step, self._hand_over(max(0, step - 1 - self._staleness)))
+        earlier = [each for _, each in sorted(self._batches.items())]
+        questions = None if self._rollouts.choose_by_outcome else self._foreseen()
+        self._batches[step], self._begun = batch, step
+        batch.thread = Thread(target=self._run, args=(batch, earlier, questions), name=f"step-{step}", daemon=True)
+        batch.thread.start()
+
+    def _foreseen(self) -> StepQuestions:
+        """The next step's questions, if they do not depend on earlier outcomes; advances the cursor past them."""
+        questions, same = self._rollouts.questions(self._place), self._rollouts.questions(self._place)
+        same.take(self._rollouts.per_step)
+        self._place.cursor = same.cursor
+        return questions
+
+    def _run(self, batch: Batch, earlier: Sequence[Batch], questions: StepQuestions | None) -> None:
+        try:
+            begun = time.perf_counter()
+            batch.engine.load()
+            now, ends = time.perf_counter(), [each.ended_at for each in earlier]
+            batch.idle = now - max((now if end is None else end for end in ends), default=now)
+            batch.loaded.set_result(now - begun)
+            result = self._played(batch, earlier, questions)
+        except BaseException as error:  # would otherwise end the thread silently
+            what = str(error) or type(error).__name__
+            failure = EmailRLError(f"The rollouts of step {batch.step} were ended: {what}.", "Use --resume latest.")
+            for outcome in (batch.loaded, batch.result):
+                if not outcome.done():
+                    outcome.set_exception(error if isinstance(error, Exception) else failure)
+        else:
+            batch.result.set_result(result)
+        finally:
+            batch.activity.end()
+            batch.ended_at = time.perf_counter()
+
+    def _played(self, batch: Batch, earlier: Sequence[Batch], questions: StepQuestions | None) -> Result:
+        if questions is None:
+            if earlier:
+                earlier[-1].result.result()
+            questions = self._rollouts.questions(self._place)
+        play = self._play_on(batch.engine, batch.activity)
+        collected = self._rollouts.play(batch.step, questions, Display(), play)
+        if self._rollouts.choose_by_outcome:
+            self._place.cursor = questions.cursor
+        return collected, questions

@@ -1,0 +1,218 @@
+"""The rollouts of a step: ask questions, select the groups to train on, replace dropped ones, record everything.
+
+A group is kept if its advantage is informative: enough members, rewards that differ, and, under dynamic filtering
+(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. Drops are counted by reason. A refill asks
+exactly as many questions as groups are missing, so none is left over: each group of a step was sampled from the policy
+that the step updates, and nothing is carried over between steps (docs/decisions/0010).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from emailrl.agent.play import Collector, Play
+from emailrl.base.errors import EmailRLError
+from emailrl.records import write_trajectories
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
+from emailrl.runs.log import Display
+from emailrl.settings import AlgorithmSettings, TrainingSettings
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.state import RunState, StepQuestions, questions_per_step
+
+logger = logging.getLogger(__name__)
+
+Reason = Literal["group_too_small", "group_low_std", "group_below_range", "group_above_range"]
+REASONS: tuple[Reason, ...] = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Conditions for training on a group."""
+
+    min_group_size: int
+    """Minimum number of members, excluding those that raised; at least 1."""
+    min_group_std: float
+    between: tuple[float, float] | None = None
+    """The mean must be strictly inside; None keeps every group whose rewards differ, without refills."""
+    mean_of: Literal["accuracy", "reward"] = "accuracy"
+    """What to average: the answer's verdict as 0 or 1, or the reward."""
+    max_refill_rounds: int = 0
+
+    def sift(self, group: TrajectoryGroup) -> TrajectoryGroup | Reason:
+        """The group without the members that raised, or the first reason to drop it.
+
+        The standard deviation is the *sample* one (n - 1); a group of one has none and passes.
+        """
+        sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
+        if len(sound) < self.min_group_size:
+            return "group_too_small"
+        if len(sound) > 1 and _sample_std([trajectory.reward for trajectory in sound]) < self.min_group_std:
+            return "group_low_std"
+        if self.between is not None:
+            low, high = self.between
+            mean = math.fsum(map(self._measure, sound)) / len(sound)
+            if mean <= low:
+                return "group_below_range"
+            if mean >= high:
+                return "group_above_range"
+        return replace(group, trajectories=sound)
+
+    def _measure(self, trajectory: Trajectory) -> float:
+        return trajectory.reward if self.mean_of == "reward" else float(bool(trajectory.rubric.get("answer_correct")))
+
+
+def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: bool) -> Filter:
+    """The filter of an algorithm with the settings' overrides.
+
+    ``answers``: whether the rollouts answer their questions; if not (mode ``simple``), the mean is of the reward
+    unless FILTER_ON is set.
+    """
+    min_group_std = wanted.min_group_std if algorithm.compares_rollouts else 0.0
+    if not algorithm.dynamic_filtering:
+        return Filter(algorithm.min_group_size, min_group_std)
+    return Filter(
+        algorithm.min_group_size,
+        min_group_std,
+        between=(wanted.filter_low, wanted.filter_high),
+        mean_of=wanted.filter_on or ("accuracy" if answers else "reward"),
+        max_refill_rounds=wanted.max_refill_rounds,
+    )
+
+
+@dataclass
+class Collected:
+    """The rollouts of one step."""
+
+    groups: list[TrajectoryGroup] = field(default_factory=list)
+    """Every group played, in question order."""
+    kept: list[TrajectoryGroup] = field(default_factory=list)
+    """Groups to train on, without the members that raised."""
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    """Reasons for dropped groups, by id."""
+    refill_rounds: int = 0
+
+    def add(self, groups: Sequence[TrajectoryGroup], wanted: Filter) -> None:
+        """Add groups, keeping or dropping each."""
+        for group in groups:
+            sifted = wanted.sift(group)
+            if isinstance(sifted, str):
+                self.reasons[group.id] = sifted
+            else:
+                self.kept.append(sifted)
+        self.groups += groups
+
+    def dropped(self) -> dict[str, int]:
+        """Number dropped by reason; every reason is listed, even with 0."""
+        counts = Counter(self.reasons.values())
+        raised = sum(trajectory.exception is not None for group in self.groups for trajectory in group.trajectories)
+        return {"trajectories_exception": raised} | {
+            reason.replace("group", "groups"): counts[reason] for reason in REASONS
+        }
+
+
+def collect_groups(
+    ask: Callable[[int], Sequence[Scenario]],
+    play: Callable[[Sequence[Scenario], int], Sequence[TrajectoryGroup]],
+    wanted: Filter,
+    *,
+    count: int,
+) -> Collected:
+    """Play ``count`` questions, then replace dropped groups for as many rounds as the filter allows.
+
+    ``ask`` returns the next n questions, fewer or none at the end; ``play`` takes them with the refill round, 0 for the
+    first questions.
+    """
+    collected = Collected()
+    for refill in range(wanted.max_refill_rounds + 1):
+        questions = ask(count - len(collected.kept))
+        if not questions:
+            break
+        collected.add(play(questions, refill), wanted)
+        collected.refill_rounds = refill
+        if len(collected.kept) >= count:
+            break
+    return collected
+
+
+def _sample_std(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Plays the steps of one run, from any thread."""
+
+    training: TrainingSettings
+    train: Sequence[Scenario]
+    """The questions."""
+    directory: Path
+    filter: Filter
+    collector: Collector
+    epochs: int | None
+    """Passes over the questions that end the run; None if only the steps do."""
+    num_ranks: int = 1
+
+    @property
+    def per_step(self) -> int:
+        """Questions per step, not counting replacements for dropped ones."""
+        return questions_per_step(self.training, self.num_ranks)
+
+    @property
+    def choose_by_outcome(self) -> bool:
+        """Whether the outcomes of earlier questions decide which are asked next."""
+        return self.filter.max_refill_rounds > 0
+
+    def questions(self, place: RunState) -> StepQuestions:
+        """The questions of the step that begins at ``place``."""
+        return StepQuestions(self.train, place.cursor, self.training.seed, epochs=self.epochs)
+
+    def play(self, step: int, questions: StepQuestions, display: Display, play: Play | None = None) -> Collected:
+        """Roll out the questions of ``step`` and record the trajectories; ``play`` replaces the collector's.
+
+        Raises EmailRLError if every rollout raised.
+        """
+        collector = self.collector if play is None else replace(self.collector, play=play)
+        recorded: list[Trajectory] = []
+
+        def ask(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
+            label, size = f"refill-{refill}" if refill else "train", self.training.num_generations
+            if refill:
+                logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
+            display.phase(f"{label} rollouts of step {step}", len(scenarios) * size)
+            groups = collector.collect(
+                scenarios, size, step=step, seed=self.training.seed, split_label=label, progress=display.played
+            )
+            new = [trajectory for group in groups for trajectory in group.trajectories]
+            recorded.extend(new)
+            self.record(f"step-{step:06d}.jsonl", recorded, display, new)
+            return groups
+
+        return collect_groups(questions.take, ask, self.filter, count=self.per_step)
+
+    def file_of(self, name: str) -> Path:
+        """The file for the trajectories of a step or an evaluation."""
+        return self.directory / "trajectories" / name
+
+    def record(
+        self, name: str, trajectories: Sequence[Trajectory], display: Display, new: Sequence[Trajectory] | None = None
+    ) -> None:
+        """Write trajectories to a file of the run, and show the ``new`` ones (None: all).
+
+        Raises EmailRLError if every one raised.
+        """
+        path = self.file_of(name)
+        write_trajectories(path, trajectories)
+        display.recorded(path, trajectories if new is None else new)
+        if trajectories and all(trajectory.exception is not None for trajectory in trajectories):
+            reason = (trajectories[0].exception or "").rstrip(".")
+            raise EmailRLError(
+                f"Every rollout failed ({path.stem}). First error: {reason}.",
+                "Fix it, then rerun with --resume latest.",
+            )

@@ -1,0 +1,242 @@
+"""A run of ``train``: what the loop calls on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emailrl.agent.play import Collector
+from emailrl.base.disk import naming
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import counted
+from emailrl.checkpoints import remove_checkpoints
+from emailrl.engines.base import Sampler
+from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
+from emailrl.measure.evaluation import Evaluation, evaluate
+from emailrl.records import write_records
+from emailrl.records.trajectory import Scenario
+from emailrl.runs.run import Run
+from emailrl.training.ahead import Ahead, PlayOn
+from emailrl.training.algorithms import Algorithm
+from emailrl.training.batch import TrainingSample, save_batches
+from emailrl.training.modes import Mode
+from emailrl.training.report import evaluation_block, training_records
+from emailrl.training.rollouts import Collected, Rollouts
+from emailrl.training.state import RunState, StepQuestions
+from emailrl.training.update import Skipped, TokenNumbers, Updater, UpdateResult
+from emailrl.training.watch import Alarm, watch, way_back
+
+
+@dataclass(kw_only=True)
+class TrainingRun(Run[RunState]):
+    """Everything one run holds; the loop is in ``training.loop``."""
+
+    mode: Mode
+    algorithm: Algorithm
+    val: Sequence[Scenario]
+    confirm: Sequence[Scenario] = ()
+    """Questions that measure the best model once more at the end."""
+    engine: Sampler
+    evaluator: Collector
+    updater: Updater
+    rollouts: Rollouts
+    total_steps: int
+    staleness: int = 0
+    """Number of steps by which the sampling policy may lag behind."""
+    play_on: PlayOn | None = None
+    """Plays rollouts while steps train; None alternates the two."""
+    ahead: Ahead | None = field(default=None, init=False)
+    _loaded_step: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.play_on is not None:
+            assert isinstance(self.engine, VllmServers)
+            self.ahead = Ahead(
+                self.rollouts, self.play_on, self.engine, self.state, staleness=self.staleness,
+                last_step=self.total_steps, hand_over=self.hand_over, limit=self.settings.training.rank_timeout,
+            )  # fmt: skip
+
+    @property
+    def mask_truncated(self) -> bool:
+        """Whether trajectories cut off at the token limit are excluded from the loss."""
+        return self.settings.algorithm.truncated_trajectories == "mask"
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """``Ahead.seconds`` of the last step; empty if rollouts and steps alternate."""
+        return self.ahead.seconds if self.ahead is not None else {}
+
+    # -- rollouts and evaluation
+
+    def refresh_engine(self) -> None:
+        """Make the engine sample from the current policy."""
+        self.engine.resume()
+        step = self.state.step
+        if step != self._loaded_step:
+            self.engine.load_adapter(self._saved(step), version_of(step))
+            self._loaded_step = step
+
+    def hand_over(self, step: int) -> PinnedVersion:
+        """An engine that samples from the policy after ``step``, or the current one if that is no longer kept.
+
+        It remains to be loaded: see ``VllmServers.hand_over``.
+        """
+        assert isinstance(self.engine, VllmServers)
+        if not (self.directory / "policy" / version_of(step)).exists():
+            step = self.state.step
+        if step == self._loaded_step:
+            return self.engine.pin()
+        pinned = self.engine.hand_over(self._saved(step), version_of(step))
+        self._loaded_step = step
+        return pinned
+
+    def _saved(self, step: int) -> Path:
+        """The directory of the policy after ``step``; the current one is saved there once, and never written again.
+
+        What stays: that version, the previous one, those of rollouts ahead, and those from which a run resumed from the
+        newest checkpoint samples its first steps.
+        """
+        folder = self.directory / "policy"
+        version = folder / version_of(step)
+        if not version.exists():
+            beside = folder / f".{version.name}"
+            beside.mkdir(parents=True, exist_ok=True)
+            with naming(version):
+                self.policy.save_adapter(beside, with_tokenizer=False)  # samplers get ids
+            beside.rename(version)
+            saved, newest = self.saved_step or 0, 2 + self.staleness
+            needed = {version_of(number) for number in range(saved - self.staleness, saved)}
+            outdated = sorted(folder.glob("v-*"))[:-newest]
+            remove_checkpoints(path for path in outdated if path.name not in needed)
+        return version
+
+    def collect(self) -> tuple[Collected, StepQuestions]:
+        """The rollouts of the next step, run now or ahead, with the questions asked.
+
+        Raises EmailRLError if every rollout raised.
+        """
+        step, display = self.state.step + 1, self.tracker.display
+        if self.ahead is not None:
+            display.phase(f"train rollouts of step {step}")
+            collected, questions = self.ahead.take()
+            played = [trajectory for group in collected.groups for trajectory in group.trajectories]
+            display.recorded(self.rollouts.file_of(f"step-{step:06d}.jsonl"), played)
+            return collected, questions
+        self.refresh_engine()
+        questions = self.rollouts.questions(self.state)
+        collected = self.rollouts.play(step, questions, display)
+        self.engine.release()
+        return collected, questions
+
+    def evaluate_if_due(self) -> Evaluation | None:
+        """Evaluate at step 0, every EVAL_STEPS and after the last step, unless already done."""
+        state, wanted = self.state, self.settings.evaluation
+        due = state.step % wanted.eval_steps == 0 or state.is_last(self.total_steps, self.rollouts.epochs)
+        if not due or state.last_evaluated == state.step:
+            return None
+        if self.ahead is not None:
+            self.ahead.settle()
+        self.refresh_engine()
+        self.tracker.say(f"--- Evaluating at step {state.step} ---")
+        evaluation = self.measure(self.val, state.step, "val")
+        self.rollouts.record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories, self.tracker.display)
+        is_best = False
+        if evaluation.is_void:  # an outage is not an accuracy: it must not select a model or end a run
+            state.last_evaluated = state.step
+        else:
+            is_best = state.note_evaluation(evaluation, wanted.patience)
+        self.tracker.evaluation(evaluation)
+        self.tracker.say(evaluation_block(evaluation, state, is_best=is_best))
+        return evaluation
+
+    def measure(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
+        """Play the questions with the engine's current weights, then put the engine to sleep."""
+        num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
+        self.tracker.say(f"Evaluating on {counted(len(questions), 'question')} ...")
+        display.phase(f"{label} rollouts of step {step}", len(questions) * num_samples)
+        evaluation = evaluate(
+            self.evaluator,
+            questions,
+            step=step,
+            seed=self.settings.training.seed,
+            temperature=self.settings.agent.eval_temperature,
+            num_samples=num_samples,
+            split_label=label,
+            progress=display.played,
+        )
+        self.engine.release()
+        return evaluation
+
+    # -- updates
+
+    def stop_reason(self) -> str | None:
+        """Why the run ends here, or None if it continues."""
+        return self.state.stop_reason(self.settings.evaluation, self.total_steps, self.rollouts.epochs)
+
+    def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
+        """Make the updates of the current step (``Updater.train``).
+
+        Without samples, this is logged, counted and skipped. Raises EmailRLError after too many skipped updates.
+        """
+        self.begin_update()
+        step = self.state.step + 1
+        self.tracker.display.phase(f"update of step {step}")
+        if not samples:
+            self.state.steps_without_update += 1
+            so_far = counted(self.state.steps_without_update, "such step")
+            self.tracker.say(f"Step {step}: no groups left to train on, no update ({so_far} so far).")
+            return UpdateResult()
+        result = self.updater.train(samples, paid, step=step)
+        if result.skipped:
+            self._keep_skipped(step, result.skipped)
+        return result
+
+    def _keep_skipped(self, step: int, skipped: Sequence[Skipped]) -> None:
+        folder = self.directory / "skipped"
+        for number, each in enumerate(skipped, 1):
+            save_batches(folder, f"step-{step:06d}-{number}", each.batches, step, each.broken)
+        updates = counted(len(skipped), "update")
+        self.tracker.say(f"Step {step}: {updates} skipped (non-finite loss or gradient); batches in {folder}.")
+        hint = f"Lower LEARNING_RATE, or resume from an earlier checkpoint. Their batches are in {folder}."
+        self.check_skipped(skipped[-1].broken, step, hint)
+
+    def record_training(
+        self, collected: Collected, samples: Sequence[TrainingSample], tokens: Sequence[TokenNumbers]
+    ) -> None:
+        """Write what training adds to the current step's trajectories."""
+        path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
+        write_records(path, training_records(collected, samples, tokens, mask_truncated=self.mask_truncated))
+
+    def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
+        """Complete the step: save what is due, and warn of signs of collapse in ``metrics``.
+
+        Raises EmailRLError at such a sign if ON_COLLAPSE is ``stop`` and the run would continue.
+        """
+        alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
+        self.complete_step()
+        if self.state.best_step == self.state.step:
+            self.save("best")
+        if self.state.step and self.state.step % self.settings.output.save_steps == 0:
+            self.save("checkpoint")
+        if alarms:
+            self._warn(alarms)
+
+    def _warn(self, alarms: Sequence[Alarm]) -> None:
+        step, ends = self.state.step, self.stop_reason() is not None
+        for alarm in alarms:
+            self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
+        if self.settings.evaluation.on_collapse == "stop" and not ends:
+            # Another checkpoint-N would evict the oldest, which may be the one to return to.
+            self.save("final")
+            first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
+            raise EmailRLError(
+                f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
+            )
+
+
+def version_of(step: int) -> str:
+    """The name of the policy after ``step``, as trajectories record it."""
+    return f"v-{step:06d}"

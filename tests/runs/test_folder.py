@@ -1,0 +1,331 @@
+"""Directories of runs: which one a run takes, what overwriting replaces and gives back, who holds it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs.run_files import PLANTED, plant, tree, write
+
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import list_checkpoints
+from emailrl.runs import folder
+from emailrl.runs.folder import (
+    RECORD_FOLDERS,
+    clear_run,
+    discard_replaced,
+    give_back_replaced,
+    held,
+    new_directory,
+)
+from emailrl.runs.resume import rewind, run_to_resume
+from emailrl.training.state import RunState
+
+
+def test_a_new_run_takes_the_first_free_directory(tmp_path: Path) -> None:
+    (tmp_path / "grpo_masked").mkdir()
+    with new_directory(tmp_path / "grpo_masked", overwrite=False) as first:
+        assert first == tmp_path / "grpo_masked"  # there, but empty
+        with new_directory(tmp_path / "grpo_masked", overwrite=False) as second:
+            assert second == tmp_path / "grpo_masked-2"
+    with new_directory(tmp_path / "grpo_rollout", overwrite=False) as third:
+        assert third == tmp_path / "grpo_rollout"
+
+
+def test_two_new_runs_that_start_at_once_take_two_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path / "grpo_masked"
+
+    def taken_meanwhile(free: Path) -> Path:
+        monkeypatch.undo()
+        other.enter_context(held(base))
+        return free
+
+    with ExitStack() as other:
+        monkeypatch.setattr(folder, "free_directory", taken_meanwhile)
+        with new_directory(tmp_path / "grpo_masked", overwrite=False) as second:
+            assert second == tmp_path / "grpo_masked-2" and (base / ".lock").exists()
+
+
+def old_run(base: Path) -> None:
+    """A run, and what its user put beside and into it."""
+    write(base / "best_model", "best")
+    write(base / "checkpoint-2")
+    for name in ("trajectories/step-000001.jsonl", "training/step-000001.jsonl", "policy/v-000001/adapter"):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("old")
+    for name in ("metrics.jsonl", "evaluations.jsonl", "training.log"):
+        (base / name).write_text("old")
+    (base / ".git").mkdir()
+    for name in (".git/config", ".env", "notes.md", "training/thesis.txt", "trajectories/.mine"):
+        (base / name).write_text("mine")
+
+
+def files(base: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(base)): path.read_bytes() for path in base.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("remove", [clear_run, lambda run: rewind(run, RunState(step=0))], ids=["clear", "rewind"])
+def test_a_runs_own_records_are_the_same_names_for_all_who_remove_them(tmp_path: Path, remove: Any) -> None:
+    own = [
+        "policy/v-000001",
+        "policy/.v-000001.trash",
+        "skipped/step-000001-1.json",
+        "skipped/.step-000001-1.json.7",
+        "trajectories/.eval-000001.jsonl.7",
+    ]
+    mine = ["policy/step-3", "policy/v-1.jsonl", "training/step-000001.txt"]
+    for name in own + mine:
+        (tmp_path / name).mkdir(parents=True)
+    remove(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    assert left == set(mine)
+
+
+def test_what_a_killed_process_was_writing_is_removed_when_the_run_is_resumed(tmp_path: Path) -> None:
+    names = ("metrics.jsonl", "evaluations.jsonl", "confirmed.json", "curve.png", "curve.svg")
+    mine = [".notes.md.7", ".metrics.jsonl", "metrics.jsonl"]
+    for name in [f".{name}.7" for name in names] + mine:
+        (tmp_path / name).write_text("{}\n")
+    with held(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {*mine, ".lock"}
+
+
+def test_overwriting_replaces_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    with new_directory(tmp_path / "grpo_masked", overwrite=True) as directory:
+        assert directory == base
+        (base / "metrics.jsonl").write_text("new")
+        write(base / "checkpoint-1")
+        discard_replaced(base)
+    left = {name for name in files(base) if not name.startswith("checkpoint-1/")}
+    mine = {".git/config", ".env", "notes.md", "training/thesis.txt", "trajectories/.mine"}
+    assert left == mine | {".lock", "metrics.jsonl"} and not (base / "policy").exists()
+    assert (base / "metrics.jsonl").read_text() == "new" and (base / ".env").read_text() == "mine"
+
+
+def test_a_run_without_a_checkpoint_gives_the_overwritten_one_back(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    before = files(base)
+    with pytest.raises(OSError, match="no W&B"), new_directory(tmp_path / "grpo_masked", overwrite=True):
+        assert not list_checkpoints(base)
+        (base / "trajectories" / "eval-000000.jsonl").write_text("new")
+        (base / "metrics.jsonl").write_text("new")
+        raise OSError("no W&B")
+    assert files(base) == before | {".lock": b""}
+
+
+def test_an_overwriting_that_failed_early_can_be_repeated(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    for _ in range(2):
+        with pytest.raises(OSError, match="no server"), new_directory(base, overwrite=True):
+            for name in ("policy/v-000000", "trajectories"):
+                (base / name).mkdir(parents=True)
+            raise OSError("no server")
+        assert {path.name for path in base.iterdir()} == {".lock"}
+
+
+def test_an_overwriting_that_died_is_settled_by_the_next(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    before = files(base) | {".lock": b""}
+    (base / ".replacing").mkdir()
+    (base / "best_model").rename(base / ".replacing" / "best_model")  # died on the way out
+    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "grpo_masked", overwrite=True):
+        assert {item.path.parent.name for item in list_checkpoints(base / ".replaced")} == {".replaced"}
+        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
+        raise KeyboardInterrupt
+    (tmp_path / "replaced").rename(base / ".replaced")
+    (base / "training.log").write_text("new")
+    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "grpo_masked", overwrite=True):
+        raise KeyboardInterrupt
+    assert files(base) == before
+
+
+def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    old_run(base)
+    before = files(base) | {".lock": b""}
+    assert give_back_replaced(base) == [] and not (base / ".lock").exists()  # nothing was overwritten
+    with pytest.raises(KeyboardInterrupt), new_directory(base, overwrite=True):
+        assert give_back_replaced(base) == []  # it lives
+        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
+        raise KeyboardInterrupt
+    (tmp_path / "replaced").rename(base / ".replaced")
+    (base / "metrics.jsonl").write_text("new")
+    (said,) = give_back_replaced(base)
+    assert said.startswith(f"{base} is restored: the run that --overwrite started") and files(base) == before
+    assert give_back_replaced(base) == []
+    # One that had its first checkpoint, and died before it removed the old run, has replaced it.
+    (base / ".replaced").mkdir()
+    write(base / ".replaced" / "checkpoint-9", step=9)
+    assert give_back_replaced(base) == [] and files(base) == before
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_found_and_cleared(tmp_path: Path) -> None:
+    def found(mode: str = "masked") -> Path | None:
+        return run_to_resume("auto", tmp_path / "grpo", mode)
+
+    base = tmp_path / "grpo_masked"
+    assert found() is None
+    for name in ("training.log", "metrics.jsonl", "trajectories/step-000001.jsonl", "notes.md", "training/thesis.txt"):
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text("x")
+    assert found() is None  # no run was ever held here
+    with held(base):
+        pass
+    assert found() == base and found("rollout") is None
+    clear_run(base)
+    assert set(files(base)) == {".lock", "notes.md", "training/thesis.txt"}
+    (base / "checkpoint-5").mkdir()  # damaged: it may hold what its owner can still use
+    assert found() is None
+    with held(tmp_path / "grpo_masked-10"), held(tmp_path / "grpo_masked-9"):
+        assert found() == tmp_path / "grpo_masked-10"
+
+
+@pytest.mark.parametrize("name", [".git/config", ".env", "training.log", "training/thesis.txt", "checkpoint-5/model"])
+def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    base = tmp_path / "grpo_masked"
+    (base / name).parent.mkdir(parents=True)
+    (base / name).write_text("mine")
+    with (
+        pytest.raises(UsageError, match=r"grpo_masked is not an emailrl run.*--out"),
+        new_directory(tmp_path / "grpo_masked", overwrite=True),
+    ):
+        pass
+    assert files(base) == {name: b"mine"}
+
+
+def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text("a file")
+    with (
+        pytest.raises(UsageError, match=r"e/x_masked cannot be written: Not a directory\..*--out"),
+        new_directory(tmp_path / "e" / "x_masked", overwrite=False),
+    ):
+        pass
+
+
+def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"is not valid UTF-8\..*--out"),
+        new_directory(tmp_path / "post\udcff", overwrite=False),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+OF_A_STEP = [f"{folder}/step-000001.jsonl" for folder in ("trajectories", "training")]
+UNFINISHED = [f".checkpoint-2.{end}" for end in ("incoming", "outgoing", "trash")]
+WRITTEN = [
+    *(".", ".lock", "training.log", "metrics.jsonl", "evaluations.jsonl", "confirmed.json"),
+    *("curve.png", ".metrics.jsonl.7", "wandb", ".wandb", "wandb/latest-run", "wandb/run-1/logs/debug.log"),
+    *("tensorboard", "tensorboard/events", "skipped", "skipped/step-000001-1.json", *RECORD_FOLDERS, *OF_A_STEP),
+    *("policy/v-000001", "policy/.v-000001", "policy/.v-000001.trash", "policy/v-000001/adapter", *UNFINISHED),
+    *("checkpoint-2", "checkpoint-2/metadata.json", "checkpoint-3", "best_model", "final"),
+    *(".replaced", ".replacing", ".replaced/wandb", ".replacing/trajectories"),
+]
+"""Names in a run's directory; the first is the directory itself."""
+
+
+def resumes(base: Path) -> None:
+    with held(base):
+        rewind(base, RunState(step=0))
+
+
+def overwrites(base: Path) -> None:
+    with new_directory(base, overwrite=True):
+        pass
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("enter", [resumes, overwrites])
+def test_who_enters_a_directory_finds_only_its_own_files(tmp_path: Path, kind: str, enter: Any) -> None:
+    """Otherwise neither the directory nor what it leads to changes."""
+    victim = tmp_path / "victim"
+    old_run(victim)
+    before = tree(victim)
+    for number, name in enumerate(WRITTEN):
+        base = tmp_path / f"{number}" / "grpo_masked"
+        shutil.copytree(victim, base)
+        plant(base / name, kind, victim)
+        own = tree(base.parent)
+        with pytest.raises(UsageError):
+            enter(base)
+        assert tree(victim) == before and tree(base.parent) == own, name
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_restored_is_the_runs_own(tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    old_run(victim)
+    before = tree(victim)
+    for name in (".replaced", ".replacing", ".lock", "training.log"):
+        base = tmp_path / name / "grpo_masked"
+        shutil.copytree(victim, base)
+        (base / ".replaced").mkdir()
+        plant(base / name, kind, victim)
+        own = tree(base)
+        with suppress(UsageError):  # a broken link is no run to restore
+            give_back_replaced(base)
+        assert tree(victim) == before and tree(base) == own, name
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_new_run_is_written_where_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    victim, base = tmp_path / "victim", Path("outputs/grpo_masked")
+    old_run(victim)
+    old_run(base)
+    before = tree(victim)
+    for path in (base / "trajectories", Path("outputs/grpo_masked-2"), base, base.parent):
+        plant(path, kind, victim)
+        try:
+            with new_directory(base, overwrite=False) as directory:
+                (directory / "training.log").write_text("new")
+            assert directory.resolve().parent == tmp_path / "outputs"  # the next free number
+        except UsageError as error:
+            assert path != base / "trajectories"
+            assert kind != "link to a folder" or f"--out {path.resolve()}" in str(error)
+        else:
+            assert path != base.parent
+        assert tree(victim) == before, path
+
+
+def test_links_of_wandbs_stay(tmp_path: Path) -> None:
+    base, cache = tmp_path / "grpo_masked", tmp_path / "core.log"
+    old_run(base)
+    logs = base / "wandb" / "run-1" / "logs"
+    logs.mkdir(parents=True)
+    cache.write_text("W&B's own")
+    (base / "wandb" / "latest-run").symlink_to("run-1")
+    (logs / "debug-core.log").symlink_to(cache)
+    with held(base):
+        assert (base / "wandb" / "latest-run").is_symlink()
+    clear_run(base)
+    assert not (base / "wandb").exists() and cache.read_text() == "W&B's own"
+
+
+def try_to_hold(base: Path, answer: Any) -> None:
+    write(base / "checkpoint-1")
+    try:
+        with held(base):
+            answer.put("held")
+    except EmailRLError as error:
+        answer.put(str(error))
+
+
+def test_two_processes_never_train_in_one_directory(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    with new_directory(tmp_path / "grpo_masked", overwrite=False) as directory:
+        child = context.Process(target=try_to_hold, args=(directory, answer))
+        child.start()
+        assert "Another process is training in" in answer.get(timeout=60)
+        child.join()
+    try_to_hold(directory, answer)
+    assert answer.get(timeout=60) == "held"

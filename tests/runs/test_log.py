@@ -1,0 +1,236 @@
+"""What a run sends where; no tracking service is ever reached from here."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from full_disk import on_a_full_disk
+from pydantic import SecretStr
+
+from emailrl.base.errors import UsageError
+from emailrl.measure.evaluation import Evaluation
+from emailrl.records import read_records
+from emailrl.records.trajectory import Scenario, Trajectory
+from emailrl.runs import log
+from emailrl.runs.log import Display, Pace, Tracker, flat_numbers, silent
+from emailrl.settings import RewardSettings, Settings, TrackingSettings
+
+OFF = TrackingSettings(wandb_mode="disabled")
+
+
+def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
+    def trajectory(n: int) -> Trajectory:
+        rubric = {"answer_correct": n < correct, "num_turns": 3}
+        return Trajectory(
+            str(n), str(n), Scenario(str(n), "?", "!", [], "a@x", "2001-01-01"), reward=0.5, rubric=rubric
+        )
+
+    return Evaluation([trajectory(n) for n in range(total)], step)
+
+
+def tracked(folder: Path, settings: Settings, say: Any = silent, run_id: str = "r", step: int = 0) -> Tracker:
+    return Tracker(folder, settings, Display(say), run_id=run_id, mode="masked", step=step)
+
+
+def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 130.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    assert Pace(step=10).seconds_left(12, total=20) == 120  # 2 steps took 30 s, 8 are left
+
+
+def test_what_mail_could_smuggle_into_a_line_never_reaches_the_terminal(tmp_path: Path) -> None:
+    said: list[str] = []
+    tracker = tracked(tmp_path, Settings(tracking=OFF), said.append)
+    tracker.say("bad \x1b[31mred\x07\nsecond\u202e line")
+    tracker.close()
+    log = (tmp_path / "training.log").read_text()
+    assert len(said) == 2 and "bad ␛[31mred␇\n" in log and "second<U+202E> line\n" in log
+
+
+# -- files
+
+LOG = """
+from pathlib import Path
+from emailrl.runs.log import open_log
+import logging
+open_log(Path(sys.argv[1]), verbose=False)
+for _ in range(3):
+    logging.getLogger("emailrl.training").info("a line of more than thirty characters")
+"""
+
+
+def test_a_log_that_does_not_fit_on_the_disk_is_an_error_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "training.log"
+    assert on_a_full_disk(100, LOG, path) == f"{errno.EFBIG} {path}"
+
+
+def test_metrics_and_evaluations_go_on_after_the_step_that_was_resumed(tmp_path: Path) -> None:
+    for start in (0, 2):
+        tracker = tracked(tmp_path, Settings(tracking=OFF), step=start)
+        for step in (start + 1, start + 2, start + 3):
+            tracker.step({"step": step, "start": start}, "a line")
+        tracker.evaluation(evaluation(1, 2, step=start + 3))
+        tracker.close()
+    recorded = [(line["step"], line["start"]) for line in read_records(tmp_path / "metrics.jsonl")]
+    assert recorded == [(1, 0), (2, 0), (3, 2), (4, 2), (5, 2)]
+    evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
+    assert [(line["step"], line["accuracy"]) for line in evaluations] == [(5, 0.5)]
+
+
+def test_numbers_are_flattened_for_the_services() -> None:
+    metrics = {"step": 1, "loss": None, "kl": float("nan"), "seconds": {"rollout": 2.5}, "name": "x", "ok": True}
+    assert flat_numbers(metrics) == {"step": 1.0, "seconds/rollout": 2.5, "ok": 1.0}
+
+
+# -- services
+
+
+class StubWandB:
+    """Stands for the module: notes what it is called with."""
+
+    class errors:
+        class Error(Exception):
+            pass
+
+    def __init__(self, login: Any, fails_online: bool = False) -> None:
+        self.answer, self.fails_online = login, fails_online
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[tuple[dict[str, float], int]] = []
+
+    def Settings(self, **options: Any) -> dict[str, Any]:
+        return options
+
+    def login(self, *, prompt: bool) -> bool:
+        assert prompt is False
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return bool(self.answer)
+
+    def init(self, **options: Any) -> StubWandB:
+        if self.fails_online and options["mode"] == "online":
+            raise self.errors.Error("timed out\nmore")
+        self.begun.append(options)
+        return self
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        self.logged.append((numbers, step))
+
+    def finish(self) -> None:
+        self.logged.append(({}, -1))
+
+
+def begin(monkeypatch: pytest.MonkeyPatch, stub: StubWandB, mode: Any, tmp_path: Path) -> tuple[Any, list[str]]:
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    said: list[str] = []
+    settings = Settings(
+        tracking=TrackingSettings(wandb_mode=mode, wandb_entity="team"),
+        rewards=RewardSettings(openrouter_api_key=SecretStr("sk-secret"), judge_base_url="https://me:pw@host/v1"),
+    )
+    return tracked(tmp_path, settings, said.append, run_id="run-7"), said
+
+
+def test_wandb_online_takes_the_runs_id_and_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stub = StubWandB(login=True)
+    run, said = begin(monkeypatch, stub, "online", tmp_path)
+    (options,) = stub.begun
+    assert (options["mode"], options["id"], options["resume"]) == ("online", "run-7", "allow")
+    assert (options["project"], options["entity"], options["name"]) == ("email-agent-grpo", "team", "grpo-masked")
+    assert "sk-secret" not in str(options) and "pw" not in str(options["config"]["rewards"]["judge_base_url"])
+    assert options["config"]["training"]["max_steps"] == 200 and said == []
+    run.step({"step": 3, "loss": 1.0}, "a line")
+    run.close()
+    assert stub.logged == [({"step": 3.0, "loss": 1.0}, 3), ({}, -1)]
+
+
+@pytest.mark.parametrize(
+    ("login", "fails", "reason"),
+    [
+        (False, False, "not logged in"),
+        (StubWandB.errors.Error("no network"), False, "no network"),
+        (True, True, "timed out"),
+    ],
+)
+def test_wandb_online_without_login_or_network_goes_on_offline_and_says_so_once(
+    login: Any, fails: bool, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stub = StubWandB(login, fails_online=fails)
+    _, said = begin(monkeypatch, stub, "online", tmp_path)
+    assert [options["mode"] for options in stub.begun] == ["offline"]
+    (line,) = said
+    assert line.startswith(f"W&B logs offline: {reason}.") and "wandb sync" in line
+
+
+def test_wandb_offline_asks_for_no_login_and_disabled_imports_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stub = StubWandB(login=RuntimeError("must not be asked"))
+    _, said = begin(monkeypatch, stub, "offline", tmp_path)
+    assert [options["mode"] for options in stub.begun] == ["offline"] and said == []
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
+    tracked(tmp_path, Settings(tracking=OFF)).close()
+
+
+def test_a_real_offline_run_is_written_into_the_runs_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = Settings(tracking=TrackingSettings(wandb_mode="offline"))
+    tracker = tracked(tmp_path, settings, run_id="run-8")
+    tracker.step({"step": 1, "loss": 0.5}, "a line")
+    tracker.close()
+    assert list((tmp_path / "wandb").glob("offline-run-*-run-8/run-run-8.wandb"))
+
+
+def test_wandb_runs_no_command_that_a_folders_git_configuration_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "hook").write_text(f"#!/bin/sh\ntouch {tmp_path}/PWNED\n")
+    (tmp_path / "hook").chmod(0o755)
+    git("init")
+    git("config", "core.fsmonitor", "./hook")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SAVE_CODE", "true")
+    run = tracked(tmp_path, Settings(tracking=TrackingSettings(wandb_mode="offline")), run_id="run-9")
+    run.step({"step": 1, "loss": 1.0}, "a line")
+    run.close()
+    assert not (tmp_path / "PWNED").exists()
+    git("status")
+    assert (tmp_path / "PWNED").exists()  # it would have been
+
+
+def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "find_spec", {"tensorboard": None}.get)
+    log.check_services(OFF)
+    with pytest.raises(UsageError, match=r"needs the tensorboard package.*pip install -e '\.\[tensorboard\]'"):
+        log.check_services(TrackingSettings(tensorboard=True))
+
+
+def test_tensorboard_gets_every_number_and_hides_steps_done_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    events: list[Any] = []
+
+    class Writer:
+        def __init__(self, directory: str, purge_step: int) -> None:
+            events.append((directory, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            events.append((name, value, step))
+
+        def close(self) -> None:
+            events.append("closed")
+
+    module = type(sys)("torch.utils.tensorboard")
+    monkeypatch.setattr(module, "SummaryWriter", Writer, raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    settings = Settings(tracking=TrackingSettings(wandb_mode="disabled", tensorboard=True))
+    tracker = tracked(tmp_path, settings, step=4)
+    tracker.step({"step": 5, "loss": 0.5, "eval_accuracy": 0.1}, "a line")
+    tracker.close()
+    assert events == [(str(tmp_path / "tensorboard"), 5), ("step", 5.0, 5), ("loss", 0.5, 5), "closed"]

@@ -1,0 +1,267 @@
+"""What a checkpoint must agree with, and what is removed when a run goes back to a step."""
+
+from __future__ import annotations
+
+import fcntl
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs.run_files import settings, write
+
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import list_checkpoints, read_checkpoint
+from emailrl.runs.folder import held
+from emailrl.runs.resume import (
+    load_state,
+    lost_metrics,
+    resumed,
+    rewind,
+    run_to_resume,
+    seed_generators,
+)
+from emailrl.runs.start import find_start
+from emailrl.settings import OutputSettings, Settings, load_settings
+from emailrl.training.state import Cursor, RunState
+
+
+def chosen(wanted: Settings, resume: str, *, overwrite: bool = True) -> tuple[str, int | None] | None:
+    """The run that is gone on with, and its checkpoint's step."""
+    training, output_dir = wanted.training, wanted.output.output_dir
+    any_mode = "mode" not in training.model_fields_set
+    directory = run_to_resume(resume, output_dir, training.mode, any_mode=any_mode)
+    if directory is None:
+        return None
+    with resumed(resume, directory, overwrite=overwrite) as before:
+        return before.directory.name, before.checkpoint and before.checkpoint.metadata.step
+
+
+def test_what_resume_means(tmp_path: Path) -> None:
+    wanted = settings(tmp_path / "grpo")
+    assert chosen(wanted, "auto") is None
+    for which in ("latest", "best"):
+        with pytest.raises(EmailRLError, match=r"No .*run has a checkpoint"):
+            chosen(wanted, which)
+    run = tmp_path / "grpo_masked"
+    write(run / "best_model", "best", step=4)
+    write(run / "checkpoint-6", step=6)
+    for which, step in {"auto": 6, "latest": 6, "best": 4, str(run): 6, str(run / "best_model"): 4}.items():
+        assert chosen(wanted, which) == ("grpo_masked", step)
+    for which in ("auto", "latest", str(run), str(run / "checkpoint-6")):
+        assert chosen(wanted, which, overwrite=False) == ("grpo_masked", 6)
+    for which in ("best", str(run / "best_model")):
+        with pytest.raises(UsageError, match=r"from step 4 removes .*: steps 5 to 6, checkpoint-6\."):
+            chosen(wanted, which, overwrite=False)
+    (run / "checkpoint-6" / "trainer_state.pt").rename(tmp_path / "away")
+    with pytest.raises(EmailRLError, match=r"checkpoint-6 is missing trainer_state\.pt"):
+        chosen(wanted, str(run / "checkpoint-6"))
+
+
+def test_auto_takes_up_the_run_begun_last_also_before_its_first_checkpoint(tmp_path: Path) -> None:
+    wanted = settings(tmp_path / "grpo")
+    with held(tmp_path / "grpo_masked"):
+        pass
+    assert chosen(wanted, "auto") == ("grpo_masked", None)
+    write(tmp_path / "grpo_masked" / "final", "final", step=2)
+    assert chosen(wanted, "auto") == ("grpo_masked", 2)
+    second = tmp_path / "grpo_masked-2"
+    with held(second), pytest.raises(EmailRLError, match=r"Another process is training in .*grpo_masked-2"):
+        chosen(wanted, "auto")
+    assert chosen(wanted, "auto") == ("grpo_masked-2", None) and chosen(wanted, "latest") == ("grpo_masked", 2)
+    write(tmp_path / "grpo_masked-3" / "checkpoint-1", step=1)
+    assert chosen(wanted, "auto") == ("grpo_masked-3", 1)
+
+
+def test_auto_is_latest_or_a_new_run(tmp_path: Path) -> None:
+    """Whether a mode was named or not: of that mode, or of any; never a run of sft."""
+    any_mode = Settings(output=OutputSettings(output_dir=tmp_path / "grpo"))
+    with held(tmp_path / "grpo_masked"):
+        pass
+    assert chosen(any_mode, "auto") == ("grpo_masked", None)  # it died before its first checkpoint
+    write(tmp_path / "grpo_masked/final", "final", step=2)
+    write(tmp_path / "grpo_simple/final", "final", step=3, mode="simple")
+    for resume in ("auto", "latest"):
+        assert chosen(any_mode, resume) == ("grpo_simple", 3)
+        assert chosen(settings(tmp_path / "grpo"), resume) == ("grpo_masked", 2)
+    with held(tmp_path / "grpo_masked-2"):
+        pass
+    assert chosen(any_mode, "auto") == ("grpo_masked-2", None)  # begun after the simple run was written
+    write(tmp_path / "grpo_simple/final", "final", step=4, mode="simple")
+    assert chosen(any_mode, "auto") == ("grpo_simple", 4)
+
+
+def test_a_damaged_later_checkpoint_is_named_and_removed_only_on_request(tmp_path: Path) -> None:
+    wanted, run = settings(tmp_path / "grpo"), tmp_path / "grpo_masked"
+    for step in (1, 2):
+        write(run / f"checkpoint-{step}", step=step)
+    damaged = run / "checkpoint-2"
+    (damaged / "trainer_state.pt").unlink()
+    why = f"{damaged} is missing trainer_state.pt."
+    with pytest.raises(UsageError) as raised:
+        chosen(wanted, "latest", overwrite=False)
+    assert raised.value.message == f"{why} Resuming from step 1 removes later work in {run}: step 2, checkpoint-2."
+    assert "--overwrite" in raised.value.hint and damaged.is_dir()
+    assert chosen(wanted, "latest") == ("grpo_masked", 1)
+    assert rewind(run, RunState(step=1)) == [f"removed checkpoint-2, which is damaged: {why}"]
+    assert chosen(wanted, "latest", overwrite=False) == ("grpo_masked", 1)  # asked once
+
+
+@pytest.mark.parametrize("resume", ["auto", "latest", "run", "path"])
+def test_the_checkpoint_is_chosen_after_the_run_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    """Another process that held the run until now has gone on from step 2 to its end."""
+    run = tmp_path / "grpo_masked"
+    write(run / "checkpoint-2", step=2)
+    flock = fcntl.flock
+
+    def first_another(descriptor: int, operation: int) -> None:
+        write(run / "final", "final", step=4)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", first_another)
+    named = {"run": str(run), "path": str(run / "final")}
+    if resume == "path":
+        write(run / "final", "final", step=3)
+    assert chosen(settings(tmp_path / "grpo"), named.get(resume, resume)) == ("grpo_masked", 4)
+
+
+def test_a_model_that_nobody_named_is_the_checkpoints_own(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-1")
+    checkpoint = read_checkpoint(tmp_path / "checkpoint-1")
+    unnamed = load_settings({}, environ={}, cwd=tmp_path)
+    assert unnamed.model.name != "nano"
+    start = find_start(unnamed, checkpoint)
+    assert start.settings.model.name == "nano" and start.notes == ["no model given: using nano, as in the checkpoint"]
+    named = load_settings({"model_name": "Qwen/Qwen3-0.6B"}, environ={}, cwd=tmp_path)
+    assert find_start(named, checkpoint).settings.model == named.model
+    assert find_start(unnamed).settings.model == unnamed.model
+
+
+# -- state
+
+
+def test_state_and_generators_come_back_as_they_were(tmp_path: Path) -> None:
+    state = RunState(step=3, cursor=Cursor(1, 4), best_accuracy=0.25, best_step=2, recent_accuracies=[0.1, 0.2])
+    seed_generators(11)
+    random.random(), np.random.random(), torch.rand(1)
+    write(tmp_path / "checkpoint-3", step=3, state=state)
+    drawn = random.random(), np.random.random(), torch.rand(3).tolist()
+    seed_generators(99)
+    loaded, updater = load_state(read_checkpoint(tmp_path / "checkpoint-3"), RunState)
+    assert (loaded, updater) == (state, {"kl_coef": 0.5})
+    assert (random.random(), np.random.random(), torch.rand(3).tolist()) == drawn
+
+
+def test_a_trainer_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    write(tmp_path / "checkpoint-1")
+    torch.save({"state": Payload()}, tmp_path / "checkpoint-1" / "trainer_state.pt")
+    with pytest.raises(EmailRLError, match=r"other than tensors and plain values") as refused:
+        load_state(read_checkpoint(tmp_path / "checkpoint-1"), RunState)
+    assert "weights_only" not in str(refused.value)
+    assert not (tmp_path / "ran").exists()
+
+
+# -- going back
+
+
+def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
+    for name in ("trajectories/step", "trajectories/eval", "training/step"):
+        for step in (3, 4, 5):
+            path = tmp_path / f"{name}-{step:06d}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("{}\n")
+    for step in (4, 5):
+        (tmp_path / "policy" / f"v-{step:06d}").mkdir(parents=True)
+    (tmp_path / "policy" / ".v-000005").mkdir()
+    (tmp_path / "trajectories" / ".step-000004.jsonl.77").write_text("half")
+    (tmp_path / "training" / "thesis.txt").write_text("mine")
+    (tmp_path / "skipped").mkdir()
+    for name in ("step-000004-1.json", "step-000005-1.json", "step-000005-1.safetensors", ".step-000004-2.json"):
+        (tmp_path / "skipped" / name).touch()
+    for step in (2, 4, 6):
+        write(tmp_path / f"checkpoint-{step}", step=step)
+    write(tmp_path / "final", "final", step=6)
+    said = rewind(tmp_path, RunState(step=4))
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*") if "checkpoint" not in str(path))
+    assert left == [
+        "policy/v-000004",
+        "skipped/step-000004-1.json",
+        *(f"training/step-00000{step}.jsonl" for step in (3, 4)),
+        "training/thesis.txt",
+        *(f"trajectories/eval-00000{step}.jsonl" for step in (3, 4)),
+        *(f"trajectories/step-00000{step}.jsonl" for step in (3, 4)),
+    ]
+    assert [item.path.name for item in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
+    assert said == [f"removed {name}, which is after step 4" for name in ("checkpoint-6", "final")]
+
+
+def test_a_best_model_from_beyond_is_put_back_from_the_best_step_where_that_is_kept(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", step=2)
+    write(tmp_path / "best_model", "best", step=6)
+    (said,) = rewind(tmp_path, RunState(step=4, best_accuracy=0.5, best_step=2))
+    best = read_checkpoint(tmp_path / "best_model")
+    assert (best.metadata.kind, best.metadata.step) == ("best", 2) and "restored to step 2" in said
+    assert (best.path / "adapter_model.safetensors").read_text() == "weights of step 2"
+    write(tmp_path / "best_model", "best", step=6)
+    (said,) = rewind(tmp_path, RunState(step=4, best_accuracy=0.5, best_step=0))
+    assert "is from the later step 6" in said and read_checkpoint(tmp_path / "best_model").metadata.step == 6
+
+
+def test_a_damaged_final_is_removed_to_be_written_again(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", step=2)
+    write(tmp_path / "final", "final", step=2)
+    (tmp_path / "final" / "metadata.json").unlink()
+    (said,) = rewind(tmp_path, RunState(step=2))
+    assert said.startswith("removed final, which is damaged and will be written again at the end: ")
+    assert not (tmp_path / "final").exists() and rewind(tmp_path, RunState(step=2)) == []
+
+
+def test_a_damaged_best_model_is_restored_or_selected_anew(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", step=2)
+    write(tmp_path / "best_model", "best", step=2)
+    weights = tmp_path / "best_model" / "adapter_model.safetensors"
+    weights.write_text("weights of step 9")
+    state = RunState(step=4, best_accuracy=0.5, best_step=2, best_interval=(0.1, 0.9))
+    (said,) = rewind(tmp_path, state)
+    assert said.startswith("best_model, which was damaged, is restored from the checkpoint of its step: ")
+    assert f"{weights} is damaged" in said and weights.read_text() == "weights of step 2" and state.best_step == 2
+    weights.unlink()
+    (tmp_path / "checkpoint-2" / "adapter_model.safetensors").write_text("weights of step 9")
+    (said,) = rewind(tmp_path, state)
+    assert said == (
+        "best_model is damaged, and only a later evaluation selects another: "
+        f"{tmp_path / 'best_model'} is missing adapter_model.safetensors."
+    )
+    assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
+
+
+def test_a_deleted_best_model_is_restored_or_selected_anew(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", step=2)
+    state = RunState(step=4, best_accuracy=0.5, best_step=2, best_interval=(0.1, 0.9))
+    (said,) = rewind(tmp_path, state)
+    assert said.startswith("best_model, which was missing, is restored from the checkpoint of its step: ")
+    assert read_checkpoint(tmp_path / "best_model").metadata.step == state.best_step == 2
+    shutil.rmtree(tmp_path / "best_model")
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    (said,) = rewind(tmp_path, state)
+    assert said.startswith("best_model is missing, and only a later evaluation")
+    assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
+
+
+def test_steps_without_a_line_in_metrics_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step":{step}}}\n' for step in (1, 3, 4, 6)))
+    assert lost_metrics(tmp_path, 1) == []
+    assert lost_metrics(tmp_path, 5) == [f"{path} has no line of 2 steps (2, 5); curves and reports lack their numbers"]
+    path.unlink()
+    (said,) = lost_metrics(tmp_path, 12)
+    assert "no line of 12 steps (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...)" in said and lost_metrics(tmp_path, 0) == []

@@ -1,0 +1,272 @@
+"""Whole runs on a tiny model: the loss falls, best_model is usable, and what was cut short goes on bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sft.talk import settings_for
+from tiny import make_checkpoint, make_model
+
+from emailrl.base.errors import UsageError
+from emailrl.checkpoints import find_checkpoint, list_checkpoints
+from emailrl.model.adapter import find_adapter
+from emailrl.model.load import load_policy
+from emailrl.records import read_records
+from emailrl.runs.log import Tracker
+from emailrl.runs.resume import STATE_FILE
+from emailrl.settings import Settings
+from emailrl.sft import fit
+from emailrl.sft.loop import SftResult, sft
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, SftResult]:
+    settings = settings_for(tmp_path_factory.mktemp("whole"), model, lora_dropout=0.1)
+    return settings, sft(settings)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if name != "seconds"}
+        for record in read_records(run / "metrics.jsonl")
+    ]
+
+
+def weights(folder: Path, name: str = "adapter_model.safetensors") -> dict[str, torch.Tensor]:
+    return load_file(folder / name)
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_lowers_the_loss_and_leaves_an_adapter(whole: tuple[Settings, SftResult], model: Path) -> None:
+    settings, result = whole
+    run = result.out.parent
+    assert (run.name, result.out.name, result.steps) == ("grpo_sft", "best_model", 8)
+    recorded = lines(run)
+    assert [line["step"] for line in recorded] == list(range(1, 9))
+    assert recorded[-1]["loss"] < recorded[0]["loss"] - 0.2
+    losses = [line["val_loss"] for line in recorded if line["val_loss"] is not None]
+    assert len(losses) == 4 and result.val_loss == min(losses) < losses[0]
+    product = find_checkpoint("best", settings.output.output_dir).metadata
+    assert (product.kind, product.mode, product.base_model, product.parent) == ("sft", "sft", str(model), None)
+    assert product.metrics["val_loss"] == result.val_loss and product.lora["rank"] == 4
+    found = find_adapter(result.out, settings.output.output_dir)
+    policy = load_policy(settings, adapter=found.path)
+    assert policy.lora["rank"] == 4
+    assert [item.path.name for item in list_checkpoints(run)] == [
+        "checkpoint-4",
+        "checkpoint-6",
+        "best_model",
+        "checkpoint-8",
+    ]
+
+
+def test_all_weights_are_trained_and_written_as_a_model(model: Path, tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3)
+    result = sft(settings)
+    before, after = weights(model, "model.safetensors"), weights(result.out, "model.safetensors")
+    assert before.keys() == after.keys() and all(not torch.equal(before[name], after[name]) for name in before)
+    recorded = lines(result.out.parent)
+    assert recorded[-1]["loss"] < recorded[0]["loss"] - 0.2
+    own = settings_for(tmp_path, result.out)
+    assert load_policy(own).base_model == str(result.out)
+    resumed = settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3, sft_steps=9)
+    assert sft(resumed, resume="latest").steps == 9
+
+
+def test_killed_anywhere_it_goes_on_bit_for_bit(whole: tuple[Settings, SftResult], model: Path, tmp_path: Path) -> None:
+    _, result = whole
+    settings = settings_for(tmp_path, model, lora_dropout=0.1)
+    kills = 0
+    for operation in (9, 40, 70):
+        kills += die_at(operation, settings, tmp_path)
+    assert kills == 3
+    resumed = sft(settings, resume="auto")
+    assert resumed.out.parent == tmp_path / "outputs" / "grpo_sft"
+    assert_equal(weights(resumed.out), weights(result.out))
+    last = "checkpoint-8"
+    assert_equal(weights(resumed.out.parent / last), weights(result.out.parent / last))
+    assert lines(resumed.out.parent) == lines(result.out.parent)
+    assert (resumed.loss, resumed.val_loss) == (result.loss, result.val_loss)
+
+
+def die_at(operation: int, settings: Settings, folder: Path) -> bool:
+    """Train in a child process that kills itself at its n-th file operation in the run; whether it did."""
+    child = os.fork()
+    if child == 0:
+        remaining = [operation]
+
+        def audit(event: str, args: tuple[Any, ...]) -> None:
+            if event in {"open", "os.rename", "os.mkdir", "os.remove"} and str(folder / "outputs") in str(args):
+                remaining[0] -= 1
+                if remaining[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.set_num_threads(1)
+        sys.addaudithook(audit)
+        try:
+            sft(settings, resume="auto")
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_ctrl_c_finishes_the_step_and_keeps_it(
+    whole: tuple[Settings, SftResult], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, result = whole
+    settings = settings_for(tmp_path, model, lora_dropout=0.1)
+    make = fit.Fitter.step
+
+    def interrupted(self: fit.Fitter, examples: Any, *, step: int) -> dict[str, float]:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return make(self, examples, step=step)
+
+    said: list[str] = []
+    monkeypatch.setattr(fit.Fitter, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sft(settings, progress=said.append)
+    said_last = said[-1]
+    assert said_last.startswith("Stopped after step 3, saved in ") and "/checkpoint-3;" in said_last
+    monkeypatch.undo()
+    assert_equal(weights(sft(settings, resume="latest").out), weights(result.out))
+
+
+@pytest.mark.parametrize("cut_short", ["validation", "line"])
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_validation_cut_short_is_repeated_by_the_resumed_run(
+    whole: tuple[Settings, SftResult],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cut_short: str,
+    step: int,
+) -> None:
+    _, result = whole
+    settings = settings_for(tmp_path, model, lora_dropout=0.1)
+    validate, record = fit.Fitter.loss, Tracker.step
+    validations = iter(range(0, 10, 2))  # SFT_EVAL_STEPS is 2
+
+    def loss(self: fit.Fitter, examples: Any) -> float:
+        if next(validations) == step and cut_short == "validation":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return validate(self, examples)
+
+    def line(self: Tracker, metrics: Any, text: str) -> None:
+        record(self, metrics, text)
+        if metrics["step"] == step and cut_short == "line":
+            raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises((KeyboardInterrupt, OSError)):
+        patched.setattr(fit.Fitter, "loss", loss)
+        patched.setattr(Tracker, "step", line)
+        sft(settings)
+    resumed = sft(settings, resume="latest")
+    expected = lines(result.out.parent)
+    if cut_short == "validation":
+        expected[step - 1]["val_loss"] = None  # the line was written without it
+    assert lines(resumed.out.parent) == expected
+    assert (resumed.steps, resumed.loss, resumed.val_loss) == (8, result.loss, result.val_loss)
+    assert_equal(weights(resumed.out), weights(result.out))
+    assert state_of(resumed.out.parent / "checkpoint-8") == state_of(result.out.parent / "checkpoint-8")
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(checkpoint / STATE_FILE, weights_only=True)["state"]
+    return state
+
+
+def test_a_loss_that_rises_again_stops_the_run_and_the_lowest_is_kept(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = iter([2.0, 1.5, 1.0, 1.1, 1.2, 0.5])
+    monkeypatch.setattr(fit.Fitter, "loss", lambda self, examples: next(given))
+    said: list[str] = []
+    result = sft(settings_for(tmp_path, model, sft_steps=40, sft_patience=2), progress=said.append)
+    assert (result.steps, result.val_loss) == (8, 1.0)
+    assert "the validation loss stopped falling. Validation loss 1.0000 at step 4." in said[-1]
+    assert find_checkpoint(result.out, tmp_path).metadata.step == 4
+
+
+def test_resuming_with_other_conversations_is_refused(whole: tuple[Settings, SftResult], model: Path) -> None:
+    settings, result = whole
+    said: list[str] = []
+    assert sft(settings, resume="latest", progress=said.append) == result
+    assert said == [f"Nothing left to do in {result.out.parent}: it ended after step 8, all steps done."]
+    settings = settings.model_copy(update={"sft": settings.sft.model_copy(update={"sft_steps": 9})})
+    with pytest.raises(UsageError, match="exists"):
+        sft(settings, out=result.out.parent)
+    changed = settings.model_copy(update={"sft": settings.sft.model_copy(update={"min_reward": 2.0})})
+    with pytest.raises(UsageError, match="No trajectory is left"):
+        sft(changed, resume="latest")
+    other = settings.model_copy(update={"training": settings.training.model_copy(update={"seed": 7})})
+    with pytest.raises(UsageError, match=r"has seed \d+, not 7\. Resume with SEED="):
+        sft(other, resume="latest")
+    fewer = settings.model_copy(update={"data": settings.data.model_copy(update={"eval_dataset_size": 1})})
+    with pytest.raises(UsageError, match=r"on other questions: EVAL_DATASET_SIZE was \d+, now 1\. Resume with"):
+        sft(fewer, resume="latest")
+    with pytest.raises(UsageError, match="removes later work"):
+        sft(settings, resume=str(result.out.parent / "checkpoint-4"))
+
+
+def test_a_run_of_train_is_not_gone_on_with(model: Path, tmp_path: Path) -> None:
+    best = make_checkpoint(tmp_path / "mine" / "best_model", model)
+    with pytest.raises(UsageError, match="no checkpoint to resume from"):
+        sft(settings_for(tmp_path, model), out=tmp_path / "mine", resume="auto")
+    assert best.path.is_dir()
+
+
+@pytest.mark.slow
+def test_a_model_from_nothing_learns_from_demo_worlds(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    settings = settings_for(
+        tmp_path, tmp_path, trajectories=[], from_scratch=True, sft_steps=12, sft_batch_size=8, sft_eval_steps=12,
+        sft_learning_rate=None, eval_dataset_size=8,
+    )  # fmt: skip
+    result = sft(settings, workers=1)
+    recorded = lines(result.out.parent)
+    assert recorded[-1]["loss"] < recorded[0]["loss"] - 0.2
+    model = AutoModelForCausalLM.from_pretrained(result.out)
+    assert (
+        sum(p.numel() for p in model.parameters()) == 5_640_192
+        and len(AutoTokenizer.from_pretrained(result.out)) == 2048
+    )
+
+
+def test_the_command_prints_its_four_numbers(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from end_to_end.commands import begin, exit_code
+
+    settings_for(tmp_path, model)
+    (tmp_path / "run").mkdir()
+    arguments = [
+        "--model",
+        str(model),
+        "--trajectories",
+        str(tmp_path / "talk.jsonl"),
+        "--max-steps",
+        "2",
+        "--wandb",
+        "disabled",
+    ]
+    child = begin(tmp_path / "run", "sft", *arguments, "--batch-size", "4", "--out", "mine", "--json")
+    assert exit_code(child) == 0, (tmp_path / "run" / "output.txt").read_text()
+    told = json.loads((tmp_path / "run" / "output.txt").read_text().splitlines()[-1])
+    assert list(told) == ["out", "steps", "loss", "val_loss"]
+    assert told["out"] == str(tmp_path / "run" / "mine" / "best_model") and told["steps"] == 2

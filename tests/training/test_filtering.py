@@ -1,0 +1,243 @@
+"""Which groups are kept, what is asked in place of the others, and what is charged for length: literal cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from emailrl.base.errors import UsageError
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
+from emailrl.settings import AlgorithmSettings, Settings, TrainingSettings
+from emailrl.training.algorithms import ALGORITHMS
+from emailrl.training.mix import resolve
+from emailrl.training.rollouts import Collected, Filter, collect_groups, make_filter
+
+
+def scenario(name: str) -> Scenario:
+    return Scenario(name, "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
+
+
+def group(
+    *rewards: float, name: str = "g", right: tuple[int, ...] = (), exceptions: tuple[int, ...] = ()
+) -> TrajectoryGroup:
+    asked = scenario(name)
+    members = [
+        Trajectory(
+            f"{name}-{i}", name, asked, reward=reward, rubric={"answer_correct": i in right},
+            exception="Oops: broken" if i in exceptions else None,
+        )
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    return TrajectoryGroup(name, asked, members)
+
+
+def sift(groups: Sequence[TrajectoryGroup], wanted: Filter) -> Collected:
+    collected = Collected()
+    collected.add(groups, wanted)
+    return collected
+
+
+def test_drops_are_counted_by_reason() -> None:
+    groups = [
+        group(0.0, 1.0, name="good"),
+        group(0.0, 1.0, 0.5, name="one_raised", exceptions=(2,)),
+        group(0.0, 1.0, name="left_alone", exceptions=(0,)),
+        group(0.5, 0.5, 0.5, name="equal"),
+        group(0.5, 0.57, name="close"),  # sample std 0.0495, population std 0.035
+        group(0.5, 0.58, name="apart"),  # sample std 0.0566, population std 0.04: kept only by the sample std
+        group(0.5, 0.5, 0.58, name="three"),  # 0.0462; without the division by n - 1, 0.0653
+        group(0.5, 0.5, 0.59, name="far"),  # 0.05196
+    ]
+    collected = sift(groups, Filter(2, 0.05))
+    assert [one.id for one in collected.kept] == ["good", "one_raised", "apart", "far"]
+    assert [len(one.trajectories) for one in collected.kept] == [2, 2, 2, 3]
+    assert collected.reasons == {
+        "left_alone": "group_too_small", "equal": "group_low_std", "close": "group_low_std", "three": "group_low_std",
+    }  # fmt: skip
+    assert collected.dropped() == {
+        "trajectories_exception": 2, "groups_too_small": 1, "groups_low_std": 3,
+        "groups_below_range": 0, "groups_above_range": 0,
+    }  # fmt: skip
+    assert collected.groups == groups and len(groups[1].trajectories) == 3  # the group given is left as it was
+
+
+def test_a_standard_deviation_of_just_the_least_is_enough() -> None:
+    assert sift([group(0.0, 1.0)], Filter(2, math.sqrt(0.5))).reasons == {}  # 0.25 + 0.25, over n - 1 = 1
+    assert sift([group(0.0, 1.0)], Filter(2, math.nextafter(math.sqrt(0.5), 1))).reasons == {"g": "group_low_std"}
+
+
+def test_a_filter_stays_as_it_was_made() -> None:
+    with pytest.raises(AttributeError):
+        Filter(2, 0.05).max_refill_rounds = 3  # type: ignore[misc]
+
+
+def test_single_rollouts_pass_where_the_algorithm_takes_them() -> None:
+    collected = sift([group(1.0), group(1.0, name="h", exceptions=(0,))], Filter(1, 0.05))
+    assert [one.id for one in collected.kept] == ["g"] and collected.reasons == {"h": "group_too_small"}
+
+
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [
+        ((0.0, 1.0), ["quarter", "half"]),  # strictly inside: 0 and 1 are out
+        ((0.25, 0.75), ["half"]),  # and so are the bounds themselves
+        ((-0.1, 0.5), ["none", "quarter"]),
+        ((0.5, 1.1), ["all"]),
+    ],
+)
+def test_the_mean_answer_lies_strictly_inside_the_range(between: tuple[float, float], kept: list[str]) -> None:
+    groups = [
+        group(0, 1, 2, 3, name="none"),
+        group(0, 1, 2, 3, name="quarter", right=(3,)),
+        group(0, 1, 2, 3, name="half", right=(0, 1)),
+        group(0, 1, 2, 3, name="all", right=(0, 1, 2, 3)),
+    ]
+    assert [one.id for one in sift(groups, Filter(2, 0.0, between=between)).kept] == kept
+
+
+def test_the_mean_reward_is_that_of_the_members_that_did_not_raise() -> None:
+    below, inside, above = (
+        group(-1.0, 0.5),
+        group(-1.0, 1.5, -9.0, name="h", exceptions=(2,)),
+        group(0.5, 2.5, name="i"),
+    )
+    collected = sift([below, inside, above], Filter(2, 0.0, between=(-0.25, 1.5), mean_of="reward"))
+    assert [one.id for one in collected.kept] == ["h"]  # the means are -0.25, 0.25, 1.5
+    assert collected.reasons == {"g": "group_below_range", "i": "group_above_range"}
+
+
+def test_equal_rewards_are_dropped_whatever_their_mean() -> None:
+    assert sift([group(1, 1, right=(0,))], Filter(2, 0.05, between=(0, 1))).reasons == {"g": "group_low_std"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "answers", "expected"),
+    [
+        ({}, True, Filter(2, 0.05, (0.0, 1.0), "accuracy", 10)),
+        ({}, False, Filter(2, 0.05, (0.0, 1.0), "reward", 10)),
+        ({"filter_on": "accuracy"}, False, Filter(2, 0.05, (0.0, 1.0), "accuracy", 10)),
+        (
+            {"filter_on": "reward", "filter_low": -1, "filter_high": 0.5, "max_refill_rounds": 3, "min_group_std": 0},
+            True,
+            Filter(2, 0.0, (-1.0, 0.5), "reward", 3),
+        ),
+    ],
+)
+def test_the_filter_of_dapo(settings: dict[str, Any], answers: bool, expected: Filter) -> None:
+    assert make_filter(ALGORITHMS["dapo"], AlgorithmSettings(**settings), answers=answers) == expected
+
+
+def test_without_dynamic_filtering_there_is_no_range_and_no_refill() -> None:
+    assert make_filter(ALGORITHMS["grpo"], AlgorithmSettings(), answers=True) == Filter(2, 0.05)
+    assert make_filter(ALGORITHMS["ppo"], AlgorithmSettings(), answers=True) == Filter(1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "generations", "complaint"),
+    [
+        ("dapo", {"filter_low": 1.1, "filter_high": 1.5}, 3, "drops every question"),  # not even four thirds are right
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.4}, 3, r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.4"),
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.2}, 3, r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.2"),
+        ("grpo", {"filter_low": 0.4}, 3, "FILTER_LOW=0.4 has no effect"),
+        ("dapo", {"dynamic_filtering": False, "max_refill_rounds": 3}, 3, "MAX_REFILL_ROUNDS=3 has no effect"),
+        ("reinforce_pp", {"dynamic_filtering": True}, 1, "drops every question with NUM_GENERATIONS=1"),
+        # Of three answers none, 1/3, 2/3 or all are right.
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.6}, 3, "drops every question with NUM_GENERATIONS=3"),
+        ("grpo", {"overlong_penalty": 0.5}, 3, r"OVERLONG_PENALTY=0\.5 has no effect"),
+        ("dapo", {"overlong_penalty": 0.5, "overlong_buffer": 0}, 3, "has no effect: it needs OVERLONG_BUFFER"),
+    ],
+)
+def test_mixes_that_cannot_work_are_refused(
+    algorithm: str, changes: dict[str, Any], generations: int, complaint: str
+) -> None:
+    wanted = Settings(
+        training=TrainingSettings(algorithm=algorithm, num_generations=generations),
+        algorithm=AlgorithmSettings(**changes),
+    )
+    with pytest.raises(UsageError, match=complaint):
+        resolve(wanted)
+
+
+def test_mixes_that_work() -> None:
+    for algorithm, changes, generations in (
+        ("reinforce_pp", {"dynamic_filtering": True, "filter_on": "reward"}, 1),
+        ("dapo", {"filter_low": 0.8, "filter_high": 1.2}, 3),  # all three right: a share of 1
+        ("grpo", {"dynamic_filtering": True, "filter_low": 0.1, "max_refill_rounds": 0}, 3),
+        ("grpo", {"overlong_penalty": 0.5, "overlong_buffer": 100}, 3),
+        ("dapo", {"overlong_penalty": 0.5}, 3),
+    ):
+        training = TrainingSettings(algorithm=algorithm, num_generations=generations)
+        resolve(Settings(training=training, algorithm=AlgorithmSettings.model_validate(changes)))
+
+
+def test_simple_mode_looks_at_rewards_unless_told_otherwise() -> None:
+    """No share of three lies between 0.4 and 0.6, but a mean of rewards can."""
+    training = TrainingSettings(algorithm="dapo", mode="simple", num_generations=3)
+    for filter_on in (None, "reward", "accuracy"):
+        wanted = AlgorithmSettings(filter_low=0.4, filter_high=0.6, filter_on=filter_on)
+        settings = Settings(training=training, algorithm=wanted)
+        if filter_on == "accuracy":
+            with pytest.raises(UsageError, match="drops every question"):
+                resolve(settings)
+        else:
+            assert resolve(settings).name == "dapo"
+
+
+class Game:
+    """Questions 0, 1, 2, …; the group of each is kept if ``good`` says so."""
+
+    def __init__(self, good: set[int], last: int = 99) -> None:
+        self.good, self.left, self.asked = good, list(range(last + 1)), list[int]()
+        self.rounds: list[tuple[int, list[int]]] = []
+
+    def ask(self, count: int) -> list[Scenario]:
+        self.asked.append(count)
+        taken, self.left = self.left[:count], self.left[count:]
+        return [scenario(str(number)) for number in taken]
+
+    def play(self, scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
+        numbers = [int(one.id) for one in scenarios]
+        self.rounds.append((refill, numbers))
+        return [group(0, 1, name=str(n), right=(1,) if n in self.good else ()) for n in numbers]
+
+    def collect(self, rounds: int, count: int = 3) -> Collected:
+        return collect_groups(
+            self.ask, self.play, Filter(2, 0.0, between=(0, 1), max_refill_rounds=rounds), count=count
+        )
+
+
+def test_a_refill_asks_as_many_as_are_missing_until_the_step_is_full() -> None:
+    game = Game(good={1, 4, 6})
+    collected = game.collect(rounds=9)
+    assert game.rounds == [(0, [0, 1, 2]), (1, [3, 4]), (2, [5]), (3, [6])]
+    assert [one.id for one in collected.kept] == ["1", "4", "6"]
+    assert [one.id for one in collected.groups] == ["0", "1", "2", "3", "4", "5", "6"]
+    assert collected.refill_rounds == 3 and collected.dropped()["groups_below_range"] == 4
+
+
+def test_a_refill_ends_after_its_rounds_and_where_the_questions_do() -> None:
+    game = Game(good={1})
+    assert [one.id for one in game.collect(rounds=2).kept] == ["1"]
+    assert game.rounds == [(0, [0, 1, 2]), (1, [3, 4]), (2, [5, 6])]
+    game = Game(good={1}, last=3)
+    assert game.collect(rounds=9).refill_rounds == 1
+    assert game.rounds == [(0, [0, 1, 2]), (1, [3])]
+    game = Game(good=set())
+    assert game.collect(rounds=0).kept == [] and game.rounds == [(0, [0, 1, 2])]
+
+
+def test_without_a_range_the_first_questions_are_all() -> None:
+    game = Game(good=set())
+    collected = collect_groups(game.ask, game.play, Filter(2, 9.0), count=3)  # drops every group
+    assert game.rounds == [(0, [0, 1, 2])] and collected.kept == [] and collected.refill_rounds == 0
+    nothing = collect_groups(lambda count: [], game.play, Filter(2, 9.0, max_refill_rounds=2), count=3)
+    assert (nothing.groups, nothing.refill_rounds) == ([], 0)
+
+
+def test_a_full_step_asks_nothing_further() -> None:
+    game = Game(good={0, 1, 2})
+    game.collect(rounds=9)
+    assert game.asked == [3]

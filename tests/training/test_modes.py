@@ -1,0 +1,129 @@
+"""Modes as data: which tokens each trains, where its trajectories come from, what the static prompt holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emailrl.agent.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
+from emailrl.records.trajectory import (
+    Message,
+    Scenario,
+    StopReason,
+    TokenSample,
+    ToolCall,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+from emailrl.settings import Settings
+from emailrl.training.batch import make_samples
+from emailrl.training.modes import MODES
+
+SCENARIO = Scenario("q1", "Which room is the budget meeting in?", "B12", ["<src@x>"], "ann@x.com", "2001-05-02")
+
+
+def agent_trajectory() -> Trajectory:
+    """Prompt 1 2 3 · sampled 7 8 · tool result 4 5 · sampled 9 · a rest that nothing follows."""
+    sample = TokenSample()
+    sample.append_prompt([1, 2, 3])
+    sample.append_sampled([7, 8], [-0.5, -0.25])
+    sample.append_prompt([4, 5])
+    sample.append_sampled([9], [-1.0])
+    sample.append_prompt([6])
+    turns = [Turn([7, 8], [-0.5, -0.25], "stop"), Turn([9], [-1.0], "stop")]
+    return Trajectory("t", "g", SCENARIO, samples=[sample], turns=turns)
+
+
+@pytest.mark.parametrize(
+    ("mode", "trained"),
+    [
+        ("masked", [0, 0, 0, 1, 1, 0, 0, 1]),
+        ("rollout", [0, 0, 0, 1, 1, 1, 1, 1, 1]),
+        ("simple", [0, 0, 0, 1, 1, 0, 0, 1]),
+    ],
+)
+def test_the_tokens_a_mode_trains(mode: str, trained: list[int]) -> None:
+    group = TrajectoryGroup("g", SCENARIO, [agent_trajectory()])
+    (sample,), _ = make_samples([group], MODES[mode].loss_mask)
+    assert sample.loss_mask == trained
+    assert group.trajectories[0].samples[0].loss_mask == [0, 0, 0, 1, 1, 0, 0, 1, 0]  # recorded the same in all modes
+
+
+def test_what_bounds_a_mode_and_whose_reward_it_takes() -> None:
+    assert {name: (mode.epochs_bound, mode.reward) for name, mode in MODES.items()} == {
+        "masked": (False, None),
+        "rollout": (True, None),
+        "simple": (True, "heuristic"),
+    }
+
+
+@pytest.fixture
+def mailbox(tmp_path: Path) -> Any:
+    from datetime import UTC, datetime
+
+    from emailrl.mail import open_mailbox
+    from emailrl.mail.build import build_database
+    from emailrl.mail.sources import RawEmail
+
+    def mail(message_id: str, body: str, day: int) -> RawEmail:
+        date = datetime(2001, 4, day, tzinfo=UTC)
+        return RawEmail(message_id, "News", "bob@x.com", ["ann@x.com"], [], [], date, body, "")
+
+    mails = [
+        mail("<src@x>", "The budget meeting is in B12. " + "x" * 700, 1),
+        mail("<near@x>", "The budget is late.", 2),
+        mail("<far@x>", "Lunch?", 3),
+    ]
+    build_database(iter(mails), tmp_path / "m.db")
+    box = open_mailbox(tmp_path / "m.db", "ann@x.com", until=SCENARIO.query_date)
+    yield box
+    box.close()
+
+
+def test_the_static_prompt_holds_the_question_its_source_and_a_mail_like_it(mailbox: Any) -> None:
+    environment = MODES["simple"].make_environment(SCENARIO, mailbox, Settings())
+    system, user = environment.start()
+    assert (system.role, user.role) == ("system", "user")
+    assert user.content.startswith(SCENARIO.question)
+    assert (
+        "[<src@x>] 2001-04-01 00:00:00\nFrom: bob@x.com\nSubject: News\nThe budget meeting is in B12." in user.content
+    )
+    assert "[<near@x>]" in user.content and "[<far@x>]" not in user.content
+    assert user.content.count("x" * 500) == 1 and len(user.content) < 2 * MAX_BODY_CHARS
+    again = StaticPromptEnvironment(SCENARIO, mailbox)
+    assert again.start() == [system, user]
+
+
+@pytest.mark.parametrize(
+    ("message", "rubric", "answer"),
+    [
+        (Message("assistant", "B12"), {"bad_tool_call_args"}, None),
+        (Message("assistant", "<tool_call>", parse_error="not closed"), {"cant_parse_tool_call"}, None),
+        (Message("assistant", "", [ToolCall("fly", {})]), {"bad_tool_call_name"}, None),
+        (Message("assistant", "", [ToolCall("return_final_answer", {"answer": 3})]), {"bad_tool_call_args"}, None),
+        (Message("assistant", "", [ToolCall("search_emails", {"keywords": ["room"]})]), set(), None),
+        (
+            Message("assistant", "", [ToolCall("return_final_answer", {"answer": "B12", "sources": ["<src@x>"]})]),
+            {"attempted_answer", "sources_correct"},
+            "B12",
+        ),
+        (
+            Message("assistant", "", [ToolCall("return_final_answer", {"answer": "I don't know.", "sources": None})]),
+            {"returned_i_dont_know"},
+            "I don't know.",
+        ),
+    ],
+)
+def test_a_static_prompt_is_over_after_one_completion(
+    message: Message, rubric: set[str], answer: str | None, mailbox: Any
+) -> None:
+    environment = StaticPromptEnvironment(SCENARIO, mailbox)
+    environment.start()
+    result = environment.step(message)
+    assert (result.done, result.stop_reason, result.messages) == (True, StopReason.COMPLETED, [])
+    fields = environment.rubric
+    assert {name for name in fields.__slots__ if getattr(fields, name) is True} == rubric
+    assert fields.num_turns == 1 and environment.final_answer == answer

@@ -1,0 +1,166 @@
+"""The order of the questions, the end of a run, and early stopping."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
+from emailrl.measure.evaluation import Evaluation, wilson_interval
+from emailrl.records.trajectory import Scenario, Trajectory
+from emailrl.settings import EvaluationSettings, TrainingSettings
+from emailrl.training.state import Cursor, RunState, StepQuestions, count_steps, next_questions, questions_per_step
+
+SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
+
+
+def walk(batches: int, count: int, seed: int = 1, cursor: Cursor | None = None) -> tuple[list[list[str]], Cursor]:
+    taken, cursor = [], cursor or Cursor()
+    for _ in range(batches):
+        questions, cursor = next_questions(SCENARIOS, cursor, count, seed)
+        taken.append([question.id for question in questions])
+    return taken, cursor
+
+
+def test_an_epoch_takes_each_question_once_and_its_last_batch_may_be_shorter() -> None:
+    batches, cursor = walk(6, 2)
+    assert [len(batch) for batch in batches] == [2, 2, 1, 2, 2, 1]
+    first, second = (list(chain(*epoch)) for epoch in (batches[:3], batches[3:]))
+    assert sorted(first) == sorted(second) == list("01234") and first != second
+    assert cursor == Cursor(epoch=2, position=0)
+
+
+def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -> None:
+    whole, _ = walk(7, 2)
+    first, cursor = walk(4, 2)
+    state = RunState(step=4, cursor=cursor)
+    restored = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
+    rest, _ = walk(3, 2, cursor=restored.cursor)
+    assert first + rest == whole
+    assert walk(3, 2, seed=2)[0] != whole[:3]
+
+
+def test_a_batch_larger_than_the_set_is_the_set() -> None:
+    batches, cursor = walk(2, 9)
+    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
+
+
+def take(counts: list[int], cursor: Cursor | None = None, epochs: int | None = None) -> tuple[list[list[str]], Cursor]:
+    """The rounds of one step."""
+    step = StepQuestions(SCENARIOS, cursor or Cursor(), 1, epochs=epochs)
+    return [[question.id for question in step.take(count)] for count in counts], step.cursor
+
+
+def test_the_rounds_of_a_step_go_on_where_the_round_before_ended() -> None:
+    (first,), _ = walk(1, 5)
+    rounds, cursor = take([2, 1, 1])
+    assert list(chain(*rounds)) == first[:4] and cursor == Cursor(0, 4)
+
+
+def test_a_step_that_crosses_into_the_next_epoch_meets_no_question_twice_and_none_is_lost() -> None:
+    (first, second), _ = walk(2, 5)
+    rounds, cursor = take([2, 2, 1], Cursor(0, 3))
+    met = first[3:]
+    others = [name for name in second if name not in met]
+    assert rounds == [met, others[:2], others[2:]] and cursor == Cursor(1, 3, last=tuple(met))
+    # The epoch's rest are the two that were met before, in its own order; then the next one is as it always was.
+    restored = RunState.from_dict(json.loads(json.dumps(RunState(cursor=cursor).to_dict()))).cursor
+    assert restored == cursor
+    rest, behind = walk(1, 9, cursor=restored)
+    assert rest == [[name for name in second if name in met]] and behind == Cursor(2)
+
+
+def test_a_step_ends_where_it_has_met_every_question_or_no_epoch_follows() -> None:
+    rounds, cursor = take([3, 3, 3, 3])
+    assert [len(one) for one in rounds] == [3, 2, 0, 0] and cursor.epoch == 1 and cursor.position == 0
+    rounds, cursor = take([2, 2], Cursor(1, 3), epochs=2)
+    assert [len(one) for one in rounds] == [2, 0] and cursor == Cursor(2)
+
+
+def test_a_run_bound_by_epochs_ends_when_a_refill_has_passed_them() -> None:
+    wanted = EvaluationSettings()
+    state = RunState(step=3, cursor=Cursor(1, 4))
+    assert state.stop_reason(wanted, 9, 2) is None and not state.is_last(9, 2)
+    state.end_step(Cursor(2), 0.0)
+    assert state.stop_reason(wanted, 9, 2) == "all epochs done" and state.is_last(9, 2)
+    assert state.stop_reason(wanted, 9) is None
+    assert state.stop_reason(wanted, 4, 2) == "all steps done"
+
+
+@pytest.mark.parametrize(
+    ("questions", "per_step", "max_steps", "epochs", "steps"),
+    [(10, 2, 200, 2, 10), (10, 2, 7, 2, 7), (10, 4, 200, 2, 6), (10, 2, 200, None, 200), (3, 8, 200, 2, 2)],
+)
+def test_steps_of_a_run(questions: int, per_step: int, max_steps: int, epochs: int | None, steps: int) -> None:
+    assert count_steps(questions, per_step, max_steps, epochs) == steps
+
+
+def measured(accuracy: float, questions: int = 10) -> Evaluation:
+    """An evaluation in which the first questions are right."""
+    played = [
+        Trajectory(
+            f"t{n}", f"g{n}", replace(SCENARIOS[0], id=f"q{n}"), rubric={"answer_correct": n < accuracy * questions}
+        )
+        for n in range(questions)
+    ]
+    return Evaluation(played)
+
+
+def evaluated(*accuracies: float, patience: int = 2) -> RunState:
+    state = RunState()
+    for step, accuracy in enumerate(accuracies):
+        state.step = step
+        state.note_evaluation(measured(accuracy), patience)
+    return state
+
+
+def test_the_best_is_the_first_of_equals_and_step_0_counts() -> None:
+    assert [evaluated(0.4).note_evaluation(measured(a), 2) for a in (0.3, 0.4, 0.5)] == [False, False, True]
+    state = evaluated(0.4, 0.2, 0.4)
+    assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.4, 0, 2)
+    state = evaluated(0.0, 0.5, 0.4)
+    assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.5, 1, 1)
+    assert state.best_interval == wilson_interval(5, 10)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "reason"),
+    [
+        # Patience is 2: the last two evaluations are compared with the two before them.
+        ((0.5, 0.4, 0.4), None),
+        ((0.5, 0.5, 0.5, 0.5), "no better accuracy in 2 evaluations (+0.0 points, 95% interval +0.0 to +0.0)"),
+        # Five of ten questions are lost: mean -0.5, s = 0.527, ± 1.96 · 0.527 / √10 = 0.327.
+        ((0.7, 0.7, 0.2, 0.2), "no better accuracy in 2 evaluations (-50.0 points, 95% interval -82.7 to -17.3)"),
+        # One is lost: -0.1 ± 0.196 reaches above 0.
+        ((0.5, 0.5, 0.4, 0.4), None),
+        ((0.5, 0.4, 0.6, 0.6), None),
+        ((0.2, 0.6, 0.5, 0.6), None),
+        ((0.8,), "target accuracy 80.0% reached"),
+        ((0.7,), None),
+        ((0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "all steps done"),
+    ],
+)
+def test_early_stopping(accuracies: tuple[float, ...], reason: str | None) -> None:
+    wanted = EvaluationSettings(target_accuracy=0.8, patience=2)
+    assert evaluated(*accuracies).stop_reason(wanted, total_steps=5) == reason
+
+
+def test_the_moving_accuracy_is_over_the_last_ten_steps() -> None:
+    state = RunState()
+    assert state.moving_accuracy == 0.0
+    for step in range(12):
+        state.end_step(Cursor(), accuracy=float(step >= 11))
+    assert state.moving_accuracy == pytest.approx(0.1) and state.step == 12
+
+
+def test_a_run_begins_with_nothing_done() -> None:
+    state = RunState()
+    assert (state.step, state.evaluations_without_better, state.steps_without_update) == (0, 0, 0)
+    state.end_step(Cursor(0, 2), accuracy=0.5)
+    assert (state.step, state.moving_accuracy) == (1, 0.5)
+
+
+def test_a_step_asks_the_questions_of_all_its_micro_steps() -> None:
+    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
