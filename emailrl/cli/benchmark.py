@@ -6,9 +6,7 @@ After Ctrl-C or a crash, --resume with the same options runs the rest of the ben
 unfinished one. --engine openai measures a model on the chat server at OPENAI_BASE_URL (OpenRouter by default) and the
 cost of its answers.
 
-All metrics but accuracy, num_questions, exceptions and cost are means over the questions. tokens counts each token
-of a conversation once; prompt_tokens counts the engine's input, which repeats the conversation so far at every turn;
-completion_tokens counts the policy's output. docs/guides/benchmark.md explains every row.
+docs/guides/benchmark.md explains every row of the table.
 
 --attack measures each policy twice: on the original emails, and on emails with injected instructions (answer this,
 cite that, read that), and reports how many were obeyed.

@@ -2,18 +2,16 @@
 
 from emailrl.base.credentials import (
     check_key,
-    is_openrouter,
     names_openrouter,
     redacted,
     secrets_in,
     split_credentials,
     without_credentials,
 )
-from emailrl.settings.fields import Env, Fraction, NonNegative, Positive, Section
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import folder_risks, load_settings, trust_folder
 from emailrl.settings.presets import PRESETS
-from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
+from emailrl.settings.running import OutputSettings, TrackingSettings, VllmSettings
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,
@@ -34,21 +32,14 @@ __all__ = [
     "PRESETS",
     "AgentSettings",
     "AlgorithmSettings",
-    "BenchmarkSettings",
     "DataSettings",
-    "Env",
     "EvaluationSettings",
-    "Fraction",
     "GenerationSettings",
     "LoraSettings",
     "ModelSettings",
-    "NonNegative",
-    "OpenAISettings",
     "OutputSettings",
-    "Positive",
     "RewardSettings",
     "RewardWeightSettings",
-    "Section",
     "Settings",
     "SftSettings",
     "StoreSettings",
@@ -59,7 +50,6 @@ __all__ = [
     "check_key",
     "check_wandb",
     "folder_risks",
-    "is_openrouter",
     "load_settings",
     "names_openrouter",
     "redacted",

@@ -163,13 +163,18 @@ def of(process: psutil.Process, mark: str) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
-@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
-    ("name", "seed"),
+    ("name", "how", "seed"),
     [
-        ("sft", 0),
-        ("gen-db", 0),
-        *(pytest.param(name, seed, marks=pytest.mark.slow) for name in COMMANDS for seed in range(1, 11)),
+        ("sft", "SIGTERM to all", 0),
+        ("sft", "SIGINT to the group", 0),
+        *(("gen-db", how, 0) for how in HOW),
+        *(
+            pytest.param(name, how, seed, marks=pytest.mark.slow)
+            for name in COMMANDS
+            for how in HOW
+            for seed in range(1, 11)
+        ),
     ],
 )
 def test_a_command_ends_in_seconds_with_its_steps_saved(
