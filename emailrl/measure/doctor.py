@@ -1,4 +1,5 @@
-"""Run programs in a fresh interpreter, in case their imports crash it."""
+"""Checks this installation: packages, GPU, models, databases and settings, each with what to do; imports that might
+crash run in an interpreter of their own."""
 
 from __future__ import annotations
 

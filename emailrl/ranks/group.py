@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 SECONDS_TO_REPORT: Final = 3.0
 """How long a rank waits for the marks of the others after losing one."""
+SECONDS_TO_FOLLOW: Final = 8
+"""How long a missing rank may live on: by then those that noticed have reported and ended."""
 
 
 def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
@@ -55,6 +58,25 @@ def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
     thread.start()
     thread.join(SECONDS_TO_REPORT + 2)
     return found[0] if found else None
+
+
+def end_missing(ranks: list[int]) -> None:
+    """Let those of ``ranks`` that torchrun started on this host be killed in ``SECONDS_TO_FOLLOW``.
+
+    No other signal reaches a stopped process, and torchrun's agent would wait for it for 30 s.
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    beside = []
+    for process in psutil.Process(os.getppid()).children():
+        with suppress(psutil.Error):
+            if process.environ().get("RANK") in map(str, ranks):
+                beside.append(str(process.pid))
+    if beside:
+        kill = f"sleep {SECONDS_TO_FOLLOW}; kill -9 {' '.join(beside)} 2>/dev/null"
+        subprocess.Popen(["sh", "-c", kill], start_new_session=True)  # the agent ends the session of a rank
 
 
 logger = logging.getLogger(__name__)
@@ -334,6 +356,7 @@ class RankGroup(Ranks):
             silent = "timed out" in str(error).lower()  # otherwise a connection was closed
             hung = f"did not answer within {self._wait_seconds:g} s" if silent else "stopped responding"
             message = f"{ranks} ended or {hung}."
+            end_missing(missing)
         else:
             message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({first_line(error)})."
         self.lost = LostRank(message, CONTINUE)

@@ -1,4 +1,4 @@
-"""How the launchers of several hosts meet: the address that all are given, and for how long they wait."""
+"""Starts the ranks of a command on this host, and how the launchers of several hosts meet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Surface features of an answer, which change first when a policy games its reward.
+"""Scores trajectories with the named reward, and measures surface features of their answers.
 
-They do not affect the reward; a check that can be fooled shows as longer answers, lists or capitals.
+The features do not affect the reward: they change first when a policy games it, as longer answers, lists or capitals.
 """
 
 from __future__ import annotations

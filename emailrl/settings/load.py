@@ -1,4 +1,4 @@
-"""Settings recorded in a run's checkpoints, as a source for resuming the run.
+"""Loads the settings from all their sources, those recorded in a run's checkpoints included.
 
 A run's folder may come from a stranger, so it never decides what code runs, which server gets emails and keys, or where
 files are written: code and addresses must be given again, paths are the current ones, and secrets are not recorded.
