@@ -89,3 +89,29 @@ def test_without_target_the_weight_is_fixed_and_a_broken_kl_is_refused() -> None
     assert kl.update(5.0, 100) == 0.1
     with pytest.raises(ValueError, match="measured KL is nan"):
         kl.update(math.nan, 1)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_what_the_reference_holds_impossible_has_a_bounded_kl_and_no_gradient(estimator: str) -> None:
+    logprobs = tensor([0.0], requires_grad=True)
+    kl = estimate(logprobs, tensor([-math.inf]), estimator)
+    (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
+    assert kl.item() == pytest.approx(10.0) and gradient.tolist() == [0.0]
+
+
+def test_default_horizon() -> None:
+    assert AdaptiveKL(0.1, 0.02).update(0.03, 100) == pytest.approx(0.1 * (1 + 0.2 * 0.01), rel=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_beyond_its_clamp_the_kl_pulls_as_at_it(estimator: str) -> None:
+    # Where each reaches 10: d, d²/2, and e^-d - 1 + d just below 11 and at -2.6108686.
+    high = {"k1": 10.0, "k2": math.sqrt(20), "k3": 10.999983298}[estimator]
+    low = {"k1": -10.0, "k2": -math.sqrt(20), "k3": -2.610868638}[estimator]
+    logprobs = torch.tensor([high + 0.5, low - 0.5, low + 0.1], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(estimate(logprobs, torch.zeros(3), estimator).sum(), logprobs)
+
+    def slope(d: float) -> float:
+        return {"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[estimator]
+
+    assert gradient.tolist() == pytest.approx([slope(high), slope(low), slope(low + 0.1)], rel=1e-8)

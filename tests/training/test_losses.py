@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 
+from emailrl.training.kl import estimate
 from emailrl.training.losses import (
     aggregate,
     correction_weights,
@@ -183,7 +184,8 @@ def test_splitting_into_micro_batches_changes_nothing(seed: int, cut: int, aggre
 def test_value_loss() -> None:
     values = tensor([[1.0, NAN, 3.0]], requires_grad=True)
     old, returns, mask = tensor([[0.0, NAN, 3.0]]), tensor([[2.0, NAN, 2.0]]), tensor([[1, 0, 1]])
-    loss, _ = value_loss(values, old, returns, mask)
+    loss, metrics = value_loss(values, old, returns, mask)
+    assert metrics == {"value_clip_fraction": 0.0}
     assert loss.item() == pytest.approx(0.5)  # half of (1 + 1), over 2 tokens
     # Clipped to 0.5 the first is off by 1.5: half of (2.25 + 1), over 2 tokens; it has no gradient then.
     loss, metrics = value_loss(values, old, returns, mask, clip=0.5)
@@ -192,9 +194,18 @@ def test_value_loss() -> None:
     assert metrics == {"value_clip_fraction": 0.5}
     torch.testing.assert_close(values.grad, tensor([[0.0, 0.0, 0.5]]))
     assert value_loss(values, old, returns, mask, clip=0.5, denominator=4)[0].item() == pytest.approx(0.40625)
+    loss, metrics = value_loss(tensor([[5.0]]), tensor([[0.0]]), tensor([[6.0]]), torch.ones(1, 1), clip=1.0)
+    assert loss.item() == 12.5 and metrics == {"value_clip_fraction": 1.0}
 
 
 def test_targets_get_no_gradient() -> None:
+    rows = [torch.randn(2, 3, dtype=torch.float64).requires_grad_() for _ in range(4)]
+    now, old, advantages, weights = rows
+    loss, _ = policy_loss(now, old, advantages, torch.ones(2, 3), weights=weights)
+    value, _ = value_loss(now, old, advantages, torch.ones(2, 3), clip=0.5)
+    for total in (loss, value, estimate(now, old, "k3").sum()):
+        wanted = torch.autograd.grad(total, rows, allow_unused=True)
+        assert wanted[0] is not None and wanted[1:] == (None, None, None)
     x = torch.zeros(1, 1, requires_grad=True)
     loss, _ = policy_loss(x, x, tensor([[2.0]]), torch.ones(1, 1))
     loss.backward()
@@ -219,6 +230,9 @@ def test_trainable_tokens_are_not_divided_by_nothing(denominator: Any) -> None:
         policy_loss(x, x, x, x, denominator=denominator)
     with pytest.raises(ValueError, match="denominator must be above 0"):
         value_loss(x, x, x, x, denominator=denominator)
+    with pytest.raises(ValueError, match="denominator must be above 0"):
+        aggregate(torch.ones(2, 2), tensor([[1, 0], [0, 0]]), "token_mean", denominator=denominator)
+    assert aggregate(torch.ones(1, 1), torch.ones(1, 1), "token_mean", denominator=0.5).item() == 2.0
 
 
 def test_bad_arguments() -> None:
@@ -237,3 +251,50 @@ def test_bad_arguments() -> None:
         policy_loss(x, x, x, mask, ratio_level="word")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown importance correction"):
         importance_weights(x, x, mask, kind="none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("broken", range(3))
+def test_one_broken_tensor_outside_the_mask_breaks_no_gradient_of_the_critic(broken: int) -> None:
+    rows = [tensor([[1.0, 1.0]]), tensor([[0.0, 0.0]]), tensor([[2.0, 2.0]])]
+    rows[broken][0, 1] = NAN
+    values = rows[0].requires_grad_()
+    loss, metrics = value_loss(values, rows[1], rows[2], tensor([[1, 0]]), clip=9.0)
+    loss.backward()
+    assert values.grad is not None and values.grad.tolist() == [[-1.0, 0.0]]
+    assert metrics == {"value_clip_fraction": 0.0}
+
+
+def test_metrics_of_nothing() -> None:
+    nothing = torch.zeros(1, 2)
+    _, metrics = policy_loss(nothing, nothing, nothing, nothing)
+    assert metrics == {"clip_fraction": 0, "ratio_mean": 1, "ratio_min": 1, "ratio_max": 1, "approx_kl": 0}
+    assert value_loss(nothing, nothing, nothing, nothing, clip=0.2)[1] == {"value_clip_fraction": 0.0}
+
+
+@pytest.mark.parametrize("length", [None, 0, -1.0])
+def test_a_constant_length_must_be_given_above_nothing(length: float | None) -> None:
+    with pytest.raises(ValueError, match="needs a constant_length above 0"):
+        aggregate(torch.ones(1, 2), torch.ones(1, 2), "constant", constant_length=length)
+    with pytest.raises(ValueError, match="needs a constant_length above 0"):
+        aggregate(torch.ones(1, 2), torch.ones(1, 2), "constant")
+    with pytest.raises(ValueError, match="needs a constant_length above 0"):
+        count_for(torch.ones(1, 2), "constant")
+    assert count_for(torch.ones(2, 2), "constant", 0.5).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "is_flat"),
+    [
+        (math.exp(20.5), -1.0, True),  # past the limit of log-ratios
+        (math.exp(19.5), -1.0, False),
+        (math.exp(-20.5), 1.0, True),
+        (math.exp(-19.5), 1.0, False),
+        (1.1, 0.0, True),
+    ],
+)
+def test_log_ratios_are_limited(ratio: float, advantage: float, is_flat: bool) -> None:
+    logprobs = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+    old, mask = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1)
+    loss, _ = policy_loss(logprobs, old, torch.tensor([[advantage]]), mask)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    assert gradient.item() == pytest.approx(0.0 if is_flat else -advantage * ratio, rel=1e-9)
