@@ -115,44 +115,32 @@ def test_progress_in_the_moment_of_the_report_does_not_undo_it(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_rank_0_that_waits_for_a_lost_rank_in_native_code_prints_the_line_and_exits(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As in a collective of an engine that both share."""
-
-    def work(ranks: Ranks) -> None:
-        def wait(activity: Activity) -> None:
-            if ranks.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            time.sleep(120)
-
-        ranks.apart(wait)
-
-    begun = time.monotonic()
-    assert in_ranks(2, ranked(work, seconds=30), tmp_path) == [None, None] and time.monotonic() - begun < 60
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: Rank 1 of 2 ended or stopped responding.")
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("waiting", "seconds", "said"),
+    [
+        (0, 30, "error: Rank 1 of 2 ended or stopped responding."),
+        (1, 4, "error: Rollouts on rank 0 of 2 made no progress for 4 s: starting. If that may"),
+    ],
+)
 def test_rank_0_that_no_signal_interrupts_prints_the_line_and_exits(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    waiting: int, seconds: float, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """As in native code: in a collective of an engine that both share, the other rank lost or waiting."""
+
     def work(ranks: Ranks) -> None:
         def hang(activity: Activity) -> None:
             if ranks.is_first:
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as if it were in native code
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 time.sleep(120)
-            busy(activity, 120)
+            busy(activity, 120) if waiting else os.kill(os.getpid(), signal.SIGKILL)
 
         ranks.apart(hang)
 
     begun = time.monotonic()
-    zero, one = in_ranks(2, ranked(work, seconds=4), tmp_path)
-    assert zero is None and isinstance(one, LostRank) and time.monotonic() - begun < 60
+    zero, one = in_ranks(2, ranked(work, seconds=seconds), tmp_path)
+    assert zero is None and isinstance(one, LostRank) == bool(waiting) and time.monotonic() - begun < 60
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: Rollouts on rank 0 of 2 made no progress for 4 s: starting. If that may")
+    assert line.startswith(said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
