@@ -108,6 +108,23 @@ def test_correction_of_nothing_sampled() -> None:
     assert weights.tolist() == [[1.0, 1.0]] and said == {}
 
 
+def test_only_the_lower_bound_zero_leaves_the_gradient_of_stale_samples_unbiased() -> None:
+    """Four actions whose probabilities have moved far: most samples are of those that the policy now avoids."""
+    generator = torch.Generator().manual_seed(1)
+    stale, now = tensor([0.3, 0.4, 0.2, 0.1]), tensor([0.02, 0.04, 0.5, 0.44])  # w = 1/15, 1/10, 2.5, 4.4
+    worth = tensor([-1.0, -1.0, 0.5, 1.0])
+    score = torch.eye(4) - now  # the gradient of log now[a] with respect to the logits, by row a
+    exact = (now * worth) @ score
+    drawn = torch.multinomial(stale, 200_000, replacement=True, generator=generator)[None]
+
+    def bias(**bounds: float) -> float:
+        weights = importance_weights(now.log()[drawn], stale.log()[drawn], torch.ones_like(drawn), **bounds)  # type: ignore[arg-type]
+        estimate = (weights[0] * worth[drawn[0]]) @ score[drawn[0]] / drawn.numel()
+        return float((estimate - exact).norm() / exact.norm())
+
+    assert bias() < 0.03 and bias(low=0.5) > 0.5
+
+
 def test_a_correction_under_top_p_moves_samples_to_the_trainers_policy_on_the_kept_set() -> None:
     # The sampler keeps two of three tokens and draws them from mu = q / 0.9; w is of the unfiltered probabilities.
     q, pi, worth = tensor([0.6, 0.3, 0.1]), tensor([0.5, 0.3, 0.2]), tensor([1.0, -2.0])

@@ -93,3 +93,14 @@ def test_what_the_reference_holds_impossible_has_a_bounded_kl_and_no_gradient(es
 
 def test_default_horizon() -> None:
     assert AdaptiveKL(0.1, 0.02).update(0.03, 100) == pytest.approx(0.1 * (1 + 0.2 * 0.01), rel=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_beyond_its_clamp_the_kl_pulls_as_at_it(estimator: str) -> None:
+    # Where each reaches 10: d, d²/2, and e^-d - 1 + d just below 11 and at -2.6108686.
+    high = {"k1": 10.0, "k2": math.sqrt(20), "k3": 10.999983298}[estimator]
+    low = {"k1": -10.0, "k2": -math.sqrt(20), "k3": -2.610868638}[estimator]
+    logprobs = torch.tensor([high + 0.5, low - 0.5, low + 0.1], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(estimate(logprobs, torch.zeros(3), estimator).sum(), logprobs)
+    slopes = [{"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[estimator] for d in (high, low, low + 0.1)]
+    assert gradient.tolist() == pytest.approx(slopes, rel=1e-8)

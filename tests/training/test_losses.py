@@ -225,18 +225,36 @@ def test_a_constant_length_must_be_given_above_nothing(length: float | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "is_flat"),
+    ("ratio", "advantage", "options", "is_flat"),
     [
-        (math.exp(20.5), -1.0, True),  # past the limit of log-ratios
-        (math.exp(19.5), -1.0, False),
-        (math.exp(-20.5), 1.0, True),
-        (math.exp(-19.5), 1.0, False),
-        (1.1, 0.0, True),
+        (1.3, 1.0, {}, True),
+        (1.3, -1.0, {}, False),
+        (0.7, -1.0, {}, True),
+        (0.7, 1.0, {}, False),
+        (1.3, 1.0, {"clip_high": 0.4}, False),
+        (0.7, -1.0, {"clip_low": 0.4}, False),
+        (2.1, -1.0, {"dual_clip": 2.0}, True),
+        (1.9, -1.0, {"dual_clip": 2.0}, False),
+        (2.1, 1.0, {"dual_clip": 2.0, "clip_high": 9.0}, False),
+        (math.exp(20.5), -1.0, {}, True),  # past the limit of log-ratios
+        (math.exp(19.5), -1.0, {}, False),
+        (math.exp(-20.5), 1.0, {}, True),
+        (math.exp(-19.5), 1.0, {}, False),
+        (1.1, 0.0, {}, True),
     ],
 )
-def test_log_ratios_are_limited(ratio: float, advantage: float, is_flat: bool) -> None:
+def test_flat_branches(ratio: float, advantage: float, options: dict[str, Any], is_flat: bool) -> None:
     logprobs = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     old, mask = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1)
-    loss, _ = policy_loss(logprobs, old, torch.tensor([[advantage]]), mask)
+    loss, _ = policy_loss(logprobs, old, torch.tensor([[advantage]]), mask, **options)
     (gradient,) = torch.autograd.grad(loss, logprobs)
     assert gradient.item() == pytest.approx(0.0 if is_flat else -advantage * ratio, rel=1e-9)
+
+
+@pytest.mark.parametrize(("value", "is_flat"), [(0.0, False), (1.3, True), (-0.7, False)])
+def test_flat_branch_of_the_value_loss(value: float, is_flat: bool) -> None:
+    # Old value 0.5, return 2, clip 0.4: above 0.9 the clipped error 1.1² is the larger, and no longer moves.
+    values = torch.tensor([[value]], dtype=torch.float64, requires_grad=True)
+    loss, _ = value_loss(values, tensor([[0.5]]), tensor([[2.0]]), torch.ones(1, 1), clip=0.4)
+    (gradient,) = torch.autograd.grad(loss, values)
+    assert gradient.item() == pytest.approx(0.0 if is_flat else value - 2, rel=1e-9)
