@@ -137,24 +137,12 @@ def records(samples: list[TrainingSample], tokens: list[TokenNumbers], **fields:
 
 
 def test_every_way_to_end_without_an_answer_counts() -> None:
-    ends: list[tuple[StopReason, bool]] = [
-        (StopReason.ANSWERED, False),
-        (StopReason.ANSWERED, True),  # "I don't know"
-        (StopReason.COMPLETED, False),  # a first move in mode simple
-        (StopReason.RAN_OUT_OF_TURNS, False),
-        (StopReason.TRUNCATED, False),
-        (StopReason.CANT_PARSE_TOOL_CALL, False),
-        (StopReason.EXCEPTION, False),  # raised: in no mean
-    ]
-    members = [
-        Trajectory(
-            f"t{number}", "g", SCENARIO, stop_reason=reason, rubric={"returned_i_dont_know": unknown},
-            exception="OSError: gone" if reason is StopReason.EXCEPTION else None,
-        )
-        for number, (reason, unknown) in enumerate(ends)
-    ]  # fmt: skip
+    ends = [*StopReason, StopReason.ANSWERED]  # the last says "I don't know"; one raised, and is in no mean
+    members = [Trajectory(f"t{number}", "g", SCENARIO, stop_reason=reason) for number, reason in enumerate(ends)]
+    members[-1].rubric = {"returned_i_dont_know": True}
+    members[ends.index(StopReason.EXCEPTION)].exception = "OSError: gone"
     collected = Collected(groups=[TrajectoryGroup("g", SCENARIO, members)])
-    assert rollout_metrics(collected)["unanswered"] == pytest.approx(4 / 6)
+    assert rollout_metrics(collected)["unanswered"] == pytest.approx(6 / 8)
 
 
 def test_an_advantage_is_the_trajectorys_where_all_its_tokens_share_it_and_else_the_tokens() -> None:

@@ -7,16 +7,16 @@ import math
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from runs.run_files import evaluation
 
-from emailrl.measure.evaluation import Evaluation, wilson_interval
-from emailrl.records.trajectory import Scenario, Trajectory
+from emailrl.measure.evaluation import wilson_interval
+from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
 from emailrl.settings.presets import PRESETS
 from emailrl.training.state import (
@@ -114,27 +114,16 @@ def test_steps_of_a_run(questions: int, per_step: int, max_steps: int, epochs: i
     assert count_steps(questions, per_step, max_steps, epochs) == steps
 
 
-def measured(accuracy: float, questions: int = 10) -> Evaluation:
-    """An evaluation in which the first questions are right."""
-    played = [
-        Trajectory(
-            f"t{n}", f"g{n}", replace(SCENARIOS[0], id=f"q{n}"), rubric={"answer_correct": n < accuracy * questions}
-        )
-        for n in range(questions)
-    ]
-    return Evaluation(played)
-
-
 def evaluated(*accuracies: float, patience: int = 2) -> RunState:
     state = RunState()
     for step, accuracy in enumerate(accuracies):
         state.step = step
-        state.note_evaluation(measured(accuracy), patience)
+        state.note_evaluation(evaluation(round(10 * accuracy), 10), patience)
     return state
 
 
 def test_the_best_is_the_first_of_equals_and_step_0_counts() -> None:
-    assert [evaluated(0.4).note_evaluation(measured(a), 2) for a in (0.3, 0.4, 0.5)] == [False, False, True]
+    assert [evaluated(0.4).note_evaluation(evaluation(n, 10), 2) for n in (3, 4, 5)] == [False, False, True]
     state = evaluated(0.4, 0.2, 0.4)
     assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.4, 0, 2)
     state = evaluated(0.0, 0.5, 0.4)
@@ -217,16 +206,16 @@ def test_a_fall_is_three_standard_errors() -> None:
 def is_stopped(preset: str, accuracy_at: Callable[[float], float], draw: random.Random) -> bool:
     """Whether patience ends a run of this preset before its end; its true accuracy depends on the share of it done."""
     settings = load_settings({}, preset=preset, environ={}, cwd=Path("/"))
-    evaluation = settings.evaluation.model_copy(update={"target_accuracy": 2.0})  # out of reach, even by luck
+    wanted = settings.evaluation.model_copy(update={"target_accuracy": 2.0})  # out of reach, even by luck
     state, total = RunState(), settings.training.max_steps
-    for state.step in range(0, total, evaluation.eval_steps):
+    for state.step in range(0, total, wanted.eval_steps):
         accuracy = accuracy_at(state.step / total)
         shares = {str(n): float(draw.random() < accuracy) for n in range(settings.data.eval_dataset_size)}
         measured: Any = SimpleNamespace(
             shares=shares, accuracy=statistics.fmean(shares.values()), interval=(0.0, 1.0), metrics=dict
         )
-        state.note_evaluation(measured, evaluation.patience)
-        if state.stop_reason(evaluation, total) is not None:
+        state.note_evaluation(measured, wanted.patience)
+        if state.stop_reason(wanted, total) is not None:
             return True
     return False
 
