@@ -11,7 +11,8 @@ import pytest
 from emailrl.measure.evaluation import Evaluation, wilson_interval
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import EvaluationSettings, TrainingSettings
-from emailrl.training.state import Cursor, RunState, StepQuestions, count_steps, next_questions, questions_per_step
+from emailrl.training.passes import count_steps, questions_per_step
+from emailrl.training.state import Cursor, RunState, StepQuestions, next_questions
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 
