@@ -143,7 +143,7 @@ def plan_seconds(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> 
         once = cluster.gather_seconds(job.weights(layout.itemsize), memory.cards, offload=offload)
         once *= math.ceil(own.per_step / memory.micro_batch_tokens)
         gather = max(2 * training.update_epochs * once - train, 0.0) + max(passes * once - score, 0.0)
-    engine = engine_of(job, memory, engines)
+    engine = sampling_of(job, memory, engines)
     sampling = engine.seconds(math.ceil(tokens.trajectories / engines), members=training.num_generations)
     evaluated, members = math.ceil(tokens.eval_trajectories / engines), settings.evaluation.eval_samples
     playing = tokens.trajectories * (PLAYING if settings.has_servers else RECORDING if ranks > 1 else 0.0)
@@ -243,20 +243,20 @@ def server_gpus(job: Job) -> int:
     return each
 
 
-def engine_of(job: Job, memory: Memory, engines: int) -> Engine:
+def sampling_of(job: Job, memory: Memory, engines: int) -> Sampling:
     """One of the ``engines`` that sample: in a trainer's process with its ``memory``, or a server."""
     agent, device, itemsize = job.settings.agent, job.cluster.device, memory.layout.itemsize
     if job.cluster.gpus == 1 or not job.settings.has_servers:  # one GPU's servers stand elsewhere, of unknown size
         each, room = job.settings.engine_gpus, memory.cache_tokens
-        return Engine(job, job.tokens(), itemsize, device.times(each), most_at_once(job), room)
+        return Sampling(job, job.tokens(), itemsize, device.times(each), most_at_once(job), room)
     each = server_gpus(job)
     free = server_share(job.settings.vllm) * each * device.gib * GIB - job.weights() - VLLM_WORK
     asked = min(most_at_once(job), most_requests(agent, engines) // engines)
-    return Engine(job, job.tokens(), itemsize, device.times(each), asked, int(free // job.shape.cache_bytes(2)))
+    return Sampling(job, job.tokens(), itemsize, device.times(each), asked, int(free // job.shape.cache_bytes(2)))
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class Sampling:
     """Time of sampling trajectories with one engine."""
 
     job: Job
@@ -285,7 +285,7 @@ class Engine:
         step = self._steady_step(slots, mean - sampled / 2) if self._is_steady() else self._step(slots)
         return read * self._flop_seconds() + trajectories * sampled / slots * step + serving
 
-    def evaluating(self) -> Engine:
+    def evaluating(self) -> Sampling:
         """Evaluations play whole conversations in mode simple too."""
         if self.job.settings.training.mode != "simple":
             return self
