@@ -34,32 +34,29 @@ def test_work_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> 
     assert in_ranks(3, ranked(work, seconds=4), tmp_path) == [[0, 1, 2], [[]], [[]]]
 
 
-def test_an_error_of_one_rank_ends_all_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failing", "after", "others", "error", "said"),
+    [
+        (1, 0, 60, UsageError("No such thing.", "Try another."), "Rank 1: No such thing. Try another."),
+        (1, 3, 0, ZeroDivisionError("by zero\nand more"), "Rank 1: ZeroDivisionError: by zero"),  # 0 has done its part
+        (0, 0, 60, UsageError("No more."), "No more."),
+    ],
+)
+def test_an_error_of_one_rank_ends_all_at_once(
+    failing: int, after: float, others: float, error: Exception, said: str, tmp_path: Path
+) -> None:
     def work(ranks: Ranks) -> None:
         def fail(activity: Activity) -> None:
-            if ranks.rank == 1:
-                raise UsageError("No such thing.", "Try another.")
-            busy(activity, 60)
+            busy(activity, after if ranks.rank == failing else others)
+            if ranks.rank == failing:
+                raise error
 
         ranks.apart(fail)
 
     begun = time.monotonic()
-    zero, one, two = in_ranks(3, ranked(work), tmp_path)
-    assert isinstance(zero, EmailRLError) and str(zero) == "Rank 1: No such thing. Try another."
-    assert (one, two) == ([], []) and time.monotonic() - begun < 40
-
-
-def test_an_error_after_rank_0_has_done_its_part_is_raised_too(tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        def fail(activity: Activity) -> None:
-            if ranks.rank == 1:
-                busy(activity, 3)
-                raise ZeroDivisionError("by zero\nand more")
-
-        ranks.apart(fail)
-
-    zero, one = in_ranks(2, ranked(work), tmp_path)
-    assert str(zero) == "Rank 1: ZeroDivisionError: by zero" and one == []
+    zero, *rest = in_ranks(3, ranked(work), tmp_path)
+    assert isinstance(zero, EmailRLError) and str(zero) == said
+    assert rest == [[], []] and time.monotonic() - begun < 40
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -118,44 +115,32 @@ def test_progress_in_the_moment_of_the_report_does_not_undo_it(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_rank_0_that_waits_for_a_lost_rank_in_native_code_prints_the_line_and_exits(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As in a collective of an engine that both share."""
-
-    def work(ranks: Ranks) -> None:
-        def wait(activity: Activity) -> None:
-            if ranks.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            time.sleep(120)
-
-        ranks.apart(wait)
-
-    begun = time.monotonic()
-    assert in_ranks(2, ranked(work, seconds=30), tmp_path) == [None, None] and time.monotonic() - begun < 60
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: Rank 1 of 2 ended or stopped responding.")
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("waiting", "seconds", "said"),
+    [
+        (0, 30, "error: Rank 1 of 2 ended or stopped responding."),
+        (1, 4, "error: Rollouts on rank 0 of 2 made no progress for 4 s: starting. If that may"),
+    ],
+)
 def test_rank_0_that_no_signal_interrupts_prints_the_line_and_exits(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    waiting: int, seconds: float, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """As in native code: in a collective of an engine that both share, the other rank lost or waiting."""
+
     def work(ranks: Ranks) -> None:
         def hang(activity: Activity) -> None:
             if ranks.is_first:
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as if it were in native code
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 time.sleep(120)
-            busy(activity, 120)
+            busy(activity, 120) if waiting else os.kill(os.getpid(), signal.SIGKILL)
 
         ranks.apart(hang)
 
     begun = time.monotonic()
-    zero, one = in_ranks(2, ranked(work, seconds=4), tmp_path)
-    assert zero is None and isinstance(one, LostRank) and time.monotonic() - begun < 60
+    zero, one = in_ranks(2, ranked(work, seconds=seconds), tmp_path)
+    assert zero is None and isinstance(one, LostRank) == bool(waiting) and time.monotonic() - begun < 60
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: Rollouts on rank 0 of 2 made no progress for 4 s: starting. If that may")
+    assert line.startswith(said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -173,16 +158,3 @@ def test_a_lost_rank_interrupts_the_others(number: signal.Signals, tmp_path: Pat
     hung = "(did not answer within 6 s|stopped responding)"
     assert isinstance(zero, LostRank) and re.search(rf"Rank 1 of 3 ended or {hung}\.", zero.message)
     assert waited[1] == 0
-
-
-def test_the_end_of_rank_0_interrupts_the_others(tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        def fail(activity: Activity) -> None:
-            busy(activity, 60 * (ranks.rank == 1))
-            raise UsageError("No more.")
-
-        ranks.apart(fail)
-
-    begun = time.monotonic()
-    zero, one = in_ranks(2, ranked(work), tmp_path)
-    assert str(zero) == "No more." and one == [] and time.monotonic() - begun < 40

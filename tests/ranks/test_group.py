@@ -82,30 +82,26 @@ def test_sums_use_one_communicator_from_the_start(tmp_path: Path, monkeypatch: p
     assert in_ranks(2, work, tmp_path) == [(2, 1), (2, 1)]
 
 
-def test_an_error_on_one_rank_is_raised_by_all_and_rank_0_says_whose_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failing", "error", "said"),
+    [
+        (1, UsageError("No such thing.", "Try another."), "Rank 1: No such thing. Try another."),
+        (0, OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+)
+def test_an_error_on_one_rank_is_raised_by_rank_0_and_ends_the_others(
+    failing: int, error: Exception, said: str, tmp_path: Path
+) -> None:
     def work(ranks: Ranks) -> None:
         def fail() -> None:
-            if ranks.rank == 1:
-                raise UsageError("No such thing.", "Try another.")
+            if ranks.rank == failing:
+                raise error
 
         ranks.agree(fail)
 
-    zero, one, two = in_ranks(3, ranked(work), tmp_path)
-    assert isinstance(zero, EmailRLError) and str(zero) == "Rank 1: No such thing. Try another."
-    assert one == [] and two == []  # they heard of the end from rank 0
-
-
-def test_any_error_of_rank_0_lets_the_others_end(tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        def fail() -> None:
-            if ranks.is_first:
-                raise OSError(28, "No space left on device")
-
-        ranks.agree(fail)
-
-    zero, one, two = in_ranks(3, ranked(work), tmp_path)
-    assert isinstance(zero, OSError)
-    assert one == [] and two == []  # none of them takes rank 0 for lost
+    zero, *others = in_ranks(3, ranked(work), tmp_path)
+    assert isinstance(zero, EmailRLError if failing else OSError) and str(zero) == said
+    assert others == [[], []]  # they heard of the end from rank 0, and do not take it for lost
 
 
 def test_what_differs_between_ranks_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.checkpoints import Metadata, write_checkpoint
+from emailrl.measure.evaluation import Evaluation
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.runs.resume import save_state, take_snapshot
 from emailrl.settings import OutputSettings, Settings, TrainingSettings
 from emailrl.training.state import RunState
@@ -16,6 +18,16 @@ from emailrl.training.state import RunState
 
 def settings(output_dir: Path, mode: Any = "masked") -> Settings:
     return Settings(output=OutputSettings(output_dir=output_dir), training=TrainingSettings(mode=mode))
+
+
+def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
+    """An evaluation in which the first answers are right."""
+    played = []
+    for n in range(total):
+        rubric = {"answer_correct": n < correct, "num_turns": 3, "sources_correct": n < correct}
+        asked = Scenario(str(n), "?", "!", [], "a@x", "2001-01-01")
+        played.append(Trajectory(str(n), str(n), asked, reward=0.5, rubric=rubric))
+    return Evaluation(played, step)
 
 
 def write(

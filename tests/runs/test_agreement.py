@@ -84,9 +84,7 @@ def test_what_a_resumed_run_keeps_is_named(run: Run, changes: dict[str, Any], sa
 
 
 def test_another_database_is_told_from_a_changed_one(run: Run) -> None:
-    with pytest.raises(
-        UsageError, match=r"The database .*mail\.db has changed since .*gen-db --append and --overwrite"
-    ):
+    with pytest.raises(UsageError, match=r"The database .* has changed since .*gen-db --append and --overwrite"):
         run.resume(database="other")
     with pytest.raises(UsageError, match=r"on the database .*mail\.db, not on .*new\.db\. Resume with --db .*mail\.db"):
         run.resume(database="other", db=run.folder / "new.db")
@@ -105,8 +103,6 @@ def test_settings_that_choose_other_questions_are_named(run: Run) -> None:
 
 def test_changed_questions_are_named_with_the_version_that_drew_them(run: Run) -> None:
     for changed in ({"train": [replace(TRAIN[0], answer="B"), *TRAIN[1:]]}, {"val": VAL[2:]}):
-        with pytest.raises(
-            UsageError, match=r"trained on other questions than .*questions\.jsonl now gives"
-        ) as refused:
+        with pytest.raises(UsageError, match=r"trained on other questions than .* now gives") as refused:
             run.resume(**changed)
         assert "emailrl 0.1.0, commit 0123456789ab" in refused.value.hint

@@ -26,28 +26,21 @@ from emailrl.runs.resume import rewind, run_to_resume
 from emailrl.training.state import RunState
 
 
-def test_a_new_run_takes_the_first_free_directory(tmp_path: Path) -> None:
-    (tmp_path / "grpo_masked").mkdir()
-    with new_directory(tmp_path / "grpo_masked", overwrite=False) as first:
-        assert first == tmp_path / "grpo_masked"  # there, but empty
-        with new_directory(tmp_path / "grpo_masked", overwrite=False) as second:
-            assert second == tmp_path / "grpo_masked-2"
-    with new_directory(tmp_path / "grpo_rollout", overwrite=False) as third:
-        assert third == tmp_path / "grpo_rollout"
-
-
-def test_two_new_runs_that_start_at_once_take_two_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path / "grpo_masked"
+def test_a_new_run_takes_the_first_free_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, another = tmp_path / "grpo_masked", tmp_path / "grpo_rollout"
+    base.mkdir()
+    with new_directory(base, overwrite=False) as first, new_directory(base, overwrite=False) as second:
+        assert (first, second) == (base, tmp_path / "grpo_masked-2")  # the first is there, but empty
 
     def taken_meanwhile(free: Path) -> Path:
         monkeypatch.undo()
-        other.enter_context(held(base))
+        other.enter_context(held(another))
         return free
 
     with ExitStack() as other:
         monkeypatch.setattr(folder, "free_directory", taken_meanwhile)
-        with new_directory(tmp_path / "grpo_masked", overwrite=False) as second:
-            assert second == tmp_path / "grpo_masked-2" and (base / ".lock").exists()
+        with new_directory(another, overwrite=False) as third:
+            assert third == tmp_path / "grpo_rollout-2" and (another / ".lock").exists()
 
 
 def old_run(base: Path) -> None:
@@ -70,19 +63,13 @@ def files(base: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("remove", [clear_run, lambda run: rewind(run, RunState(step=0))], ids=["clear", "rewind"])
 def test_a_runs_own_records_are_the_same_names_for_all_who_remove_them(tmp_path: Path, remove: Any) -> None:
-    own = [
-        "policy/v-000001",
-        "policy/.v-000001.trash",
-        "skipped/step-000001-1.json",
-        "skipped/.step-000001-1.json.7",
-        "trajectories/.eval-000001.jsonl.7",
-    ]
+    own = ["policy/v-000001", "policy/.v-000001.trash", "skipped/step-000001-1.json"]
+    own += ["skipped/.step-000001-1.json.7", "trajectories/.eval-000001.jsonl.7"]
     mine = ["policy/step-3", "policy/v-1.jsonl", "training/step-000001.txt"]
     for name in own + mine:
         (tmp_path / name).mkdir(parents=True)
     remove(tmp_path)
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
-    assert left == set(mine)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")} == set(mine)
 
 
 def test_what_a_killed_process_was_writing_is_removed_when_the_run_is_resumed(tmp_path: Path) -> None:
@@ -130,21 +117,14 @@ def test_an_overwriting_that_failed_early_can_be_repeated(tmp_path: Path) -> Non
         assert {path.name for path in base.iterdir()} == {".lock"}
 
 
-def test_an_overwriting_that_died_is_settled_by_the_next(tmp_path: Path) -> None:
-    base = tmp_path / "grpo_masked"
-    old_run(base)
-    before = files(base) | {".lock": b""}
-    (base / ".replacing").mkdir()
-    (base / "best_model").rename(base / ".replacing" / "best_model")  # died on the way out
-    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "grpo_masked", overwrite=True):
+def overwriting_dies(base: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), new_directory(base, overwrite=True):
         assert {item.path.parent.name for item in list_checkpoints(base / ".replaced")} == {".replaced"}
-        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
+        assert give_back_replaced(base) == []  # it lives
+        (base / ".replaced").rename(base.parent / "replaced")  # dies here
         raise KeyboardInterrupt
-    (tmp_path / "replaced").rename(base / ".replaced")
-    (base / "training.log").write_text("new")
-    with pytest.raises(KeyboardInterrupt), new_directory(tmp_path / "grpo_masked", overwrite=True):
-        raise KeyboardInterrupt
-    assert files(base) == before
+    (base.parent / "replaced").rename(base / ".replaced")
+    (base / "metrics.jsonl").write_text("new")
 
 
 def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) -> None:
@@ -152,12 +132,13 @@ def test_the_next_run_gives_back_what_a_dead_overwriting_took(tmp_path: Path) ->
     old_run(base)
     before = files(base) | {".lock": b""}
     assert give_back_replaced(base) == [] and not (base / ".lock").exists()  # nothing was overwritten
+    (base / ".replacing").mkdir()
+    (base / "best_model").rename(base / ".replacing" / "best_model")  # died on the way out
+    overwriting_dies(base)
     with pytest.raises(KeyboardInterrupt), new_directory(base, overwrite=True):
-        assert give_back_replaced(base) == []  # it lives
-        (base / ".replaced").rename(tmp_path / "replaced")  # dies here
         raise KeyboardInterrupt
-    (tmp_path / "replaced").rename(base / ".replaced")
-    (base / "metrics.jsonl").write_text("new")
+    assert files(base) == before
+    overwriting_dies(base)
     (said,) = give_back_replaced(base)
     assert said.startswith(f"{base} is restored: the run that --overwrite started") and files(base) == before
     assert give_back_replaced(base) == []
@@ -193,30 +174,17 @@ def test_a_folder_that_no_run_made_is_not_overwritten(name: str, tmp_path: Path)
     base = tmp_path / "grpo_masked"
     (base / name).parent.mkdir(parents=True)
     (base / name).write_text("mine")
-    with (
-        pytest.raises(UsageError, match=r"grpo_masked is not an emailrl run.*--out"),
-        new_directory(tmp_path / "grpo_masked", overwrite=True),
-    ):
+    with pytest.raises(UsageError, match=r"is not an emailrl run.*--out"), new_directory(base, overwrite=True):
         pass
     assert files(base) == {name: b"mine"}
 
 
-def test_a_place_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "said"), [("e/x_masked", "cannot be written"), ("post\udcff", "is not valid UTF-8")])
+def test_a_place_that_cannot_be_written_names_the_flag(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "e").write_text("a file")
-    with (
-        pytest.raises(UsageError, match=r"e/x_masked cannot be written: Not a directory\..*--out"),
-        new_directory(tmp_path / "e" / "x_masked", overwrite=False),
-    ):
+    with pytest.raises(UsageError, match=rf"{said}.*--out"), new_directory(tmp_path / name, overwrite=False):
         pass
-
-
-def test_a_name_that_is_no_text_is_said_before_anything_is_made(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UsageError, match=r"is not valid UTF-8\..*--out"),
-        new_directory(tmp_path / "post\udcff", overwrite=False),
-    ):
-        pass
-    assert not any(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
 OF_A_STEP = [f"{folder}/step-000001.jsonl" for folder in ("trajectories", "training")]

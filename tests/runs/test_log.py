@@ -11,26 +11,15 @@ from typing import Any
 import pytest
 from full_disk import on_a_full_disk
 from pydantic import SecretStr
+from runs.run_files import evaluation
 
 from emailrl.base.errors import UsageError
-from emailrl.measure.evaluation import Evaluation
 from emailrl.records import read_records
-from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.runs import log
 from emailrl.runs.log import Display, Pace, Tracker, flat_numbers, silent
 from emailrl.settings import RewardSettings, Settings, TrackingSettings
 
 OFF = TrackingSettings(wandb_mode="disabled")
-
-
-def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
-    def trajectory(n: int) -> Trajectory:
-        rubric = {"answer_correct": n < correct, "num_turns": 3}
-        return Trajectory(
-            str(n), str(n), Scenario(str(n), "?", "!", [], "a@x", "2001-01-01"), reward=0.5, rubric=rubric
-        )
-
-    return Evaluation([trajectory(n) for n in range(total)], step)
 
 
 def tracked(folder: Path, settings: Settings, say: Any = silent, run_id: str = "r", step: int = 0) -> Tracker:
@@ -148,43 +137,26 @@ def test_wandb_online_takes_the_runs_id_and_no_secret(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("login", "fails", "reason"),
+    ("mode", "login", "fails", "reason"),
     [
-        (False, False, "not logged in"),
-        (StubWandB.errors.Error("no network"), False, "no network"),
-        (True, True, "timed out"),
+        ("online", False, False, "not logged in"),
+        ("online", StubWandB.errors.Error("no network"), False, "no network"),
+        ("online", True, True, "timed out"),
+        ("offline", RuntimeError("must not be asked"), False, None),
     ],
 )
-def test_wandb_online_without_login_or_network_goes_on_offline_and_says_so_once(
-    login: Any, fails: bool, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_wandb_without_login_or_network_goes_on_offline_and_says_so_once(
+    mode: str, login: Any, fails: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stub = StubWandB(login, fails_online=fails)
-    _, said = begin(monkeypatch, stub, "online", tmp_path)
-    assert [options["mode"] for options in stub.begun] == ["offline"]
-    (line,) = said
-    assert line.startswith(f"W&B logs offline: {reason}.") and "wandb sync" in line
-
-
-def test_wandb_offline_asks_for_no_login_and_disabled_imports_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    stub = StubWandB(login=RuntimeError("must not be asked"))
-    _, said = begin(monkeypatch, stub, "offline", tmp_path)
-    assert [options["mode"] for options in stub.begun] == ["offline"] and said == []
+    _, said = begin(monkeypatch, stub, mode, tmp_path)
+    assert [options["mode"] for options in stub.begun] == ["offline"] and len(said) == (reason is not None)
+    assert all(line.startswith(f"W&B logs offline: {reason}.") and "wandb sync" in line for line in said)
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     tracked(tmp_path, Settings(tracking=OFF)).close()
 
 
-def test_a_real_offline_run_is_written_into_the_runs_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    settings = Settings(tracking=TrackingSettings(wandb_mode="offline"))
-    tracker = tracked(tmp_path, settings, run_id="run-8")
-    tracker.step({"step": 1, "loss": 0.5}, "a line")
-    tracker.close()
-    assert list((tmp_path / "wandb").glob("offline-run-*-run-8/run-run-8.wandb"))
-
-
-def test_wandb_runs_no_command_that_a_folders_git_configuration_names(
+def test_a_real_offline_run_is_written_here_and_runs_no_command_that_a_folders_git_configuration_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def git(*arguments: str) -> None:
@@ -196,9 +168,11 @@ def test_wandb_runs_no_command_that_a_folders_git_configuration_names(
     git("config", "core.fsmonitor", "./hook")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_SAVE_CODE", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     run = tracked(tmp_path, Settings(tracking=TrackingSettings(wandb_mode="offline")), run_id="run-9")
     run.step({"step": 1, "loss": 1.0}, "a line")
     run.close()
+    assert list((tmp_path / "wandb").glob("offline-run-*-run-9/run-run-9.wandb"))
     assert not (tmp_path / "PWNED").exists()
     git("status")
     assert (tmp_path / "PWNED").exists()  # it would have been

@@ -61,35 +61,21 @@ def test_what_resume_means(tmp_path: Path) -> None:
         chosen(wanted, str(run / "checkpoint-6"))
 
 
-def test_auto_takes_up_the_run_begun_last_also_before_its_first_checkpoint(tmp_path: Path) -> None:
-    wanted = settings(tmp_path / "grpo")
-    with held(tmp_path / "grpo_masked"):
-        pass
-    assert chosen(wanted, "auto") == ("grpo_masked", None)
-    write(tmp_path / "grpo_masked" / "final", "final", step=2)
-    assert chosen(wanted, "auto") == ("grpo_masked", 2)
-    second = tmp_path / "grpo_masked-2"
-    with held(second), pytest.raises(EmailRLError, match=r"Another process is training in .*grpo_masked-2"):
-        chosen(wanted, "auto")
-    assert chosen(wanted, "auto") == ("grpo_masked-2", None) and chosen(wanted, "latest") == ("grpo_masked", 2)
-    write(tmp_path / "grpo_masked-3" / "checkpoint-1", step=1)
-    assert chosen(wanted, "auto") == ("grpo_masked-3", 1)
-
-
-def test_auto_is_latest_or_a_new_run(tmp_path: Path) -> None:
+def test_auto_is_latest_or_a_new_run_also_before_its_first_checkpoint(tmp_path: Path) -> None:
     """Whether a mode was named or not: of that mode, or of any; never a run of sft."""
-    any_mode = Settings(output=OutputSettings(output_dir=tmp_path / "grpo"))
+    any_mode, masked = Settings(output=OutputSettings(output_dir=tmp_path / "grpo")), settings(tmp_path / "grpo")
     with held(tmp_path / "grpo_masked"):
         pass
-    assert chosen(any_mode, "auto") == ("grpo_masked", None)  # it died before its first checkpoint
+    assert chosen(any_mode, "auto") == chosen(masked, "auto") == ("grpo_masked", None)
     write(tmp_path / "grpo_masked/final", "final", step=2)
     write(tmp_path / "grpo_simple/final", "final", step=3, mode="simple")
     for resume in ("auto", "latest"):
-        assert chosen(any_mode, resume) == ("grpo_simple", 3)
-        assert chosen(settings(tmp_path / "grpo"), resume) == ("grpo_masked", 2)
-    with held(tmp_path / "grpo_masked-2"):
-        pass
+        assert chosen(any_mode, resume) == ("grpo_simple", 3) and chosen(masked, resume) == ("grpo_masked", 2)
+    second = tmp_path / "grpo_masked-2"
+    with held(second), pytest.raises(EmailRLError, match=r"Another process is training in .*grpo_masked-2"):
+        chosen(masked, "auto")
     assert chosen(any_mode, "auto") == ("grpo_masked-2", None)  # begun after the simple run was written
+    assert chosen(masked, "auto") == ("grpo_masked-2", None) and chosen(masked, "latest") == ("grpo_masked", 2)
     write(tmp_path / "grpo_simple/final", "final", step=4, mode="simple")
     assert chosen(any_mode, "auto") == ("grpo_simple", 4)
 
@@ -191,15 +177,13 @@ def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
         write(tmp_path / f"checkpoint-{step}", step=step)
     write(tmp_path / "final", "final", step=6)
     said = rewind(tmp_path, RunState(step=4))
-    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*") if "checkpoint" not in str(path))
-    assert left == [
-        "policy/v-000004",
-        "skipped/step-000004-1.json",
-        *(f"training/step-00000{step}.jsonl" for step in (3, 4)),
-        "training/thesis.txt",
-        *(f"trajectories/eval-00000{step}.jsonl" for step in (3, 4)),
-        *(f"trajectories/step-00000{step}.jsonl" for step in (3, 4)),
-    ]
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*") if "checkpoint" not in str(path)}
+    kept = {
+        f"{name}-00000{step}.jsonl"
+        for name in ("trajectories/step", "trajectories/eval", "training/step")
+        for step in (3, 4)
+    }
+    assert left == kept | {"policy/v-000004", "skipped/step-000004-1.json", "training/thesis.txt"}
     assert [item.path.name for item in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
     assert said == [f"removed {name}, which is after step 4" for name in ("checkpoint-6", "final")]
 
@@ -225,35 +209,23 @@ def test_a_damaged_final_is_removed_to_be_written_again(tmp_path: Path) -> None:
     assert not (tmp_path / "final").exists() and rewind(tmp_path, RunState(step=2)) == []
 
 
-def test_a_damaged_best_model_is_restored_or_selected_anew(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoint-2", step=2)
-    write(tmp_path / "best_model", "best", step=2)
-    weights = tmp_path / "best_model" / "adapter_model.safetensors"
-    weights.write_text("weights of step 9")
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_a_best_model_that_is_gone_is_restored_or_selected_anew(tmp_path: Path, how: str) -> None:
+    best, of_its_step = tmp_path / "best_model", tmp_path / "checkpoint-2"
+    weights = "adapter_model.safetensors"
+    write(of_its_step, step=2)
+    if how == "damaged":
+        write(best, "best", step=2)
+        (best / weights).write_text("weights of step 9")
     state = RunState(step=4, best_accuracy=0.5, best_step=2, best_interval=(0.1, 0.9))
     (said,) = rewind(tmp_path, state)
-    assert said.startswith("best_model, which was damaged, is restored from the checkpoint of its step: ")
-    assert f"{weights} is damaged" in said and weights.read_text() == "weights of step 2" and state.best_step == 2
-    weights.unlink()
-    (tmp_path / "checkpoint-2" / "adapter_model.safetensors").write_text("weights of step 9")
+    assert said.startswith(f"best_model, which was {how}, is restored from the checkpoint of its step: ")
+    assert read_checkpoint(best).metadata.step == state.best_step == 2
+    assert (best / weights).read_text() == "weights of step 2"
+    shutil.rmtree(best) if how == "missing" else (best / weights).unlink()
+    shutil.rmtree(of_its_step) if how == "missing" else (of_its_step / weights).write_text("weights of step 9")
     (said,) = rewind(tmp_path, state)
-    assert said == (
-        "best_model is damaged, and only a later evaluation selects another: "
-        f"{tmp_path / 'best_model'} is missing adapter_model.safetensors."
-    )
-    assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
-
-
-def test_a_deleted_best_model_is_restored_or_selected_anew(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoint-2", step=2)
-    state = RunState(step=4, best_accuracy=0.5, best_step=2, best_interval=(0.1, 0.9))
-    (said,) = rewind(tmp_path, state)
-    assert said.startswith("best_model, which was missing, is restored from the checkpoint of its step: ")
-    assert read_checkpoint(tmp_path / "best_model").metadata.step == state.best_step == 2
-    shutil.rmtree(tmp_path / "best_model")
-    shutil.rmtree(tmp_path / "checkpoint-2")
-    (said,) = rewind(tmp_path, state)
-    assert said.startswith("best_model is missing, and only a later evaluation")
+    assert said.startswith(f"best_model is {how}, and only a later evaluation selects another: ")
     assert state.best_step is None and state.best_accuracy is None and state.best_interval is None
 
 

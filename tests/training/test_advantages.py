@@ -45,8 +45,11 @@ def test_equal_rewards_give_exactly_zero_and_one_member_raises(name: str) -> Non
         estimator(tensor([[1.0], [0.0]]))
 
 
-def test_reinforce_takes_groups_of_one() -> None:
+def test_reinforce_takes_groups_of_one_and_none_of_nothing() -> None:
     close(adv.reinforce(tensor([[2.0], [-1.0]])), [[2.0], [-1.0]])
+    with pytest.raises(ValueError, match="at least 1 to compare rollouts, got 0"):
+        adv.reinforce(torch.zeros(2, 0))
+    assert adv.rloo(tensor([[1.0, 0.0]])).tolist() == [[1.0, -1.0]]
 
 
 def test_rewards_must_be_groups() -> None:

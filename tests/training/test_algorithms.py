@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from emailrl.settings.needs import NEEDS, needs_of
 from emailrl.training.advantages import ESTIMATORS
 from emailrl.training.algorithms import ALGORITHMS, Algorithm
 from emailrl.training.mix import advice, resolve
+from emailrl.training.passes import needs_old_logprobs, needs_reference
 
 
-def resolved(name: str = "grpo", **overrides: Any) -> Algorithm:
-    return resolve(Settings.model_validate({"training": {"algorithm": name}, "algorithm": overrides}))
+def resolved(name: str = "grpo", training: Mapping[str, Any] = MappingProxyType({}), **overrides: Any) -> Algorithm:
+    return resolve(Settings.model_validate({"training": {"algorithm": name} | dict(training), "algorithm": overrides}))
 
 
 def test_default_is_grpo_with_k3_in_the_loss_and_token_mean() -> None:
@@ -38,7 +41,8 @@ def test_every_row_names_an_estimator_and_itself() -> None:
     ("name", "facts"),
     [
         ("dr_grpo", {"advantage": "dr_grpo", "aggregation": "constant"}),
-        ("dapo", {"clip_low": 0.2, "clip_high": 0.28}),
+        # A clip from 0.8 to 1.28, a penalty over the last 4,096 of 20,480 tokens (arXiv 2503.14476, 3.1 and 4.1).
+        ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "overlong_share": 4096 / 20480}),
         ("gspo", {"ratio_level": "sequence", "aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4}),
         ("rloo", {"advantage": "rloo", "kl_estimator": "k1", "kl_in": "reward", "whiten": False}),
         ("reinforce_pp", {"advantage": "reinforce", "kl_estimator": "k1", "kl_in": "reward", "whiten": True}),
@@ -89,6 +93,8 @@ def test_every_field_can_be_overridden() -> None:
     assert resolved("ppo").value_clip == 0.5 and resolved("ppo", advantage_estimator="rloo").value_clip is None
 
 
+ONE, THREE = ({"training": {"num_generations": number}} for number in (1, 3))
+SIMPLE = {"training": {"num_generations": 3, "mode": "simple"}}
 IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("grpo", {"value_clip": 0.2}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=gae")),
     ("ppo", {"value_clip": 0.2, "advantage_estimator": "rloo"}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=gae")),
@@ -115,6 +121,17 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
     ("grpo", {"reward_clip_low": 1.0, "reward_clip_high": 1.0}, ("REWARD_CLIP_LOW=1", "REWARD_CLIP_HIGH=1")),
     ("ppo", {"critic_warmup_steps": 200}, ("CRITIC_WARMUP_STEPS=200", "MAX_STEPS=200")),
+    # Of three answers none, 1/3, 2/3 or all are right.
+    ("dapo", {"filter_low": 0.4, "filter_high": 0.6} | THREE, ("drops every question with NUM_GENERATIONS=3",)),
+    ("dapo", {"filter_low": 1.1, "filter_high": 1.5} | THREE, ("drops every question",)),  # not even four thirds
+    ("dapo", {"filter_low": 0.4, "filter_high": 0.4} | THREE, ("between FILTER_LOW=0.4 and FILTER_HIGH=0.4",)),
+    ("dapo", {"filter_low": 0.4, "filter_high": 0.2} | THREE, ("between FILTER_LOW=0.4 and FILTER_HIGH=0.2",)),
+    ("dapo", {"filter_low": 0.4, "filter_high": 0.6, "filter_on": "accuracy"} | SIMPLE, ("drops every question",)),
+    ("reinforce_pp", {"dynamic_filtering": True} | ONE, ("drops every question with NUM_GENERATIONS=1",)),
+    ("grpo", {"filter_low": 0.4}, ("FILTER_LOW=0.4 has no effect",)),
+    ("dapo", {"dynamic_filtering": False, "max_refill_rounds": 3}, ("MAX_REFILL_ROUNDS=3 has no effect",)),
+    ("grpo", {"overlong_penalty": 0.5}, ("OVERLONG_PENALTY=0.5 has no effect",)),
+    ("dapo", {"overlong_penalty": 0.5, "overlong_buffer": 0}, ("has no effect: it needs OVERLONG_BUFFER",)),
 ]
 
 
@@ -140,6 +157,13 @@ def test_an_impossible_mix_names_both_settings_and_a_way_out(
         ("reinforce_pp", {"ratio_level": "sequence", "kl_in": "loss"}),
         ("grpo", {"reward_clip_low": -1.0, "reward_clip_high": 1.0}),
         ("grpo", {"reward_clip_low": 1.0}),
+        ("reinforce_pp", {"dynamic_filtering": True, "filter_on": "reward"} | ONE),
+        ("dapo", {"filter_low": 0.8, "filter_high": 1.2} | THREE),  # all three right: a share of 1
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.6} | SIMPLE),  # a mean of rewards can lie there
+        ("dapo", {"filter_low": 0.4, "filter_high": 0.6, "filter_on": "reward"} | SIMPLE),
+        ("grpo", {"dynamic_filtering": True, "filter_low": 0.1, "max_refill_rounds": 0} | THREE),
+        ("grpo", {"overlong_penalty": 0.5, "overlong_buffer": 100}),
+        ("dapo", {"overlong_penalty": 0.5}),
         *((name, {"kl_in": place, "kl_estimator": k}) for name in ("grpo", "ppo") for place in ("loss", "reward")
           for k in ("k1", "k2", "k3")),
     ],
@@ -267,15 +291,30 @@ def test_named_algorithms_need_no_advice() -> None:
         assert advice(resolve(settings), settings) == []
 
 
-def test_the_published_settings_of_dapo() -> None:
-    """A clip from 0.8 to 1.28, and a penalty over the last 4,096 of 20,480 tokens (arXiv 2503.14476, 3.1 and 4.1)."""
-    dapo = ALGORITHMS["dapo"]
-    assert (dapo.clip_low, dapo.clip_high, dapo.overlong_share) == (0.2, 0.28, 4096 / 20480)
-
-
 def test_the_table_of_needs_names_settings() -> None:
     names = [name for need in NEEDS for name in need.settings.split()]
     assert [name for name in names if by_name()[name].key != name] == []
     assert all(need.needs or need.reason for need in NEEDS)
     assert all(need.remedy for need in NEEDS if need.level == "error" and need.reason)
     assert needs_of("kl_horizon") == ["KL_TARGET"] and needs_of("seed") == []
+
+
+GRPO = resolve(Settings.model_validate({}))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kl_coef", "updates", "needed"),
+    [
+        (GRPO, 0.01, 1, False),
+        (GRPO, 0.01, 2, True),
+        (replace(GRPO, kl_in="reward"), 0.01, 1, True),
+        (replace(GRPO, kl_in="reward"), 0.0, 1, False),
+        (replace(GRPO, advantage="gae"), 0.0, 1, True),
+    ],
+)
+def test_old_log_probabilities(algorithm: Algorithm, kl_coef: float, updates: int, needed: bool) -> None:
+    assert needs_old_logprobs(algorithm, kl_coef=kl_coef, updates=updates) is needed
+
+
+def test_the_reference_scores_where_its_kl_counts() -> None:
+    assert needs_reference(0.01) and not needs_reference(0.0)

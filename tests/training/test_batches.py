@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emailrl.training.batch import Layout, TrainingSample, micro_batches, mini_batches
+from emailrl.training.batch import Layout, MicroBatch, TrainingSample, micro_batches, mini_batches
 
 
 def sample(length: int, name: str = "t") -> TrainingSample:
@@ -57,26 +61,17 @@ def test_packed_cap_counts_tokens_alone_and_batches_are_even() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
-def test_packed_batches_hold_every_sample_once_in_few_batches(lengths: list[int], cap: int) -> None:
-    batches = micro_batches([sample(length) for length in lengths], Layout(cap, packing=True))
-    assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
-    assert all(batch.num_tokens <= cap or len(batch.indices) == 1 for batch in batches)
+def test_batches_hold_every_sample_once_and_packed_ones_are_few(lengths: list[int], cap: int) -> None:
+    packed, padded = (micro_batches(list(map(sample, lengths)), Layout(cap, packing=way)) for way in (True, False))
+    for batches in (packed, padded):
+        assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
+        assert sum(batch.num_tokens for batch in batches) == sum(lengths)
+    assert all(batch.num_tokens <= cap or len(batch.indices) == 1 for batch in packed)
+    assert all(batch.token_ids.numel() <= cap or len(batch.indices) == 1 for batch in padded)
     over = sum(length > cap for length in lengths)
     within = sum(length for length in lengths if length <= cap)
     # First-fit leaves at most one batch half empty.
-    assert len(batches) - over <= 2 * within / cap + 1
-    padded = micro_batches([sample(length) for length in lengths], Layout(cap))
-    assert len(batches) <= len(padded)
-
-
-@settings(max_examples=50, deadline=None)
-@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=30), cap=st.integers(10, 100))
-def test_every_sample_stands_once_under_the_cap(lengths: list[int], cap: int) -> None:
-    batches = micro_batches([sample(length) for length in lengths], Layout(cap))
-    assert sorted(i for batch in batches for i in batch.indices) == list(range(len(lengths)))
-    for batch in batches:
-        assert batch.token_ids.numel() <= cap or len(batch.indices) == 1
-    assert sum(batch.num_tokens for batch in batches) == sum(lengths)
+    assert len(packed) - over <= 2 * within / cap + 1 and len(packed) <= len(padded)
 
 
 def test_batches_of_chosen_samples_keep_the_places_of_all() -> None:
@@ -96,3 +91,35 @@ def test_mini_batches() -> None:
     orders = {str(next(mini_batches(samples, 2, seed=f"7/{i}"))) for i in range(9)}
     assert len(orders) > 1
     assert [len(part) for part in mini_batches(samples, 99, seed="x")] == [2] * 5
+
+
+def batched(lengths: list[int], cap: int, **options: Any) -> list[list[int]]:
+    batches = micro_batches(list(map(sample, lengths)), Layout(cap, **options))
+    return [[lengths[i] for i in batch.indices] for batch in batches]
+
+
+def test_a_cap_on_rows() -> None:
+    assert batched([2, 2, 2, 2, 2], 99, max_rows=2) == [[2, 2], [2, 2], [2]]
+    assert batched([3, 3, 3, 3, 3], 99, max_rows=2, packing=True) == [[3, 3], [3, 3], [3]]
+    # Dealt to the emptier batch alone, the three twos would stand together.
+    assert batched([9, 2, 2, 2], 99, max_rows=2, packing=True) == [[9, 2], [2, 2]]
+
+
+def test_a_dealt_batch_may_be_full_to_the_last_token() -> None:
+    # First-fit makes 8 + 6 and 7 + 3 + 3.
+    assert batched([8, 7, 6, 3, 3], 14, packing=True) == [[8, 3, 3], [7, 6]]
+    assert batched([9, 8], 5, packing=True) == [[9], [8]]
+
+
+def test_padding_is_token_0_unless_it_is_named() -> None:
+    (batch,) = micro_batches([sample(3), sample(2)], Layout(6))
+    assert batch.token_ids.tolist() == [[1, 2, 3], [1, 2, 0]]
+
+
+@pytest.mark.parametrize("kind", [TrainingSample, MicroBatch])
+def test_nobody_changes_what_was_made(kind: type) -> None:
+    (batch,) = micro_batches([sample(3)], Layout(6))
+    made = {TrainingSample: sample(3), MicroBatch: batch}[kind]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, dataclasses.fields(made)[0].name, None)
+    assert not hasattr(made, "__dict__")

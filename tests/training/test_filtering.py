@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from emailrl.base.errors import UsageError
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
-from emailrl.settings import AlgorithmSettings, Settings, TrainingSettings
+from emailrl.settings import AlgorithmSettings
 from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.mix import resolve
 from emailrl.training.rollouts import Collected, Filter, collect_groups, make_filter
 
 
@@ -133,57 +131,6 @@ def test_the_filter_of_dapo(settings: dict[str, Any], answers: bool, expected: F
 def test_without_dynamic_filtering_there_is_no_range_and_no_refill() -> None:
     assert make_filter(ALGORITHMS["grpo"], AlgorithmSettings(), answers=True) == Filter(2, 0.05)
     assert make_filter(ALGORITHMS["ppo"], AlgorithmSettings(), answers=True) == Filter(1, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "changes", "generations", "complaint"),
-    [
-        ("dapo", {"filter_low": 1.1, "filter_high": 1.5}, 3, "drops every question"),  # not even four thirds are right
-        ("dapo", {"filter_low": 0.4, "filter_high": 0.4}, 3, r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.4"),
-        ("dapo", {"filter_low": 0.4, "filter_high": 0.2}, 3, r"between FILTER_LOW=0\.4 and FILTER_HIGH=0\.2"),
-        ("grpo", {"filter_low": 0.4}, 3, "FILTER_LOW=0.4 has no effect"),
-        ("dapo", {"dynamic_filtering": False, "max_refill_rounds": 3}, 3, "MAX_REFILL_ROUNDS=3 has no effect"),
-        ("reinforce_pp", {"dynamic_filtering": True}, 1, "drops every question with NUM_GENERATIONS=1"),
-        # Of three answers none, 1/3, 2/3 or all are right.
-        ("dapo", {"filter_low": 0.4, "filter_high": 0.6}, 3, "drops every question with NUM_GENERATIONS=3"),
-        ("grpo", {"overlong_penalty": 0.5}, 3, r"OVERLONG_PENALTY=0\.5 has no effect"),
-        ("dapo", {"overlong_penalty": 0.5, "overlong_buffer": 0}, 3, "has no effect: it needs OVERLONG_BUFFER"),
-    ],
-)
-def test_mixes_that_cannot_work_are_refused(
-    algorithm: str, changes: dict[str, Any], generations: int, complaint: str
-) -> None:
-    wanted = Settings(
-        training=TrainingSettings(algorithm=algorithm, num_generations=generations),
-        algorithm=AlgorithmSettings(**changes),
-    )
-    with pytest.raises(UsageError, match=complaint):
-        resolve(wanted)
-
-
-def test_mixes_that_work() -> None:
-    for algorithm, changes, generations in (
-        ("reinforce_pp", {"dynamic_filtering": True, "filter_on": "reward"}, 1),
-        ("dapo", {"filter_low": 0.8, "filter_high": 1.2}, 3),  # all three right: a share of 1
-        ("grpo", {"dynamic_filtering": True, "filter_low": 0.1, "max_refill_rounds": 0}, 3),
-        ("grpo", {"overlong_penalty": 0.5, "overlong_buffer": 100}, 3),
-        ("dapo", {"overlong_penalty": 0.5}, 3),
-    ):
-        training = TrainingSettings(algorithm=algorithm, num_generations=generations)
-        resolve(Settings(training=training, algorithm=AlgorithmSettings.model_validate(changes)))
-
-
-def test_simple_mode_looks_at_rewards_unless_told_otherwise() -> None:
-    """No share of three lies between 0.4 and 0.6, but a mean of rewards can."""
-    training = TrainingSettings(algorithm="dapo", mode="simple", num_generations=3)
-    for filter_on in (None, "reward", "accuracy"):
-        wanted = AlgorithmSettings(filter_low=0.4, filter_high=0.6, filter_on=filter_on)
-        settings = Settings(training=training, algorithm=wanted)
-        if filter_on == "accuracy":
-            with pytest.raises(UsageError, match="drops every question"):
-                resolve(settings)
-        else:
-            assert resolve(settings).name == "dapo"
 
 
 class Game:

@@ -135,3 +135,20 @@ def test_a_correction_under_top_p_moves_samples_to_the_trainers_policy_on_the_ke
     assert float((mu * w).sum()) == pytest.approx(0.8 / 0.9, abs=1e-6)  # what is left: pi's mass there over q's
     same = importance_weights(q[None, :2].log(), q[None, :2].log(), torch.ones(1, 2), kind="icepop")
     assert same.tolist() == [[1.0, 1.0]]  # filtered log-probabilities would make this 0.9
+
+
+def test_weights_on_a_bound_are_inside() -> None:
+    ones = torch.zeros(1, 2)
+    for kind in ("icepop", "sequence_mask"):
+        for low, high in ((1.0, 2.0), (0.5, 1.0)):
+            weights = importance_weights(ones, ones, torch.ones(1, 2), kind=kind, low=low, high=high)  # type: ignore[arg-type]
+            assert weights.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop", "sequence_mask"])
+def test_tokens_that_are_not_trained_count_in_no_correction(kind: Any) -> None:
+    # Beside a trained token of weight 1, one that is not trained stands at weight e^9.
+    old, mask = tensor([[0.0, 0.0, 9.0]]), tensor([[1, 1, 0]])
+    weights, said = correction_weights(old, torch.zeros(1, 3), mask, kind=kind, low=0.9, high=1.1)
+    assert weights.tolist() == [[1.0, 1.0, 0.0]]
+    assert list(said.values()) == [1.0, 1.0, 1.0, 0.0] and list(said)[3] == "correction_cut_fraction"

@@ -114,14 +114,6 @@ def test_what_was_played_before_an_interrupt_in_a_refill_is_on_record(tmp_path: 
     assert not (tmp_path / "training/step-000001.jsonl").exists()
 
 
-def test_a_step_that_no_refill_can_fill_is_skipped_and_said(tmp_path: Path) -> None:
-    played = play(tmp_path, steps=1, right=lambda step: set(), algorithm={"dynamic_filtering": True})
-    assert not [event for event in played.events if event.startswith("update")]
-    assert played.metrics[0]["dropped"]["groups_below_range"] == 4 == len(QUESTIONS)
-    assert any("Step 1: no groups left to train on, no update" in line for line in played.said)
-    assert any("Dropped: 4 groups too hard" in line for line in played.said)
-
-
 def test_truncated_trajectories_stay_in_the_groups_statistics_but_train_nothing(tmp_path: Path) -> None:
     whole, masked = (
         play(tmp_path / how, steps=1, truncated=1, algorithm={"truncated_trajectories": how})

@@ -12,16 +12,16 @@ import pytest
 import torch
 from training.scripted import QUESTIONS, ScriptedPolicy, play
 
-from emailrl.records import read_records
+from emailrl.records import read_records, write_records
+from emailrl.settings import Settings
+from emailrl.training.ending import curve, draw_curves
 
 
 def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_keeps_the_last_step(
     tmp_path: Path,
 ) -> None:
     played = play(tmp_path, raises=2, eval_steps=9)
-    assert played.said[-1].startswith(
-        "error: Every rollout failed (step-000002). First error: OSError: the engine is gone"
-    )
+    assert "Every rollout failed (step-000002). First error: OSError: the engine is gone" in played.said[-1]
     assert played.saved == {"best_model": 0, "checkpoint-1": 1}
     assert len(list(read_records(tmp_path / "trajectories/step-000002.jsonl"))) == 4  # to be looked at
     assert [line["step"] for line in played.metrics] == [1]
@@ -39,10 +39,7 @@ def test_an_evaluation_that_fails_loses_nothing_of_the_step_before_it(tmp_path: 
 def test_a_run_that_fails_before_it_sampled_anything_leaves_no_checkpoint(tmp_path: Path) -> None:
     played = play(tmp_path, fails=0)
     assert played.saved == {} and not list(tmp_path.glob("checkpoint-*"))
-    assert played.said[-2:] == [
-        "Stopped before the first step; nothing was trained or saved.",
-        "error: the server is gone",
-    ]
+    assert played.said[-2].startswith("Stopped before the first step;") and "the server is gone" in played.said[-1]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +48,7 @@ def test_a_run_that_fails_before_it_sampled_anything_leaves_no_checkpoint(tmp_pa
         (
             "checkpoint-2",
             "checkpoint-2",
-            "Stopped after step 2, which cannot be saved (No space left on device);"
-            " saved up to step 0; --resume latest continues.",
+            "Stopped after step 2, which cannot be saved (No space left on device); saved",
         ),
         ("", "policy/v-000000", "Stopped before the first step; nothing was trained or saved."),
     ],
@@ -67,7 +63,7 @@ def test_a_full_disk_is_named_with_what_is_saved(
 
     monkeypatch.setattr(ScriptedPolicy, "save_adapter", save_adapter)
     played = play(tmp_path, eval_steps=9)
-    assert played.said[-2:] == [said, f"error: [Errno 28] No space left on device: '{tmp_path / folder}'"]
+    assert played.said[-2].startswith(said) and f"'{tmp_path / folder}'" in played.said[-1]
 
 
 def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None:
@@ -162,14 +158,26 @@ def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -
 
 def test_a_run_without_any_update_says_so_at_its_end(tmp_path: Path) -> None:
     played = play(tmp_path, rewards=lambda step: [1.0, 1.0], accuracies=(0.5, 0.5), steps=2)
-    assert played.said[-1] == (
-        "Nothing was learned: 2 steps without an update, so best_model and final have the weights of the start."
-        " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
-        " emailrl sft (docs/guides/troubleshooting.md)."
-    )
+    assert played.said[-1].startswith("Nothing was learned: 2 steps without an update")
     assert "Dropped: 2 groups with nearly equal rewards" in "\n".join(played.said)
+    one = play(tmp_path / "one", rewards=lambda step: [0.0, 1.5 * (step == 2)], accuracies=(0.5, 0.5), steps=2)
+    assert not any("Nothing was learned" in line for line in one.said)
 
 
-def test_a_run_with_one_update_does_not(tmp_path: Path) -> None:
-    played = play(tmp_path, rewards=lambda step: [0.0, 1.5 * (step == 2)], accuracies=(0.5, 0.5), steps=2)
-    assert not any("Nothing was learned" in line for line in played.said)
+def test_a_curve_leaves_out_what_has_no_number() -> None:
+    records = [{"step": 1, "accuracy": 0.5}, {"step": 2, "accuracy": None}, {"step": 3}]
+    assert curve(records, "accuracy") == [(1, 0.5)]
+
+
+def test_curves_are_drawn_of_whatever_the_run_has(tmp_path: Path) -> None:
+    write_records(tmp_path / "metrics.jsonl", [])
+    write_records(tmp_path / "evaluations.jsonl", [])
+    settings = Settings().with_model("a $model$ of $1")
+    png, svg = draw_curves(tmp_path, settings)
+    empty = svg.read_bytes()
+    assert (png, svg) == (tmp_path / "curve.png", tmp_path / "curve.svg")
+    write_records(tmp_path / "metrics.jsonl", [{"step": 1, "accuracy": None, "reward_mean": 0.5}])
+    evaluation = {"step": 0, "accuracy": 0.5, "accuracy_low": 0.25, "accuracy_high": 0.75, "reward": None}
+    write_records(tmp_path / "evaluations.jsonl", [evaluation])
+    draw_curves(tmp_path, settings)
+    assert svg.read_bytes() != empty

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from emailrl.agent.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
+from emailrl.mail import Mailbox, open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.records.trajectory import (
     Message,
     Scenario,
@@ -61,26 +67,17 @@ def test_what_bounds_a_mode_and_whose_reward_it_takes() -> None:
 
 
 @pytest.fixture
-def mailbox(tmp_path: Path) -> Any:
-    from datetime import UTC, datetime
-
-    from emailrl.mail import open_mailbox
-    from emailrl.mail.build import build_database
-    from emailrl.mail.sources import RawEmail
-
-    def mail(message_id: str, body: str, day: int) -> RawEmail:
-        date = datetime(2001, 4, day, tzinfo=UTC)
-        return RawEmail(message_id, "News", "bob@x.com", ["ann@x.com"], [], [], date, body, "")
-
+def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
+    bodies = {"src": "The budget meeting is in B12. " + "x" * 700, "near": "The budget is late.", "far": "Lunch?"}
     mails = [
-        mail("<src@x>", "The budget meeting is in B12. " + "x" * 700, 1),
-        mail("<near@x>", "The budget is late.", 2),
-        mail("<far@x>", "Lunch?", 3),
+        RawEmail(
+            f"<{name}@x>", "News", "bob@x.com", ["ann@x.com"], [], [], datetime(2001, 4, day, tzinfo=UTC), body, ""
+        )
+        for day, (name, body) in enumerate(bodies.items(), 1)
     ]
     build_database(iter(mails), tmp_path / "m.db")
-    box = open_mailbox(tmp_path / "m.db", "ann@x.com", until=SCENARIO.query_date)
-    yield box
-    box.close()
+    with closing(open_mailbox(tmp_path / "m.db", "ann@x.com", until=SCENARIO.query_date)) as box:
+        yield box
 
 
 def test_the_static_prompt_holds_the_question_its_source_and_a_mail_like_it(mailbox: Any) -> None:

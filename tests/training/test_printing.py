@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
-from emailrl.measure.evaluation import Evaluation
-from emailrl.records.trajectory import Scenario, Trajectory
+import pytest
+from runs.run_files import evaluation
+
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 from emailrl.settings import AgentSettings, ModelSettings, Settings, TrainingSettings, VllmSettings
 from emailrl.training.assemble import header
+from emailrl.training.batch import TrainingSample
 from emailrl.training.ending import outcome
-from emailrl.training.report import evaluation_block, step_line
+from emailrl.training.report import evaluation_block, rollout_metrics, sample_record, step_line, training_records
+from emailrl.training.rollouts import Collected
 from emailrl.training.state import RunState
-
-
-def evaluation(correct: int, total: int, step: int = 30) -> Evaluation:
-    def trajectory(n: int) -> Trajectory:
-        rubric = {"answer_correct": n < correct, "num_turns": 3, "sources_correct": n < correct}
-        return Trajectory(
-            str(n), str(n), Scenario(str(n), "?", "!", [], "a@x", "2001-01-01"), reward=0.5, rubric=rubric
-        )
-
-    return Evaluation([trajectory(n) for n in range(total)], step)
+from emailrl.training.update import TokenNumbers
 
 
 def test_the_header_says_what_the_seeds_header_says() -> None:
     settings = Settings(training=TrainingSettings(per_device_train_batch_size=8, num_generations=6))
     text = header(settings, run_dir=Path("outputs/grpo_masked"), num_train=4000, num_eval=100, start=0, total=200)
-    rule = "=" * 60
-    assert text.splitlines() == [
-        rule,
+    assert text.splitlines()[1:-1] == [
         "Starting training: 200 steps",
         "Mode: masked (real rollouts, training only the tokens the policy sampled)",
         "Model: OpenPipe/Qwen3-14B-Instruct | algorithm: grpo",
@@ -37,7 +32,6 @@ def test_the_header_says_what_the_seeds_header_says() -> None:
         "KL reference: the base model",
         "Target accuracy: 95.0%",
         "Output: outputs/grpo_masked",
-        rule,
     ]
     servers = VllmSettings(vllm_urls="http://a:8000,http://b:8000", max_staleness=2)
     remote = Settings(agent=AgentSettings(engine="vllm"), vllm=servers)
@@ -70,15 +64,8 @@ def test_the_step_line_is_the_seeds_step_line() -> None:
     assert step_line(some, 200).endswith("(21.7%) | 12.3 s | Dropped: 1 trajectory failed, 3 groups too hard")
     assert "Loss: 0.0000 | Policy: -0.0001 |" in step_line(metrics | {"loss": -1e-5, "policy_loss": -1e-4}, 200)
     assert "| KL in the reward: 2.3450 |" in step_line(metrics | {"kl_loss": None}, 200)
-    nothing = metrics | {
-        "loss": None,
-        "policy_loss": None,
-        "kl_loss": None,
-        "kl": None,
-        "trainable_tokens": 0,
-        "total_tokens": 0,
-    }
-    line = step_line(nothing | {"trainable_share": None}, 200)
+    missing = dict.fromkeys(("loss", "policy_loss", "kl_loss", "kl", "trainable_share"))
+    line = step_line(metrics | missing | {"trainable_tokens": 0, "total_tokens": 0}, 200)
     assert "Loss: - | Policy: - | KL: - | Reward: 0.250" in line and "Trainable tokens: 0/0 (-)" in line
 
 
@@ -119,3 +106,55 @@ def test_a_run_whose_evaluations_are_all_equal_names_a_higher_learning_rate() ->
     assert said(13, 12, 13) == said(13, 14) == said(13) == said(0) == said(0, 1) == said(13, 13, idle=8) == ""
     zero = said(*13 * [0], idle=119)  # more evaluations than patience keeps
     assert zero.startswith("Nothing was learned in 120 steps") and "emailrl sft" in zero and "rate" not in zero
+
+
+MASK = [0, 1, 0, 1]
+SCENARIO = Scenario("q", "When?", "Monday", ["m"], "a@example.com", "2001-01-01")
+
+
+def sample(trajectory: str) -> TrainingSample:
+    return TrainingSample(trajectory, "g", [7] * 4, MASK, [-1.0] * 4)
+
+
+def numbers(*advantages: float) -> TokenNumbers:
+    return TokenNumbers([0.0] * 4, [0.0] * 4, list(advantages))
+
+
+def test_lists_are_as_long_as_the_tokens_and_null_where_nothing_is_trained() -> None:
+    given = TokenNumbers([0.0, -1.0, 0.0, -2.0], [0.0, -1.5, 0.0, 998.0], [0.0, 0.3, 0.0, 0.1])
+    assert sample_record(sample("t"), given) == {
+        "loss_mask": MASK,
+        "old_logprobs": [None, -1.0, None, -2.0],
+        "ratio": [None, pytest.approx(math.exp(-0.5)), None, pytest.approx(math.exp(20))],  # bounded as in the loss
+        "advantages": [None, 0.3, None, 0.1],
+    }
+
+
+def records(samples: list[TrainingSample], tokens: list[TokenNumbers], **fields: Any) -> dict[str, dict[str, Any]]:
+    members = [Trajectory(name, "g", SCENARIO, **fields) for name in ("s", "t")]
+    collected = Collected(groups=[TrajectoryGroup("g", SCENARIO, members)])
+    return {record["id"]: record for record in training_records(collected, samples, tokens, mask_truncated=True)}
+
+
+def test_every_way_to_end_without_an_answer_counts() -> None:
+    ends = [*StopReason, StopReason.ANSWERED]  # the last says "I don't know"; one raised, and is in no mean
+    members = [Trajectory(f"t{number}", "g", SCENARIO, stop_reason=reason) for number, reason in enumerate(ends)]
+    members[-1].rubric = {"returned_i_dont_know": True}
+    members[ends.index(StopReason.EXCEPTION)].exception = "OSError: gone"
+    collected = Collected(groups=[TrajectoryGroup("g", SCENARIO, members)])
+    assert rollout_metrics(collected)["unanswered"] == pytest.approx(6 / 8)
+
+
+def test_an_advantage_is_the_trajectorys_where_all_its_tokens_share_it_and_else_the_tokens() -> None:
+    samples = [sample("s"), sample("t"), sample("s"), sample("t")]
+    given = [numbers(0, 1.5, 0, 1.5), numbers(0, -1, 0, -1), numbers(0, 1.5, 0, 1.5), numbers(0, -1, 0, 2)]
+    found = records(samples, given)
+    assert (found["s"]["advantage"], found["t"]["advantage"]) == (1.5, None)
+    assert not any("advantages" in one for one in found["s"]["samples"]) and len(found["s"]["samples"]) == 2
+    assert [one["advantages"] for one in found["t"]["samples"]] == [[None, -1, None, -1], [None, -1, None, 2]]
+
+
+def test_a_trajectory_that_was_not_trained_has_no_advantage_and_says_why() -> None:
+    found = records([sample("s")], [numbers(0, 1, 0, 1)], stop_reason=StopReason.TRUNCATED)
+    assert found["t"] == {"id": "t", "group_id": "g", "advantage": None, "dropped": "truncated", "samples": []}
+    assert records([], [], exception="OSError: gone")["s"]["dropped"] == "exception"

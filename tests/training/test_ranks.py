@@ -190,17 +190,12 @@ def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches_with_the_same
     assert_equal(one, ranks)
 
 
-def test_a_sample_too_long_for_one_rank_ends_all_with_one_error(
-    compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forward, "token_logprobs", SmallRank(5, when_training=True))
-    _, (zero, one) = compare(2, 4)
-    assert isinstance(zero, EmailRLError) and zero.message.startswith("Rank 1: Out of memory on a single sample of")
-    assert isinstance(one, Trained)  # it left the error to rank 0
-
-
-def test_an_optimizer_that_does_not_fit_on_one_rank_ends_all_with_one_error(
-    compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("sample", "Out of memory on a single sample of"), ("optimizer", "Out of memory while updating the adapter")],
+)
+def test_what_does_not_fit_on_one_rank_ends_all_with_one_error(
+    where: str, said: str, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = torch.optim.AdamW.step
 
@@ -209,9 +204,10 @@ def test_an_optimizer_that_does_not_fit_on_one_rank_ends_all_with_one_error(
             raise torch.OutOfMemoryError("CUDA out of memory.")
         honest(optimizer)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    if where == "sample":
+        monkeypatch.setattr(forward, "token_logprobs", SmallRank(5, when_training=True))
+    else:
+        monkeypatch.setattr(torch.optim.AdamW, "step", step)
     _, (zero, one) = compare(2, 4)
-    assert isinstance(zero, EmailRLError) and zero.message.startswith(
-        "Rank 1: Out of memory while updating the adapter"
-    )
-    assert isinstance(one, Trained)
+    assert isinstance(zero, EmailRLError) and zero.message.startswith(f"Rank 1: {said}")
+    assert isinstance(one, Trained)  # it left the error to rank 0

@@ -74,34 +74,31 @@ def test_a_completion_is_its_sampled_tokens() -> None:
 def test_a_broken_trajectory_gives_several_samples() -> None:
     prompt_only = TokenSample()
     prompt_only.append_prompt([1, 2, 3])
-    samples, counts = make_samples([group(1.0, samples=[two_turns(), two_turns(), prompt_only])], "sampled")
+    samples, counts = make_samples([group(1.0, samples=[two_turns(), prompt_only, two_turns()])], "sampled")
     assert [sample.trajectory_id for sample in samples] == ["g0", "g0"]
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 1}
 
 
 def test_trajectories_cut_off_at_the_token_limit_are_masked_where_asked_and_counted() -> None:
-    cut, whole, out_of_turns = group(0.0, 1.0, 2.0).trajectories
-    cut.stop_reason, out_of_turns.stop_reason = StopReason.TRUNCATED, StopReason.RAN_OUT_OF_TURNS
-    groups = [TrajectoryGroup("g", SCENARIO, [cut, whole, out_of_turns])]
+    groups = [group(0.0, 1.0, 2.0, 3.0)]
+    ends = (StopReason.TRUNCATED, StopReason.ANSWERED, StopReason.RAN_OUT_OF_TURNS, StopReason.TRUNCATED)
+    for one, end in zip(groups[0].trajectories, ends, strict=True):
+        one.stop_reason = end
     samples, counts = make_samples(groups, "sampled")
-    assert [sample.trajectory_id for sample in samples] == ["g0", "g1", "g2"]
+    assert [sample.trajectory_id for sample in samples] == ["g0", "g1", "g2", "g3"]
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
     samples, counts = make_samples(groups, "sampled", mask_truncated=True)
     assert [sample.trajectory_id for sample in samples] == ["g1", "g2"]
-    assert counts == {"trajectories_truncated": 1, "samples_nothing_trainable": 0}
+    assert counts == {"trajectories_truncated": 2, "samples_nothing_trainable": 0}
 
 
-def test_a_sample_stays_as_it_was_made() -> None:
-    (sample,), _ = make_samples([group(1.0)], "sampled")
-    with pytest.raises(AttributeError):
-        sample.group_id = "h"  # type: ignore[misc]
-
-
-def test_a_sample_without_sampled_tokens_is_left_out_wherever_it_stands() -> None:
-    prompt_only = TokenSample()
-    prompt_only.append_prompt([1, 2, 3])
-    samples, counts = make_samples([group(1.0, samples=[prompt_only, two_turns()])], "sampled")
-    assert len(samples) == 1 and counts["samples_nothing_trainable"] == 1
+def test_a_prompt_of_one_token_is_a_prompt() -> None:
+    tokens = TokenSample()
+    tokens.append_prompt([7])
+    tokens.append_sampled([8], [-0.5])
+    tokens.append_prompt([7] * 3)
+    (sample,), _ = make_samples([group(1.0, samples=[tokens])], "sampled")
+    assert (sample.token_ids, sample.loss_mask) == ([7, 8], [0, 1])  # cut behind the last trained token
 
 
 def damaged(**changes: Any) -> TokenSample:

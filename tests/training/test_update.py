@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +12,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from training.updaters import LENGTHS, PAID, make_updater, plain_logprobs, samples
+from training.updaters import (
+    LENGTHS,
+    PAID,
+    Make,
+    assert_close,
+    assert_gradients,
+    gradients,
+    loaded,
+    plain_logprobs,
+    samples,
+)
 
 from emailrl.base.errors import EmailRLError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
+from emailrl.ranks import ALONE
 from emailrl.settings import Settings
 from emailrl.training.batch import TrainingSample, save_batches
-from emailrl.training.team import build_updater
-from emailrl.training.update import Updater
-
-Make = Callable[..., Updater]
-
-
-@pytest.fixture
-def make(tiny_model: Path) -> Make:
-    """Make an updater whose adapter has already moved away from the base; settings by name."""
-    return partial(make_updater, tiny_model)
-
-
-def assert_gradient(updater: Updater, loss: Tensor) -> None:
-    """Compare the gradient that the last step left behind with that of ``loss``, made before it."""
-    expected = torch.autograd.grad(loss, updater.parameters)
-    before = [parameter.detach().clone() for parameter in updater.parameters]
-    updater.train(samples(), PAID, step=1)
-    assert max(part.abs().max() for part in expected) > 1e-3
-    for actual, reference in zip(updater.parameters, expected, strict=True):
-        torch.testing.assert_close(actual.grad, reference, atol=1e-6, rtol=1e-4)
-    # AdamW's first move is the learning rate against the gradient's sign.
-    for was, now, gradient in zip(before, updater.parameters, expected, strict=True):
-        clear = gradient.abs() > 1e-4
-        torch.testing.assert_close(now[clear] - was[clear], -0.01 * gradient[clear].sign(), atol=1e-5, rtol=0)
+from emailrl.training.team import build_updater, load_trained
+from emailrl.training.update import learning_rate
 
 
 @pytest.mark.parametrize("cap", [1, 30, 16384])
@@ -56,7 +43,7 @@ def test_grpo_gradient_whatever_the_micro_batches(make: Make, cap: int) -> None:
         d = logprobs.detach() - plain_logprobs(updater.policy, sample, reference=True)
         # At ratio 1 the surrogate's gradient is -A grad(logprob); that of k3 is (1 - e^-d) grad(logprob).
         rows.append((-PAID[sample.trajectory_id] + 0.1 * (1 - torch.exp(-d))) * logprobs)
-    assert_gradient(updater, torch.cat(rows).mean())
+    assert_gradients(updater, torch.cat(rows).mean())
 
 
 def test_reinforce_pp_gradient_kl_in_the_reward_and_whitened(make: Make) -> None:
@@ -69,7 +56,7 @@ def test_reinforce_pp_gradient_kl_in_the_reward_and_whitened(make: Make) -> None
     mean = sum(returns) / len(returns)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
     whitened = torch.tensor([(value - mean) / deviation for value in returns])
-    assert_gradient(updater, -(whitened * torch.cat(logprobs)).mean())
+    assert_gradients(updater, -(whitened * torch.cat(logprobs)).mean())
 
 
 @pytest.mark.parametrize("first_scale", [2.0**16, 2.0**40])
@@ -101,8 +88,7 @@ def test_dr_grpo_divides_by_sequences_times_constant(make: Make) -> None:
     total = sum((-PAID[sample.trajectory_id] * plain_logprobs(updater.policy, sample)).sum() for sample in samples())
     expected = torch.autograd.grad(total / (4 * 4096), updater.parameters)
     updater.train(samples(), PAID, step=1)
-    for actual, reference in zip(updater.parameters, expected, strict=True):
-        torch.testing.assert_close(actual.grad, reference, atol=1e-9, rtol=1e-3)
+    assert_close(gradients(updater), list(expected), atol=1e-9, rtol=1e-3)
 
 
 def test_first_update_has_ratio_one_and_its_metrics_add_up(make: Make) -> None:
@@ -159,28 +145,30 @@ def test_several_updates_keep_the_old_logprobs_and_clip(make: Make) -> None:
     assert updater.optimizer.state[updater.parameters[0]]["step"] == 6
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_resumed_updater_equals_the_uninterrupted_one(make: Make, dropout: float) -> None:
-    options: dict[str, Any] = {
-        "beta": 0.1, "kl_target": 1e-3, "kl_horizon": 10, "num_mini_batches": 2, "lr_scheduler": "cosine",
-        "lora_dropout": dropout,
-    }  # fmt: skip
+def test_a_resumed_updater_equals_the_uninterrupted_one(
+    make: Make, algorithm: str, dropout: float, tiny_model: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"beta": 0.1, "kl_target": 1e-3, "kl_horizon": 10, "num_mini_batches": 2}
+    options |= {"update_epochs": 2, "lr_scheduler": "cosine", "lora_dropout": dropout, "algorithm": algorithm}
+    if algorithm == "ppo":
+        options |= {"critic_warmup_steps": 1, "critic_learning_rate": 0.01}
     torch.manual_seed(1)
     first = make(**options)
     for step in (1, 2):
         first.train(samples(), PAID, step=step)
     stream = io.BytesIO()
     torch.save(first.state_dict(), stream)
-    weights = [parameter.detach().clone() for parameter in first.parameters]
+    first.policy.save_adapter(tmp_path)
     uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
     torch.manual_seed(99)  # whatever the process did in between must not matter
-    second = make(**options)
-    for parameter, value in zip(second.parameters, weights, strict=True):
-        parameter.data.copy_(value)
+    settings = loaded(tiny_model, **options)
+    second = build_updater(load_trained(settings, tmp_path, ALONE, None), settings)
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
     assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
-    assert all(map(torch.equal, first.parameters, second.parameters))
+    assert all(map(torch.equal, first.parameters + first.critic, second.parameters + second.critic))
     assert first.kl.coef == second.kl.coef != 0.1
 
 
@@ -275,3 +263,21 @@ def test_a_bandit_learns(make: Make) -> None:
         assert metrics["sampler_gap_max"] < 1e-4
     end = float(probabilities()[:128].sum())
     assert begin < 0.7 and end > 0.9, (begin, end)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "rates"),
+    [
+        # Warm-up over 4 steps, 8 in all; the decay runs from step 4 to step 9, where it would be 0.
+        ("constant", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]),
+        ("linear", [0.25, 0.5, 0.75, 1, 0.8, 0.6, 0.4, 0.2]),
+        ("cosine", [0.25, 0.5, 0.75, 1, 0.9045085, 0.6545085, 0.3454915, 0.0954915]),
+    ],
+)
+def test_learning_rate(scheduler: str, rates: list[float]) -> None:
+    training = Settings.model_validate(
+        {"training": {"learning_rate": 0.5, "warmup_steps": 4, "lr_scheduler": scheduler}}
+    ).training
+    assert [learning_rate(step, training, 8) / 0.5 for step in range(1, 9)] == pytest.approx(rates, abs=1e-6)
+    no_warmup = training.model_copy(update={"warmup_steps": 0})
+    assert learning_rate(1, no_warmup, 8) == 0.5

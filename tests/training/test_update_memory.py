@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from training.updaters import LENGTHS, PAID, gradients, make_updater, samples
+from training.updaters import LENGTHS, PAID, Make, assert_close, gradients, samples
 
 from emailrl.base.errors import EmailRLError
 from emailrl.training import forward
 from emailrl.training.batch import TrainingSample, micro_batches
-from emailrl.training.update import Updater
-
-Make = Callable[..., Updater]
-
-
-@pytest.fixture
-def make(tiny_model: Path) -> Make:
-    """Make an updater; settings by name."""
-    return partial(make_updater, tiny_model)
 
 
 class Memory:
@@ -54,8 +42,7 @@ def test_memory_that_runs_out_halves_micro_batches_with_the_same_result(
     metrics = poor.train(samples(), PAID, step=1).metrics
     assert metrics.pop("micro_batches_halved") == memory.refused > 0 and expected.pop("micro_batches_halved") == 0
     assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
-    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+    assert_close(gradients(poor), gradients(rich))
     refused = memory.refused
     poor.train(samples(), PAID, step=2)
     assert memory.refused == refused  # it has learned what fits
@@ -76,8 +63,7 @@ def test_half_a_gradient_is_thrown_away(make: Make) -> None:
     metrics = poor.train(samples(), PAID, step=1).metrics
     handle.remove()
     assert metrics["micro_batches_halved"] == 1
-    for actual, wanted in zip(gradients(poor), gradients(rich), strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+    assert_close(gradients(poor), gradients(rich))
 
 
 def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from training.updaters import LENGTHS, PAID, TEMPERATURE, gradients, make_updater, plain_logprobs, samples
+from training import formulas, updaters
+from training.updaters import LENGTHS, PAID, TEMPERATURE, Make, assert_close, gradients, plain_logprobs, samples
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import SamplingParams
@@ -21,26 +19,8 @@ from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.batch import TrainingSample, micro_batches
 from emailrl.training.update import Updater
 
-Make = Callable[..., Updater]
-
-
-@pytest.fixture
-def make(tiny_model: Path) -> Make:
-    """Make an updater; settings by name."""
-    return partial(make_updater, tiny_model)
-
-
-def assert_gradients(
-    updater: Updater, loss: Tensor, made: list[TrainingSample], paid: dict[str, float] = PAID
-) -> dict[str, float]:
-    """Compare a step's gradient with that of ``loss``, made before it; returns the step's metrics."""
-    expected = torch.autograd.grad(loss, updater.parameters)
-    metrics = updater.train(made, paid, step=1).metrics
-    assert max(part.abs().max() for part in expected) > 1e-4
-    for parameter, gradient in zip(updater.parameters, expected, strict=True):
-        # The largest are above 1e-4; float32 sums in another order differ by some 1e-6.
-        torch.testing.assert_close(parameter.grad, gradient, atol=3e-6, rtol=1e-4)
-    return metrics
+assert_gradients = partial(updaters.assert_gradients, atol=3e-6)
+"""The largest gradients are above 1e-4; float32 sums in another order differ by some 1e-6."""
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -61,8 +41,7 @@ def test_every_algorithm_is_the_same_under_1_2_and_5_micro_batches(make: Make, n
         runs[count] = metrics, gradients(updater)
     for count in (2, 5):
         assert runs[count][0] == pytest.approx(runs[1][0], abs=2e-6, rel=1e-5)
-        for actual, expected in zip(runs[count][1], runs[1][1], strict=True):
-            torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+        assert_close(runs[count][1], runs[1][1], rtol=1e-5)
     assert max(part.abs().max() for part in runs[1][1]) > 1e-5
 
 
@@ -107,69 +86,33 @@ LOGS = [math.log(10.0), math.log(0.1), math.log(2.0)]
 """Importance weights 10, 0.1, 2, 10, ... of the trained tokens of each row."""
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo"])
 @pytest.mark.parametrize(
-    ("kind", "weights", "cut"),
-    [
-        ("tis", [5.0, 0.1, 2.0], 1 / 3),
-        ("icepop", [0.0, 0.0, 2.0], 2 / 3),
-    ],
+    ("kind", "low", "high"), [("tis", 0.0, 5.0), ("icepop", 0.5, 5.0), ("sequence_mask", 1.4, 1.6)]
 )
-def test_token_corrections(make: Make, kind: str, weights: list[float], cut: float) -> None:
-    updater = make(importance_correction=kind)
-    rows, counted = [], []
-    for one in samples():
-        logprobs = plain_logprobs(updater.policy, one)
-        weight = torch.tensor((weights * 20)[: len(logprobs)])
-        counted.append(weight)
-        rows.append(-PAID[one.trajectory_id] * weight * logprobs)
-    flat = torch.cat(counted)
-    share = float(((flat == 5.0) | (flat == 0.0)).float().mean())
-    metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
-    assert metrics["correction_mean"] == pytest.approx(float(flat.mean()), rel=1e-4)
-    assert metrics["correction_min"] == pytest.approx(0.1, rel=1e-4)  # before the bounds
-    assert metrics["correction_max"] == pytest.approx(10.0, rel=1e-4)
-    assert metrics["correction_cut_fraction"] == pytest.approx(share, abs=1e-6) and abs(share - cut) < 0.1
-
-
-def row_weight(one: TrainingSample) -> float:
-    logs = (LOGS * 20)[: one.num_trainable]
-    return math.exp(sum(logs) / len(logs))
-
-
-def test_sequence_mask_keeps_or_drops_whole_rows(make: Make) -> None:
-    means = [row_weight(one) for one in samples()]
-    low, high = sorted(means)[1] - 1e-3, sorted(means)[2] + 1e-3
-    updater = make(importance_correction="sequence_mask", correction_low=low, correction_high=high)
-    rows, cut, total = [], 0, 0
-    for one, mean in zip(samples(), means, strict=True):
-        logprobs = plain_logprobs(updater.policy, one)
-        kept = low <= mean <= high
-        cut += 0 if kept else len(logprobs)
-        total += len(logprobs)
-        weight = torch.tensor([math.exp(log) * kept for log in (LOGS * 20)[: len(logprobs)]])
-        rows.append(-PAID[one.trajectory_id] * weight * logprobs)
-    metrics = assert_gradients(updater, torch.cat(rows).mean(), sampled_otherwise(updater, LOGS))
-    assert 0 < cut < total and metrics["correction_cut_fraction"] == pytest.approx(cut / total)
-
-
-@pytest.mark.parametrize("kind", ["tis", "icepop", "sequence_mask"])
-def test_gspo_corrects_whole_sequences_by_their_geometric_mean(make: Make, kind: str) -> None:
-    means = [row_weight(one) for one in samples()]
-    low, high = sorted(means)[0] + 1e-3, sorted(means)[3] - 1e-3  # one row below, one above
-    bounded = {"tis": lambda w: min(max(w, low), high)}.get(kind, lambda w: w if low <= w <= high else 0.0)
-    updater = make(
-        algorithm="gspo", importance_correction=kind, correction_low=low, correction_high=high, update_epochs=1
-    )
-    # At ratio 1 the sequence ratio's gradient is the mean of its tokens': a mean over rows of their means.
+def test_corrections(make: Make, kind: str, low: float, high: float, algorithm: str) -> None:
+    """GSPO corrects whole rows by their geometric mean: the bounds are then between those of the rows."""
+    logs = [(LOGS * 20)[: one.num_trainable] for one in samples()]
+    means = [sum(row) / len(row) for row in logs]
+    if algorithm == "gspo":
+        logs = [[mean] * len(row) for mean, row in zip(means, logs, strict=True)]
+    if algorithm == "gspo" or kind == "sequence_mask":
+        low, high = (math.exp(mean) + by for mean, by in ((sorted(means)[0], 1e-3), (sorted(means)[3], -1e-3)))
+    updater = make(algorithm=algorithm, importance_correction=kind, correction_low=low, correction_high=high)
+    weights = [formulas.correction(row, [0.0] * len(row), kind, low, high) for row in logs]
     rows = [
-        -PAID[one.trajectory_id] * bounded(mean) * plain_logprobs(updater.policy, one).mean()
-        for one, mean in zip(samples(), means, strict=True)
+        -PAID[one.trajectory_id] * torch.tensor(weight) * plain_logprobs(updater.policy, one)
+        for one, weight in zip(samples(), weights, strict=True)
     ]
-    metrics = assert_gradients(updater, torch.stack(rows).mean(), sampled_otherwise(updater, LOGS))
-    assert metrics["correction_min"] == pytest.approx(min(means), rel=1e-4)
-    assert metrics["correction_max"] == pytest.approx(max(means), rel=1e-4)
-    cut = [mean for mean in means if not low <= mean <= high]
-    assert len(cut) == 2 and 0 < metrics["correction_cut_fraction"] < 1
+    # At ratio 1 the sequence ratio's gradient is the mean of its tokens': a mean over rows of their means.
+    loss = torch.stack([row.mean() for row in rows]).mean() if algorithm == "gspo" else torch.cat(rows).mean()
+    metrics = assert_gradients(updater, loss, sampled_otherwise(updater, LOGS))
+    free, bounded = ([number for row in given for number in row] for given in (logs, weights))
+    cut = sum(abs(math.exp(log) - weight) > 1e-6 for log, weight in zip(free, bounded, strict=True)) / len(free)
+    assert metrics["correction_mean"] == pytest.approx(sum(bounded) / len(bounded), rel=1e-4)
+    assert metrics["correction_min"] == pytest.approx(math.exp(min(free)), rel=1e-4)  # before the bounds
+    assert metrics["correction_max"] == pytest.approx(math.exp(max(free)), rel=1e-4)
+    assert metrics["correction_cut_fraction"] == pytest.approx(cut, abs=1e-6) and 0 < cut < 1
 
 
 @pytest.mark.parametrize("kind", ["tis", "icepop"])
@@ -187,17 +130,6 @@ def test_tokens_that_no_sampler_drew_weigh_one(make: Make, kind: str) -> None:
         made.append(replace(one, sampler_logprobs=hidden))
     metrics = assert_gradients(updater, torch.cat(rows).mean(), made)
     assert metrics["correction_mean"] == pytest.approx(2.0, rel=1e-4)  # sampled tokens alone
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_faithful_sampler_needs_no_correction(make: Make, epochs: int) -> None:
-    plain, corrected = make(update_epochs=epochs), make(update_epochs=epochs, importance_correction="icepop")
-    made = sampled_otherwise(plain, [0.0])
-    plain.train(made, PAID, step=1)
-    metrics = corrected.train(made, PAID, step=1).metrics
-    assert metrics["correction_cut_fraction"] == 0 and metrics["correction_mean"] == pytest.approx(1, abs=1e-5)
-    for actual, expected in zip(gradients(corrected), gradients(plain), strict=True):
-        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.5, 0), (1.0, 3), (0.6, 5)])
@@ -233,22 +165,12 @@ def test_entropy_bonus(make: Make) -> None:
 SERVED = {"engine": "vllm", "vllm_urls": "http://gpu1:8000,http://gpu2:8000"}
 
 
-def sampled_off_by(updater: Updater, nats: float) -> list[TrainingSample]:
-    """The samples as from a sampler that claims the policy's log-probabilities plus or minus ``nats``, by turns."""
-    made = []
-    for one in samples():
-        own = plain_logprobs(updater.policy, one).tolist()
-        claimed = (value + nats * (-1) ** n for n, value in enumerate(own))
-        made.append(replace(one, sampler_logprobs=[next(claimed) if trained else None for trained in one.loss_mask]))
-    return made
-
-
 @pytest.mark.parametrize("correction", ["tis", "icepop"])
 def test_what_servers_cannot_have_sampled_ends_the_run_before_the_update(make: Make, correction: str) -> None:
     updater = make(importance_correction=correction, max_tokens_per_micro_batch=30, **SERVED)
     before = [parameter.detach().clone() for parameter in updater.parameters]
     with pytest.raises(EmailRLError) as raised:
-        updater.train(sampled_off_by(updater, 1.25), PAID, step=3)
+        updater.train(sampled_otherwise(updater, [-1.25, 1.25]), PAID, step=3)
     assert raised.value.message == (
         "Step 3 is not trained: the log-probabilities from the vLLM servers are off by 1.25 nats on average, above 1."
     )
@@ -259,5 +181,5 @@ def test_what_servers_cannot_have_sampled_ends_the_run_before_the_update(make: M
 @pytest.mark.parametrize(("changes", "nats"), [(SERVED, 0.9), (SERVED | {"vllm_probe_tolerance": 0.2}, 1.9), ({}, 5.0)])
 def test_a_gap_below_the_limit_or_without_servers_is_trained(make: Make, changes: dict[str, Any], nats: float) -> None:
     updater = make(**changes)
-    metrics = updater.train(sampled_off_by(updater, nats), PAID, step=1).metrics
+    metrics = updater.train(sampled_otherwise(updater, [-nats, nats]), PAID, step=1).metrics
     assert metrics["sampler_gap_mean"] == pytest.approx(nats, abs=1e-4) and metrics["grad_norm"] > 0

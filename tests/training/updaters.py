@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from emailrl.training.batch import TrainingSample
 from emailrl.training.team import build_updater, load_trained
 from emailrl.training.update import Updater
 
+Make = Callable[..., Updater]
 LENGTHS = [9, 14, 6, 11]
 PAID = {"t0": 1.0, "t1": -0.5, "t2": 0.25, "t3": -1.5}
 """What the trajectories of ``samples`` earn."""
@@ -87,3 +89,32 @@ def plain_values(updater: Updater, sample: TrainingSample) -> Tensor:
 def gradients(updater: Updater) -> list[Tensor]:
     """The gradients that stand in the parameters, critic included."""
     return [parameter.grad.clone() for parameter in updater.parameters + updater.critic if parameter.grad is not None]
+
+
+def assert_gradients(
+    updater: Updater,
+    loss: Tensor,
+    made: list[TrainingSample] | None = None,
+    paid: dict[str, float] = PAID,
+    *,
+    atol: float = 1e-6,
+) -> dict[str, float]:
+    """Compare a step's gradient, and move, with those of ``loss``, made before it; returns the step's metrics."""
+    parameters = updater.parameters + updater.critic
+    expected = torch.autograd.grad(loss, parameters, retain_graph=True)
+    before = [parameter.detach().clone() for parameter in updater.parameters]
+    metrics = updater.train(made or samples(), paid, step=1).metrics
+    assert max(part.abs().max() for part in expected) > 1e-4
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=atol, rtol=1e-4)
+    # AdamW's first move is the learning rate against the gradient's sign.
+    for was, now, gradient in zip(before, updater.parameters, expected, strict=False):
+        clear = gradient.abs() > 1e-4
+        torch.testing.assert_close(now[clear] - was[clear], -0.01 * gradient[clear].sign(), atol=1e-5, rtol=0)
+    return metrics
+
+
+def assert_close(actual: list[Tensor], expected: list[Tensor], *, atol: float = 1e-6, rtol: float = 1e-4) -> None:
+    """Compare each tensor with its like."""
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
