@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import emailrl
-from emailrl.base.disk import check_place, share_files
+from emailrl.base.disk import check_own, check_place, share_files
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.checkpoints import METADATA, Checkpoint, Confirmed, Metadata, confirmed_of, sha256_of, verify
@@ -229,6 +229,8 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
 def check_free(out: Path, overwrite: bool) -> None:
     """Raise UsageError unless an export may be written to ``out``."""
     check_place(out, "--out")
+    for beside in ("incoming", "outgoing"):
+        check_own(out.with_name(f".{out.name}.{beside}"), "--out")
     if not out.exists():
         return
     if not out.is_dir():

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
+from unicodedata import category, normalize
 
 from emailrl.page.build import PageData
 from emailrl.records import Record
 
 NOTICE: Final = (
     "each address, and each name that stands in an address or an email's header, has one pseudonym throughout. Not "
-    "covered are facts in prose, names that stand in no header or address, parts of names of one or two letters and "
-    "common words on their own: read the page before you share it."
+    "covered are facts in prose, names that stand in no address and no English header, addresses spelled with spaces "
+    "or (at), names in Thai and other scripts without spaces (but for Chinese, Japanese and Korean), parts of names of "
+    "one or two letters and common words on their own: read the page before you share it."
 )
 Span = tuple[int, int, str]
 
@@ -47,11 +49,14 @@ _PATH = (
 """An absolute path, but no web address or closing tag; a word of a folder's name after a space is capitalized."""
 _HOME = re.compile(r".*/(?:home|Users)/+[^/]*|~[^/]*/?", re.I)
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_WORD = rf"(?:[{_UNSPACED}]|[^\W_{_UNSPACED}]++(?!['’]t\b))"  # Don, but not the Don of Don't
+_MARKS = "".join(chr(code) for code in range(0x300, 0x2E80) if category(chr(code)) in ("Mn", "Mc"))
+_WORD = rf"(?:[{_UNSPACED}]|(?:[^\W_{_UNSPACED}]|[{_MARKS}])++(?!['’]t\b))"  # Don, but not the Don of Don't
 """Chinese, Japanese and Korean write names without spaces: each character is a word, and a name has several."""
 _ENTITY = re.compile(rf"{_ADDRESS}|{_PATH}|(?P<word>{_WORD})")
 _HEADER = re.compile(
-    r"^[ \t>*]*(?:X-)?(?:From|To|Cc|Bcc|Sender|Reply-To|Sent by|Forwarded by)[ \t]*:([^\n]{2,300})", re.I | re.M
+    r"^[ \t>*]*(?:X-)?(?:From|To|Cc|Bcc|Sender|Reply-To|Sent by|Forwarded by)[ \t]*:"
+    r"([^\n]{2,4000}(?:(?<=[,;])\n[ \t]+[^\n]{1,4000})*)",
+    re.I | re.M,
 )
 _BEFORE = re.compile(
     r"(?<![\w.'-])([^\W\d_][\w.'-]*+(?:,?[ \t]++[^\W\d_][\w.'-]*+){0,3})\"?[ \t]*+[<\[(](?:mailto:)?"
@@ -225,8 +230,8 @@ def _written(address: re.Match[str]) -> str:
 
 
 def _name(word: str) -> str:
-    """The name in a word: klay in KLay42, but zq1 as it is."""
-    return name if len(name := (word := word.lower()).strip("0123456789")) > 2 else word
+    """The name in a word, its accents composed: klay in KLay42, but zq1 as it is."""
+    return name if len(name := (word := normalize("NFC", word.lower())).strip("0123456789")) > 2 else word
 
 
 def _meant(text: str) -> tuple[str, list[int]]:

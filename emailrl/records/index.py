@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, overload
 
 from pydantic import Field, TypeAdapter
 
-from emailrl.base.disk import check_own, replace_bytes, write_out
+from emailrl.base.disk import check_own, read_whole, replace_bytes, write_out
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.lines import JsonlWriter, encode, parse
 from emailrl.records.trajectory import Integer, Number, Trajectory, trajectory_in_line, trajectory_to_dict
@@ -282,7 +282,7 @@ class TrajectoryIndex(Sequence[Entry]):
         lines: list[bytes] = []
         some_bad = False
         with suppress(OSError, EmailRLError):
-            content = index_path(self.path).read_bytes()
+            content = read_whole(index_path(self.path))
             header, *found = content.splitlines(keepends=True) or [b""]
             if found and not found[-1].endswith(b"\n"):
                 found.pop()

@@ -145,6 +145,13 @@ def test_what_is_no_database_is_not_replaced(tmp_path: Path, gen_db: Run, flag: 
     assert only(tmp_path) == ["pipe", "thesis.txt"]
 
 
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_a_pipe_beside_the_database_is_refused_not_waited_for(tmp_path: Path, gen_db: Run, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"mail.db{suffix}")
+    code, stderr = gen_db("--source", "demo", "--db", tmp_path / "mail.db")
+    assert code == 2 and len(stderr.splitlines()) == 1 and only(tmp_path) == [f"mail.db{suffix}"]
+
+
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, gen_db: Run, mode: str) -> None:
     foreign, view, torn, ours = (tmp_path / f"{name}.db" for name in ("photos", "view", "torn", "ours"))

@@ -190,6 +190,15 @@ def test_nothing_but_an_earlier_export_is_replaced(tmp_path: Path, checkpoint: C
         export_checkpoint(checkpoint, tmp_path / "file", format="adapter", overwrite=True)
 
 
+@pytest.mark.parametrize("name", [".ex.incoming", ".ex.outgoing"])
+def test_a_pipe_under_the_name_of_a_half_made_export_is_refused(
+    tmp_path: Path, checkpoint: Checkpoint, name: str
+) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match="a device or pipe"):
+        export_checkpoint(checkpoint, tmp_path / "ex", format="adapter")
+
+
 def test_a_damaged_checkpoint_leaves_nothing_behind(tmp_path: Path, checkpoint: Checkpoint) -> None:
     adapter = checkpoint.path / "adapter_model.safetensors"
     adapter.write_bytes(adapter.read_bytes()[:-1] + b"\x7f")

@@ -139,7 +139,8 @@ def test_what_is_no_file_is_said_to_be_left_out(run_dir: Path, tmp_path: Path) -
     linked = (run_dir / "trajectories" / "step-000010.jsonl").rename(tmp_path / "elsewhere.jsonl")
     (run_dir / "trajectories" / "step-000010.jsonl").symlink_to(linked)
     (run_dir / "training" / "step-000010.jsonl").mkdir()
-    os.mkfifo(run_dir / "evaluations.jsonl")
+    for name in ("evaluations.jsonl", "confirmed.json", "results.json"):
+        os.mkfifo(run_dir / name)
     data = gather(place_of(run_dir), model_name="nano")
     assert data.run["left_out"] == [
         "step-000002.jsonl is a folder",

@@ -194,6 +194,23 @@ def test_no_address_full_name_or_home_is_left(
         assert not re.search(rf"(?<![\w.]){re.escape(each)}(?!\w)", document[1], re.IGNORECASE), each
 
 
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("To: Lay, Ken; Quux, Zoe;\n\tBlatt, Mara", "Mara Blatt"),
+        ("To: " + "Quux, Zoe; " * 60 + "Blatt, Mara", "Mara Blatt"),
+        ("From: Ren\u00e9e Dubois", "Rene\u0301e Dubois"),
+        ("From: Rene\u0301e Dubois", "Ren\u00e9e Dubois"),
+        ("From: राम शर्मा", "राम शर्मा"),
+    ],
+)
+def test_names_of_long_and_composed_headers_are_replaced(header: str, name: str) -> None:
+    redactor = Redactor()
+    redactor.learn(header)
+    left = redactor.record(f"{name} called, then {name.split()[0]}.")
+    assert not set(name.split()) & set(re.findall(r"[^ ,.]+", left))
+
+
 def strings(value: Any) -> str:
     """All texts of a value, those in JSON too, one per line."""
     if isinstance(value, dict | list):
