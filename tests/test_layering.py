@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -84,6 +85,16 @@ def test_imports_point_downwards(path: Path) -> None:
             continue
         assert parts[1] in RANK, f"{path}:{line} imports {'.'.join(parts)}, whose room has no layer"
         assert RANK[parts[1]] > RANK[own], f"{path}:{line}: {own} may not import {'.'.join(parts)}"
+
+
+@each_module
+def test_below_the_run_no_function_takes_the_whole_settings(path: Path) -> None:
+    if RANK[room_of(path)] <= RANK["runs"] or room_of(path) == "settings":
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            named = re.findall(r"\w+", ast.unparse(node.annotation))
+            assert "Settings" not in named, f"{path}:{node.lineno}: {node.arg} takes the whole settings"
 
 
 def dotted(path: Path) -> str:

@@ -11,13 +11,10 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from emailrl.mail import Email, Mailbox, SearchHit
 from emailrl.records.trajectory import Scenario, Trajectory
-
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
 
 AnyEnvironment = TypeVar("AnyEnvironment")
 
@@ -97,12 +94,12 @@ class AttackedMailbox(Mailbox):
 
 
 def under_attack(
-    make: Callable[[Scenario, Mailbox, Settings], AnyEnvironment],
-) -> Callable[[Scenario, Mailbox, Settings], AnyEnvironment]:
+    make: Callable[[Scenario, Mailbox], AnyEnvironment],
+) -> Callable[[Scenario, Mailbox], AnyEnvironment]:
     """The same environment maker, on attacked mailboxes."""
 
-    def attacked(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> AnyEnvironment:
-        return make(scenario, AttackedMailbox(mailbox, scenario), settings)
+    def attacked(scenario: Scenario, mailbox: Mailbox) -> AnyEnvironment:
+        return make(scenario, AttackedMailbox(mailbox, scenario))
 
     return attacked
 

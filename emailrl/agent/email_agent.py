@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import PlayingSettings, load_settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,12 +63,12 @@ class EmailAgent:
         self,
         model: nn.Module | str | Path,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        config: Settings | Mapping[str, Any] | None = None,
+        config: PlayingSettings | Mapping[str, Any] | None = None,
     ) -> None:
         from emailrl.agent import tool_schemas
         from emailrl.engines import Engine, build_chat_engine
 
-        settings = config if isinstance(config, Settings) else load_settings(config)
+        settings = config if isinstance(config, PlayingSettings) else load_settings(config)
         schemas = tool_schemas(settings.agent)
         self._renderer: ChatRenderer | None = None
         if settings.is_chat:
@@ -116,7 +116,7 @@ class EmailAgent:
         with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
             if not mailbox.known:
                 raise unknown_inbox(mailbox.db, inbox)
-            environment = mail_agent(scenario, mailbox, self.settings, report)
+            environment = mail_agent(agent, scenario, mailbox, report)
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")
@@ -152,7 +152,7 @@ def _name_on_server(model: object) -> str:
     return model
 
 
-def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
+def _open_named(model: str | Path, settings: PlayingSettings) -> OpenPolicy[PlayingSettings]:
     """A model by name, or an adapter's folder, loaded on its base model."""
     from emailrl.engines import open_policy
     from emailrl.model.adapter import CONFIG, find_adapter
@@ -163,7 +163,9 @@ def _open_named(model: str | Path, settings: Settings) -> OpenPolicy:
     return open_policy(settings.with_model(str(model)))
 
 
-def _open_loaded(model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> OpenPolicy:
+def _open_loaded(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: PlayingSettings
+) -> OpenPolicy[PlayingSettings]:
     """A model as given, including its active adapter."""
     from peft import PeftModel
 

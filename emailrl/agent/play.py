@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from emailrl.agent.runner import Environment, derive_seed, run
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import Mailbox
     from emailrl.model.policy import Policy
-    from emailrl.settings import Settings
+    from emailrl.settings import PlayingSettings
 
 
 class TokenDriftError(EmailRLError):
@@ -99,7 +101,7 @@ def _drift(trajectory: Trajectory, what: str) -> TokenDriftError:
     )
 
 
-MakeEnvironment = Callable[[Scenario, "Mailbox", "Settings"], Environment]
+MakeEnvironment = Callable[[Scenario, "Mailbox"], Environment]
 """Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
 
 
@@ -125,10 +127,13 @@ class Scores(Protocol):
 class Stage:
     """Where conversations take place: an environment on the mailbox of each scenario, and the chat template."""
 
-    settings: Settings
+    agent: AgentSettings
+    db: Path
     make_environment: MakeEnvironment
     renderer: ChatRenderer | None
     """None for chat engines."""
+    stale_allowed: bool = False
+    """Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)."""
 
     def on(self, engine: Engine) -> Play:
         """Play with this engine, all conversations at once; trajectories are filled in place."""
@@ -145,7 +150,7 @@ class Stage:
                     seeds=[derive_seed(seed, trajectory.id) for trajectory in trajectories],
                     trajectories=trajectories,
                     progress=progress,
-                    stale_allowed=self.settings.vllm.stale_spans == "correct",
+                    stale_allowed=self.stale_allowed,
                 )
             for trajectory in trajectories:
                 if trajectory.exception is None:
@@ -163,19 +168,23 @@ class Stage:
         """The environment of a scenario, on its mailbox, which is closed with ``opened``."""
         from emailrl.mail import open_mailbox
 
-        agent = self.settings.agent
+        agent = self.agent
         mailbox = open_mailbox(
-            self.settings.store.db,
+            self.db,
             scenario.inbox_address,
             until=scenario.query_date,
             order=agent.search_order,
             without_keywords=agent.search_without_keywords,
         )
         opened.enter_context(closing(mailbox))
-        return self.make_environment(scenario, mailbox, self.settings)
+        return self.make_environment(scenario, mailbox)
 
 
-def build_stage(settings: Settings, policy: Policy, make_environment: MakeEnvironment | None = None) -> Stage:
+def build_stage(
+    settings: PlayingSettings,
+    policy: Policy,
+    make_environment: Callable[[AgentSettings, Scenario, Mailbox], Environment] | None = None,
+) -> Stage:
     """A stage that renders with the policy's own tokenizer and template.
 
     ``settings.agent.environment`` sets the environment and its tools; ``make_environment`` overrides it and uses the
@@ -184,8 +193,10 @@ def build_stage(settings: Settings, policy: Policy, make_environment: MakeEnviro
     from emailrl.engines.renderer import ChatRenderer
 
     agent = settings.agent
-    task = load_task(MAIL if make_environment else agent.environment, agent)
-    return Stage(settings, make_environment or task.make, ChatRenderer(policy.tokenizer, task.tools))
+    task = load_task(MAIL if make_environment else agent.environment, settings)
+    renderer, stale_allowed = ChatRenderer(policy.tokenizer, task.tools), settings.vllm.stale_spans == "correct"
+    make = partial(make_environment, agent) if make_environment else task.make
+    return Stage(agent, settings.store.db, make, renderer, stale_allowed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """User-defined environments, by Python path (``emailrl.base.custom``), and the one that ``environment`` names.
 
-A maker is called as ``make(scenario, mailbox, settings)`` for each trajectory and returns an object with ``start()`` →
-first messages and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric`` (a dict or a
-dataclass) are read if present. The maker's attribute ``tools`` (OpenAI function schemas) defines the policy's tools;
-the default is the mail tools.
+A user's maker is called as ``make(scenario, mailbox, settings)`` for each trajectory and returns an object with
+``start()`` → first messages and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric``
+(a dict or a dataclass) are read if present. The maker's attribute ``tools`` (OpenAI function schemas) defines the
+policy's tools; the default is the mail tools.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.agent.mail_env import MailEnvironment, Rubric, StepResult, cites_sources
@@ -19,45 +20,48 @@ from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason
+from emailrl.settings import AgentSettings, PlayingSettings
 
 if TYPE_CHECKING:
     from emailrl.mail import Mailbox
-    from emailrl.settings import AgentSettings, Settings
 
 MAIL: Final = "mail"
+DEFAULTS: Final = PlayingSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A task: a maker of environments, one per trajectory, and the policy's tools."""
 
-    make: Callable[[Scenario, Mailbox, Settings], MailEnvironment | CustomEnvironment]
+    make: Callable[[Scenario, Mailbox], MailEnvironment | CustomEnvironment]
     tools: list[dict[str, Any]]
 
 
-def load_task(name: str, agent: AgentSettings | None = None) -> Task:
+def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
     """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded.
 
-    ``agent`` sets the descriptions of the mail tools, see ``tool_schemas``.
+    ``settings.agent`` sets the turns and the descriptions of the mail tools, see ``tool_schemas``.
     """
     if name == MAIL:
-        return Task(mail_agent, tool_schemas(agent))
+        return Task(partial(mail_agent, settings.agent), tool_schemas(settings.agent))
     if ":" not in name:
         raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
     part = load_part(name, "environment")
 
-    def make(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> CustomEnvironment:
+    def make(scenario: Scenario, mailbox: Mailbox) -> CustomEnvironment:
         return CustomEnvironment(part, scenario, mailbox, settings)
 
     tools = _tools(part)
-    return Task(make, tool_schemas(agent) if tools is None else tools)
+    return Task(make, tool_schemas(settings.agent) if tools is None else tools)
 
 
 def mail_agent(
-    scenario: Scenario, mailbox: Mailbox, settings: Settings, report: Callable[[StepResult], None] = lambda result: None
+    agent: AgentSettings,
+    scenario: Scenario,
+    mailbox: Mailbox,
+    report: Callable[[StepResult], None] = lambda result: None,
 ) -> MailEnvironment:
     """The mailbox with its tools; ``report`` is called with the result of each step."""
-    agent = settings.agent
     return MailEnvironment(
         scenario, mailbox, max_turns=agent.max_turns, question_template=agent.question_template, report=report
     )
@@ -71,7 +75,7 @@ class CustomEnvironment:
     is raised as an EmailRLError from ``start`` or ``step``; for an exception it names file and line.
     """
 
-    def __init__(self, part: CustomPart, scenario: Scenario, mailbox: Mailbox, settings: Settings) -> None:
+    def __init__(self, part: CustomPart, scenario: Scenario, mailbox: Mailbox, settings: PlayingSettings) -> None:
         self.scenario = scenario
         self.rubric: dict[str, Any] = asdict(Rubric())
         self.final_answer: str | None = None

@@ -131,7 +131,7 @@ def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, 
     """The policies to measure; prints notes on them and on newer runs that are skipped."""
     from emailrl.measure.benchmark import choose_subjects, with_attacked
 
-    subjects = choose_subjects(checkpoints, models, settings)
+    subjects = choose_subjects(checkpoints, models, settings, settings.output.output_dir)
     if "best" in checkpoints or not (checkpoints or models or settings.is_chat):
         note_runs_without_best(settings.output.output_dir)
     note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)

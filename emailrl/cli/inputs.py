@@ -94,7 +94,7 @@ def with_inputs(settings: Settings) -> Settings:
     from emailrl.questions.beside import with_questions
 
     check_inputs(settings)
-    settings, chosen = with_questions(settings)
+    data, chosen = with_questions(settings.data, settings.store.db)
     if chosen is not None:
         say(chosen)
-    return settings
+    return settings.model_copy(update={"data": data})

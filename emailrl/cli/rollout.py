@@ -233,9 +233,9 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
     if checkpoint == "best" or (checkpoint is None and model is None and not settings.is_chat):
         note_runs_without_best(settings.output.output_dir)
     if checkpoint is None:
-        [subject] = choose_subjects([], [] if model is None else [model], settings)
+        [subject] = choose_subjects([], [] if model is None else [model], settings, settings.output.output_dir)
         return subject
-    [subject] = choose_subjects([checkpoint], [], settings)
+    [subject] = choose_subjects([checkpoint], [], settings, settings.output.output_dir)
     if model is not None and not same_base(model, subject.model_name):
         raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
     return subject

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from emailrl.base.errors import UsageError
 from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Request, SamplingParams
 
 if TYPE_CHECKING:
     from emailrl.model.policy import Policy
-    from emailrl.settings import Settings
+    from emailrl.settings import PlayingSettings, PolicySettings
 
 __all__ = [
     "Advance",
@@ -30,14 +30,17 @@ __all__ = [
 ]
 
 
-def build_chat_engine(settings: Settings, tools: Sequence[dict[str, Any]]) -> Engine:
+P = TypeVar("P", bound="PolicySettings")
+
+
+def build_chat_engine(settings: PlayingSettings, tools: Sequence[dict[str, Any]]) -> Engine:
     """A chat-server engine for ``settings.model.name``; ``tools`` are OpenAI function schemas."""
     from emailrl.engines.openai import OpenAIEngine
 
-    return OpenAIEngine(settings, tools)
+    return OpenAIEngine(settings.model.name, settings.agent, settings.openai, settings.rewards, tools)
 
 
-def check_engine(settings: Settings, *, trainable: bool) -> None:
+def check_engine(settings: PolicySettings, *, trainable: bool) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot serve a policy, before any model is loaded."""
     if settings.is_chat:
         raise UsageError(
@@ -50,17 +53,17 @@ def check_engine(settings: Settings, *, trainable: bool) -> None:
         check_vllm(settings, trainable=trainable)
 
 
-def check_player(settings: Settings) -> None:
+def check_player(settings: PlayingSettings) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot run rollouts, before any model is loaded."""
     if settings.is_chat:
         from emailrl.engines.openai import checked_key
 
-        checked_key(settings)
+        checked_key(settings.openai, settings.rewards)
     else:
         check_engine(settings, trainable=False)
 
 
-def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
+def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
     """The engine that ``settings.agent.engine`` names, sampling from the policy's base model until it gets an adapter.
 
     ``auto`` means transformers, in this process. Raises UsageError for an engine that cannot serve a policy.
@@ -102,10 +105,10 @@ def build_engine(settings: Settings, policy: Policy) -> PolicyEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPolicy:
+class OpenPolicy(Generic[P]):
     """A loaded policy and its engine; the caller closes it."""
 
-    settings: Settings
+    settings: P
     """The effective settings: those given, within the model's own limits."""
     policy: Policy
     engine: PolicyEngine
@@ -115,7 +118,7 @@ class OpenPolicy:
         self.engine.close()
 
 
-def open_policy(settings: Settings, adapter: Path | None = None) -> OpenPolicy:
+def open_policy(settings: P, adapter: Path | None = None) -> OpenPolicy[P]:
     """Load the base model that the settings name, and an engine that samples from it with ``adapter``.
 
     Raises the errors of `load_policy` and `build_engine`.

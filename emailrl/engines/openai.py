@@ -20,7 +20,16 @@ from emailrl.base.http import harmless, sendable, tell
 from emailrl.engines.base import Advance, Completion, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.records.trajectory import Message, ToolCall
-from emailrl.settings import Settings, check_key, names_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import (
+    AgentSettings,
+    OpenAISettings,
+    RewardSettings,
+    check_key,
+    names_openrouter,
+    redacted,
+    secrets_in,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     import openai
@@ -42,7 +51,7 @@ class PromptTooLong(Exception):
 
 
 class OpenAIEngine:
-    """Queries ``settings.model.name`` at ``settings.openai.openai_base_url``; ``tools`` are OpenAI function schemas.
+    """Queries ``model`` at ``openai.openai_base_url``; ``tools`` are OpenAI function schemas.
 
     At most ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are
     retried with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A
@@ -50,16 +59,23 @@ class OpenAIEngine:
     missing.
     """
 
-    def __init__(self, settings: Settings, tools: Sequence[dict[str, Any]]) -> None:
-        self.model = settings.model.name
-        self._settings = settings.openai
+    def __init__(
+        self,
+        model: str,
+        agent: AgentSettings,
+        openai: OpenAISettings,
+        rewards: RewardSettings,
+        tools: Sequence[dict[str, Any]],
+    ) -> None:
+        self.model = model
+        self._settings = openai
         self._tools = list(tools)
-        self._concurrency = settings.agent.rollout_concurrency
-        self._key_name, self._key = checked_key(settings)
+        self._concurrency = agent.rollout_concurrency
+        self._key_name, self._key = checked_key(openai, rewards)
         self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
         self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
         tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
-        self._timeout = settings.rewards.litellm_timeout
+        self._timeout = rewards.litellm_timeout
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``; completions carry ``message``, usage and cost, and no token ids."""
@@ -229,19 +245,19 @@ def _read_arguments(stated: Any) -> dict[str, Any]:
     return checked_arguments(json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated)
 
 
-def checked_key(settings: Settings) -> tuple[str, str]:
+def checked_key(openai: OpenAISettings, rewards: RewardSettings) -> tuple[str, str]:
     """The name and value of the API key, which may be empty; OpenRouter's key is sent to OpenRouter only.
 
     Raises UsageError for an address or a key with which no request can be sent.
     """
-    url = settings.openai.openai_base_url
+    url = openai.openai_base_url
     at_openrouter = names_openrouter("OPENAI_BASE_URL", url)
     if urlsplit(url).scheme not in ("http", "https"):
         raise UsageError(
             f"OPENAI_BASE_URL is {without_credentials(url)}, which does not start with http:// or https://.",
             "Expected something like http://localhost:8000/v1.",
         )
-    secret = settings.rewards.openrouter_api_key if at_openrouter else settings.openai.openai_api_key
+    secret = rewards.openrouter_api_key if at_openrouter else openai.openai_api_key
     if at_openrouter and secret is None:
         raise UsageError(
             "The openai engine needs an OpenRouter key.",

@@ -30,7 +30,7 @@ from emailrl.settings import without_credentials
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
-    from emailrl.settings import Settings
+    from emailrl.settings import PlayingSettings, PolicySettings
 
 __all__ = ["CONDITIONS", "Comparison", "Progress", "Report", "Result", "Subject", "run_benchmark"]
 
@@ -43,7 +43,7 @@ Progress = Callable[["Subject", Trajectory], None]
 def run_benchmark(
     subjects: Sequence[Subject],
     scenarios: Sequence[Scenario],
-    settings: Settings,
+    settings: PlayingSettings,
     out: Path,
     *,
     notes: Sequence[str] = (),
@@ -102,7 +102,7 @@ def run_benchmark(
 def _measure(
     subjects: Sequence[Subject],
     scenarios: Sequence[Scenario],
-    settings: Settings,
+    settings: PlayingSettings,
     journals: Mapping[str, Journal],
     progress: Progress | None,
 ) -> tuple[list[Result], bool]:
@@ -168,13 +168,14 @@ def _slug(label: str) -> str:
 # -- the policies
 
 
-def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
+def choose_subjects(
+    checkpoints: Sequence[str], models: Sequence[str], settings: PolicySettings, output_dir: Path
+) -> list[Subject]:
     """The policies to measure: those named, else the newest best checkpoint, else the configured base model.
 
     Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
     Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
     """
-    output_dir = settings.output.output_dir
     if settings.is_chat:
         if checkpoints:
             raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
@@ -187,20 +188,20 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     return list({subject.label: subject for subject in subjects}.values())
 
 
-def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[Subject, Collector], None, None]:
+def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator[tuple[Subject, Collector], None, None]:
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
     from emailrl.agent.play import Collector, Stage, build_stage
     from emailrl.agent.task import load_task
     from emailrl.engines import build_chat_engine, open_policy
     from emailrl.rewards.build import build_scorer
 
-    task = load_task(settings.agent.environment, settings.agent)  # check the user's code before a model is loaded
+    task = load_task(settings.agent.environment, settings)  # check the user's code before a model is loaded
     scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
         named = settings.with_model(model_name)
         with ExitStack() as opened:
             if settings.is_chat:
-                stage = Stage(named, task.make, None)
+                stage = Stage(named.agent, named.store.db, task.make, None)
                 engine = opened.enter_context(closing(build_chat_engine(named, task.tools)))
             else:
                 policy = opened.enter_context(closing(open_policy(named)))
@@ -212,7 +213,7 @@ def players(subjects: Sequence[Subject], settings: Settings) -> Generator[tuple[
                 if subject.attacked:
                     own = replace(stage, make_environment=under_attack(stage.make_environment))
                 run_id = adapter.run_id if adapter else ""
-                yield subject, Collector(own.on(engine), scorer, own.settings.agent, settings.training.mode, run_id)
+                yield subject, Collector(own.on(engine), scorer, own.agent, settings.training.mode, run_id)
 
 
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
@@ -244,14 +245,16 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def to_resume(
-    begun: Sequence[Path], subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings
+    begun: Sequence[Path], subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: PlayingSettings
 ) -> Path:
     """The newest of the folders ``begun`` (oldest first) with these conditions; else the newest."""
     now = all_conditions(subjects, scenarios, settings)
     return next((folder for folder in reversed(begun) if _fits(folder / CONDITIONS, now)), begun[-1])
 
 
-def all_conditions(subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: Settings) -> dict[str, Any]:
+def all_conditions(
+    subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: PlayingSettings
+) -> dict[str, Any]:
     """The conditions that a resumed benchmark must share with the original."""
     from emailrl.engines.local.weights import adapter_sha256
 

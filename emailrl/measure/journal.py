@@ -24,11 +24,11 @@ from emailrl.questions import fingerprint
 from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.build import uses_judge
-from emailrl.settings import Settings, without_credentials
+from emailrl.settings import PlayingSettings, PolicySettings, without_credentials
 
 
 def playing_conditions(
-    settings: Settings, scenarios: Sequence[Scenario], *, temperature: float, models: Sequence[str] = ()
+    settings: PlayingSettings, scenarios: Sequence[Scenario], *, temperature: float, models: Sequence[str] = ()
 ) -> Record:
     """Everything that determines how questions are played and scored, except the policy; without secrets.
 
@@ -64,7 +64,7 @@ def playing_conditions(
     }
 
 
-def _dtypes(settings: Settings, models: Sequence[str]) -> str | None:
+def _dtypes(settings: PolicySettings, models: Sequence[str]) -> str | None:
     """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
     if settings.is_chat or settings.has_servers:
         return None

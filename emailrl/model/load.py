@@ -28,11 +28,11 @@ from emailrl.model.resolve import read_chat_template, resolve_model, same_base
 from emailrl.model.shape import load_config, remedy_for
 from emailrl.model.shard import check_shardable, shard_base
 from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, prepare_unsloth
-from emailrl.settings import ModelSettings, Settings, TrainingSettings
+from emailrl.settings import ModelSettings, PolicySettings, TrainingSettings
 
 
 def load_policy(
-    settings: Settings,
+    settings: PolicySettings,
     *,
     adapter: Path | None = None,
     trainable: bool = False,

@@ -12,11 +12,11 @@ from typing import Final
 from emailrl.base.errors import UsageError
 from emailrl.model.shape import find_shape
 from emailrl.plan.advice import Obstacle, Way, faster_ways, find_obstacles, ways_to_fit
-from emailrl.plan.devices import GIB, MEASURED, Device, find_device, this_machine
+from emailrl.plan.devices import GIB, MEASURED, Cluster, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
-from emailrl.plan.several import Cluster, Job, Split, in_turn, with_servers
+from emailrl.plan.several import Split, in_turn, one_of, split_of, with_servers
 from emailrl.plan.time import Seconds
-from emailrl.plan.tokens import Known, Measured, Tokens, base_of, limit_to_questions, measure_run
+from emailrl.plan.tokens import Job, Known, Measured, Tokens, base_of, limit_to_questions, measure_run
 from emailrl.runs.log import duration
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import changed
@@ -209,25 +209,22 @@ def make_plan(
         job = replace(job, settings=_on_several(settings, counts_ranks=counts_ranks))
     shared = not job.settings.has_servers
     other = replace(job, settings=with_servers(job.settings) if shared else in_turn(job.settings))
-    split = job.split()
-    memory, seconds = job.rank(cluster.per_host)
-    spread = memory.cards > 1
-    tokens = job.tokens(cluster.gpus if shared else 1)
-    if split:
-        memory, tokens, seconds = split.memory, split.tokens, split.seconds
+    split, one = split_of(job), one_of(job, cluster.per_host)
+    used = split or one
+    memory = used.memory
     own = here and split is None and known.measured and known.measured.is_of(model)
     return Plan(
         job=job,
-        tokens=tokens,
+        tokens=split.tokens if split else job.tokens(cluster.gpus if shared else 1),
         memory=memory,
-        worst=plan_memory(job.shape, job.settings, device, job.tokens().at_worst(), cards=memory.cards),
-        seconds=seconds,
+        worst=plan_memory(job, job.tokens().at_worst(), cards=memory.cards),
+        seconds=used.seconds,
         split=split,
-        alternative=other.split(),
+        alternative=split_of(other),
         price=price,
         ways=[] if memory.fits else ways_to_fit(job),
         faster=faster_ways(job) if memory.fits and cluster.gpus == 1 else [],
-        obstacles=find_obstacles(job, sharded=spread, here=here),
+        obstacles=find_obstacles(job, sharded=one.memory.cards > 1, here=here),
         measured=known.measured if own else None,
         remarks=remarks,
     )

@@ -12,9 +12,10 @@ from emailrl.base.plain import counted
 from emailrl.model.layout import GPU_SIZED
 from emailrl.model.shape import KNOWN, find_shape
 from emailrl.plan.devices import DEVICES, driver_gpus
-from emailrl.plan.memory import Memory, samples_in_process
-from emailrl.plan.several import Job
-from emailrl.settings.names import by_name, changed
+from emailrl.plan.memory import Memory
+from emailrl.plan.several import whole_of
+from emailrl.plan.tokens import Job
+from emailrl.settings.names import by_name
 
 SMALLEST_BATCH: Final = 1024
 WINDOW_STEP: Final = 1024
@@ -97,11 +98,11 @@ def _missing(job: Job) -> Iterator[Obstacle]:
 
 def ways_to_fit(job: Job) -> list[Way]:
     """Each of a few changes that suffices alone, else the strongest together; a smaller Qwen3; a larger GPU."""
-    memory, vllm = job.whole()[0], job.settings.vllm_in_process
+    memory, vllm = whole_of(job).memory, job.settings.vllm_in_process
     on_gpu, own = memory.layout.on_gpu, job.settings.vllm.vllm_gpu_memory_utilization
     smaller = _halves(memory.micro_batch_tokens, max(job.tokens().longest, SMALLEST_BATCH))
     sizes = range(job.settings.engine_gpus + 1, job.cluster.per_host + 1)
-    cache = job.settings.agent.kv_cache_gib if samples_in_process(job.settings) else None
+    cache = job.settings.agent.kv_cache_gib if job.samples_in_process else None
     shares: list[float] = sorted(SHARES, key=lambda share: (round(abs(share - own), 2), share))
     tries: dict[str, Iterable[object]] = {
         "max_tokens_per_micro_batch": smaller,
@@ -132,15 +133,15 @@ def ways_to_fit(job: Job) -> list[Way]:
 
 def faster_ways(job: Job) -> list[Way]:
     """vLLM in this process, if the run fits with it and is clearly faster."""
-    if not (job.cluster.device.is_gpu and samples_in_process(job.settings)):
+    if not (job.on_gpu and job.samples_in_process):
         return []
-    with_vllm = replace(job, settings=changed(job.settings, engine="vllm", vllm_urls=""))
+    with_vllm = job.with_settings(engine="vllm", vllm_urls="")
     text = "--engine vllm"
-    if window := _window(with_vllm, with_vllm.whole()[0]):
-        with_vllm = replace(job, settings=changed(with_vllm.settings, max_model_len=window))
+    if window := _window(with_vllm, whole_of(with_vllm).memory):
+        with_vllm = with_vllm.with_settings(max_model_len=window)
         text = f"MAX_MODEL_LEN={window} {text}"
     way = _way(f"vLLM in the same process ({text})", with_vllm)
-    return [way] if way and way.run_seconds < CLEARLY * job.whole()[1].run else []
+    return [way] if way and way.run_seconds < CLEARLY * whole_of(job).seconds.run else []
 
 
 def _window(job: Job, memory: Memory) -> int | None:
@@ -155,7 +156,7 @@ def _halves(value: int, least: int) -> list[int]:
 
 def _first_that_fits(job: Job, tries: Iterable[dict[str, object]]) -> list[Way]:
     for values in tries:
-        tried = replace(job, settings=changed(job.settings, **values))
+        tried = job.with_settings(**values)
         if "model_name" in values:
             tried = replace(tried, shape=find_shape(tried.settings.model.name))
         if way := _way(" ".join(_written(*change) for change in values.items()), tried):
@@ -170,5 +171,5 @@ def _written(key: str, value: object) -> str:
 
 
 def _way(text: str, job: Job) -> Way | None:
-    memory, seconds = job.whole()
-    return Way(text, memory.peak, seconds.run) if memory.fits else None
+    whole = whole_of(job)
+    return Way(text, whole.memory.peak, whole.seconds.run) if whole.memory.fits else None

@@ -17,6 +17,15 @@ PEAK_SHARE: Final = 0.8
 MEASURED: Final = "H200"
 """The GPU on which times were measured."""
 
+NVLINK: Final = 200e9
+"""Bytes per second of a collective between the GPUs of a host with NVLink. Assumed."""
+PCIE: Final = 20e9
+"""The same without NVLink, and for reading from host memory. Assumed."""
+LINKED: Final = ("B200", "H200", "H100", "A100-80", "A100-40")
+"""GPUs usually connected by NVLink within a host."""
+HOP: Final = 10e-6
+"""Minimum seconds per ring step. Assumed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -35,6 +44,38 @@ class Device:
     def times(self, count: int) -> Device:
         """This many of them running one model with tensor parallelism: combined speed, but not memory."""
         return replace(self, tflops=count * self.tflops, bandwidth=count * self.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """GPUs of one kind, and how they are connected."""
+
+    device: Device
+    per_host: int = 1
+    hosts: int = 1
+    network: float = 100.0
+    """Gbit/s between two hosts."""
+
+    @property
+    def gpus(self) -> int:
+        """Total GPUs."""
+        return self.per_host * self.hosts
+
+    @property
+    def inside(self) -> float:
+        """Bytes per second between the GPUs of a host."""
+        return NVLINK if self.device.name in LINKED else PCIE
+
+    def reduce_seconds(self, size: int, ranks: int) -> float:
+        """One ring all-reduce of ``size`` bytes: every link carries it twice, minus one part; the slowest decides."""
+        if ranks == 1:
+            return 0.0
+        slowest = self.inside if ranks <= self.per_host else min(self.inside, self.network * 1e9 / 8)
+        return 2 * (ranks - 1) / ranks * size / slowest + 2 * (ranks - 1) * HOP
+
+    def gather_seconds(self, size: int, cards: int, *, offload: bool) -> float:
+        """Gather a base of ``size`` bytes from the ``cards`` of a host; from the host's memory with ``offload``."""
+        return (cards - 1) / cards * size / self.inside + (size / cards / PCIE if offload else 0.0)
 
 
 def _gpu(name: str, gib: float, sheet_tflops: float, terabytes: float, note: str = "") -> Device:

@@ -14,6 +14,7 @@ from emailrl.engines import budget
 from emailrl.engines.vllm.arguments import VLLM_WORK, Trainer, capture_sizes, graph_bytes, sleeps, vllm_share
 from emailrl.model.layout import (
     CHUNK_ELEMENTS,
+    Checkpointing,
     Keep,
     choose_keep,
     dtype_name,
@@ -25,9 +26,8 @@ from emailrl.model.layout import (
     why_not_packed,
 )
 from emailrl.model.shape import Shape
-from emailrl.plan.devices import GIB, Device
-from emailrl.plan.tokens import Tokens
-from emailrl.settings import Settings
+from emailrl.plan.devices import GIB
+from emailrl.plan.tokens import Job, Tokens
 
 Layers = Literal["fused", "transformers", "unsloth"]
 WORKSPACES: Final = 2**27
@@ -202,28 +202,26 @@ class Memory:
         return holds and self.peak <= self.usable
 
 
-def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens, *, cards: int = 1) -> Memory:
-    """The memory of one process that samples and trains on ``device``, one of ``cards`` ranks on its host."""
-    total, layout = int(device.gib * GIB), layout_of(shape, settings, device)
-    weights = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
+def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
+    """The memory of one process that samples and trains, one of ``cards`` ranks on its host."""
+    shape, settings, total, layout = job.shape, job.settings, int(job.cluster.device.gib * GIB), layout_of(job)
+    weights = job.weights(layout.itemsize)
     if not shards_base(settings.model, weight_bytes=weights, card_bytes=total, cards=cards):
         cards = 1
-    resident = _resident(shape, settings, layout, cards)
-    slots = _slots(shape, settings, layout, tokens)
+    resident = _resident(job, layout, cards)
+    free = total - layout.context - sum(resident.values())
+    slots, room, needs, asleep = min(most_at_once(job), tokens.at_once), None, 0, False
+    sampling: dict[str, int] = {}
+    beside: dict[str, int] = {}
     if settings.vllm_in_process:
-        sampling, room, needs = _sampled_by_vllm(shape, settings, layout, total)
-    elif samples_in_process(settings):
-        sampling, room, needs = _sampled_in_process(
-            shape, settings, layout, tokens, slots, total, sum(resident.values())
-        )
-    else:
-        sampling, room, needs = {}, None, 0
-    asleep = _vllm_sleeps(shape, settings, layout, total)
-    beside = {"vLLM": ASLEEP} if asleep else sampling if settings.vllm_in_process else {}
-    batch = micro_batch_tokens(shape, settings, device, tokens)
-    keep = keep_of(
-        shape, settings, layout, batch, total - layout.context - sum(resident.values()) - sum(beside.values())
-    )
+        sampling, room = _sampled_by_vllm(job, layout, total)
+        needs, asleep = job.window, _vllm_sleeps(job, layout, total)
+        beside = {"vLLM": ASLEEP} if asleep else sampling
+    elif job.samples_in_process:
+        sampling, room = _sampled_in_process(job, layout, tokens, slots, free)
+        needs = tokens.longest
+    batch = micro_batch_tokens(job, tokens)
+    keep = keep_of(shape, settings.training.gradient_checkpointing, layout, batch, free - sum(beside.values()))
     return Memory(
         device_bytes=total,
         resident=resident,
@@ -240,40 +238,40 @@ def plan_memory(shape: Shape, settings: Settings, device: Device, tokens: Tokens
     )
 
 
-def layout_of(shape: Shape, settings: Settings, device: Device) -> Layout:
+def layout_of(job: Job) -> Layout:
     """The layer implementation a policy trains with, as decided by ``policy.prepare``."""
-    model, training = settings.model, settings.training
-    packs = training.packing and not why_not_packed(model.attn_implementation, fully=shape.plain_attention)
-    plain = not settings.lora.lora_dropout and not model.load_in_4bit and shape.activation == "silu"
+    model, training, lora, on_gpu = job.settings.model, job.settings.training, job.settings.lora, job.on_gpu
+    packs = training.packing and not why_not_packed(model.attn_implementation, fully=job.shape.plain_attention)
+    plain = not lora.lora_dropout and not model.load_in_4bit and job.shape.activation == "silu"
     layers: Layers = "transformers"
     if model.backend == "unsloth":
         layers = "unsloth"
-    elif plain and wants_fused(training, packs=packs, on_gpu=device.is_gpu):
+    elif plain and wants_fused(training, packs=packs, on_gpu=on_gpu):
         layers = "fused"
     return Layout(
         layers=layers,
-        itemsize=4 if dtype_name(model.dtype, on_gpu=device.is_gpu) == "fp32" else 2,
-        rank=settings.lora.lora_rank,
-        targets=tuple(shape.lora_targets(settings.lora.target_modules)),
-        dropout=settings.lora.lora_dropout > 0,
+        itemsize=4 if dtype_name(model.dtype, on_gpu=on_gpu) == "fp32" else 2,
+        rank=lora.lora_rank,
+        targets=tuple(job.shape.lora_targets(lora.target_modules)),
+        dropout=lora.lora_dropout > 0,
         eager=model.attn_implementation == "eager",
-        on_gpu=device.is_gpu,
-        fused_head=layers == "fused" and not settings.algorithm.entropy_coef,
-        shares=packs and training.prefix_sharing and not settings.lora.lora_dropout and layers != "unsloth",
+        on_gpu=on_gpu,
+        fused_head=layers == "fused" and not job.settings.algorithm.entropy_coef,
+        shares=packs and training.prefix_sharing and not lora.lora_dropout and layers != "unsloth",
     )
 
 
-def micro_batch_tokens(shape: Shape, settings: Settings, device: Device, tokens: Tokens) -> int:
+def micro_batch_tokens(job: Job, tokens: Tokens) -> int:
     """Tokens of training's largest forward pass: the cap, or the step if smaller, or one sample if larger."""
-    cap = micro_batch_cap(settings.training, on_gpu=device.is_gpu, hidden=shape.hidden)
-    if (rows := settings.training.max_rows_per_micro_batch) is not None:
-        cap = min(cap, rows * tokens.per_trajectory)
+    training = job.settings.training
+    cap = micro_batch_cap(training, on_gpu=job.on_gpu, hidden=job.shape.hidden)
+    if training.max_rows_per_micro_batch is not None:
+        cap = min(cap, training.max_rows_per_micro_batch * tokens.per_trajectory)
     return max(min(cap, tokens.per_step), tokens.longest)
 
 
-def keep_of(shape: Shape, settings: Settings, layout: Layout, batch: int, free: int) -> Keep:
+def keep_of(shape: Shape, checkpointing: Checkpointing, layout: Layout, batch: int, free: int) -> Keep:
     """What layers keep of a micro-batch of ``batch`` tokens, as the trainer chooses with ``free`` bytes left."""
-    checkpointing = settings.training.gradient_checkpointing
     if layout.layers != "fused":
         least = layout.layers == "unsloth" or recomputes(checkpointing, on_gpu=layout.on_gpu)
         return Keep.INPUT if least else Keep.ALL
@@ -290,111 +288,76 @@ def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens:
     return {"activations": activations, "backward pass": max(work, head)} | heap
 
 
-def samples_in_process(settings: Settings) -> bool:
-    """Whether transformers samples in the trainer's process."""
-    return settings.agent.engine in ("auto", "transformers")
+def most_at_once(job: Job) -> int:
+    """Trajectories that one engine samples concurrently if memory allows."""
+    agent = job.settings.agent
+    if job.samples_in_process:
+        return budget.most_rows(agent, job.shape.parameters, on_gpu=job.on_gpu)
+    return budget.rows_per_server(agent) if job.settings.has_servers else agent.max_batch_trajectories
 
 
-def samples_merged(shape: Shape, settings: Settings) -> bool:
-    """Whether the in-process engine samples from its own merged weights."""
-    return budget.merges(shape.parameters, quantized=settings.model.load_in_4bit)
-
-
-def rollout_pass(settings: Settings, layout: Layout) -> int:
-    """Prompt tokens that the in-process engine processes at once."""
-    return settings.agent.max_tokens_per_rollout_pass or budget.PREFILL_TOKENS["cuda" if layout.on_gpu else "cpu"]
-
-
-def _resident(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
-    adapter = shape.lora_parameters(settings.lora.lora_rank, settings.lora.target_modules)
-    weights = _weights(shape, settings, layout, cards) | {
+def _resident(job: Job, layout: Layout, cards: int) -> dict[str, int]:
+    shape, every = job.shape, job.weights(layout.itemsize)
+    weights = {"weights": every}
+    if cards > 1:  # this GPU's shard and what is gathered, as in ``policy.shard``
+        embeddings = shape.embeddings * layout.itemsize
+        head = embeddings if shape.tied else embeddings // 2
+        part = 0 if job.settings.model.shard_offload else (every - head) // cards
+        # The active layer and the next one; untied input embeddings are gathered separately.
+        layers = 2 * ((every - embeddings) // shape.layers)
+        weights = {"weights": head + part, "gathered": max(layers, embeddings - head)}
+    weights |= {
         # float32 weights and gradients; fused layers multiply with copies in the base's dtype.
-        "adapter": adapter * (8 + (layout.itemsize if layout.layers == "fused" else 0)),
-        "optimizer": 8 * adapter,
+        "adapter": job.adapter * (8 + (layout.itemsize if layout.layers == "fused" else 0)),
+        "optimizer": 8 * job.adapter,
         "runtime": WORKSPACES if layout.on_gpu else PROCESS,
     }
-    if samples_in_process(settings):
+    if job.samples_in_process:
         matrices = sum(inputs * outputs for inputs, outputs in (shape.linears[name] for name in layout.targets))
         merged = shape.layers * matrices * layout.itemsize
-        weights["sampler's copy"] = merged if samples_merged(shape, settings) else 4 * adapter
+        weights["sampler's copy"] = merged if job.samples_merged else 4 * job.adapter
     return weights
 
 
-def _weights(shape: Shape, settings: Settings, layout: Layout, cards: int) -> dict[str, int]:
-    """The base: whole, or this GPU's shard and what is gathered, as in ``policy.shard``."""
-    every = shape.weight_bytes(layout.itemsize, four_bit=settings.model.load_in_4bit)
-    if cards == 1:
-        return {"weights": every}
-    embeddings = shape.embeddings * layout.itemsize
-    layer = (every - embeddings) // shape.layers
-    head = embeddings if shape.tied else embeddings // 2
-    part = 0 if settings.model.shard_offload else (every - head) // cards
-    # The active layer and the next one; untied input embeddings are gathered separately.
-    return {"weights": head + part, "gathered": max(2 * layer, embeddings - head)}
+Sampled = tuple[dict[str, int], int]
+"""Bytes by part while sampling, and the cache's capacity in tokens."""
 
 
-def _slots(shape: Shape, settings: Settings, layout: Layout, tokens: Tokens) -> int:
-    """Trajectories sampled concurrently if memory allows."""
-    agent = settings.agent
-    if samples_in_process(settings):
-        most = budget.most_rows(agent, shape.parameters, on_gpu=layout.on_gpu)
-    else:
-        most = budget.rows_per_server(agent) if settings.has_servers else agent.max_batch_trajectories
-    return min(most, tokens.at_once)
-
-
-Sampled = tuple[dict[str, int], int | None, int]
-"""Bytes by part while sampling, the cache's capacity in tokens, and the tokens it must hold."""
-
-
-def _sampled_by_vllm(shape: Shape, settings: Settings, layout: Layout, total: int) -> Sampled:
+def _sampled_by_vllm(job: Job, layout: Layout, total: int) -> Sampled:
     """Of in-process vLLM on each of its GPUs."""
-    weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
-    share, each = int(vllm_share(settings.agent, settings.vllm, weights, total)), settings.engine_gpus
+    shape, agent, vllm, each = job.shape, job.settings.agent, job.settings.vllm, job.settings.engine_gpus
+    share = int(vllm_share(agent, vllm, job.weights(), total))
     parts = {"vLLM": share}
-    if layout.on_gpu and capture_sizes(settings.agent, settings.vllm, total):
+    if layout.on_gpu and capture_sizes(agent, vllm, total):
         parts["CUDA graphs"] = graph_bytes(layers=shape.layers, hidden=shape.hidden)
-    cache = max(share - weights // each - VLLM_WORK, 0)
-    return (
-        parts,
-        cache * each // shape.cache_bytes(2),
-        min(settings.model.max_model_len or shape.context, shape.context),
-    )
+    cache = max(share - job.weights() // each - VLLM_WORK, 0)
+    return parts, cache * each // shape.cache_bytes(2)
 
 
-def _vllm_sleeps(shape: Shape, settings: Settings, layout: Layout, total: int) -> bool:
+def _vllm_sleeps(job: Job, layout: Layout, total: int) -> bool:
     """Whether in-process vLLM sleeps while the trainer works, as the engine decides."""
-    if not settings.vllm_in_process:
-        return False
     trainer = None
     if layout.layers == "fused":
-        trainer = Trainer.of_sizes(
-            settings.training,
-            weights=shape.weight_bytes(layout.itemsize),
-            adapter=shape.lora_parameters(settings.lora.lora_rank, settings.lora.target_modules),
-            itemsize=layout.itemsize,
-            layers=shape.layers,
-            **shape.widths,
-        )
-    return sleeps(settings.agent, settings.vllm, trainer, total)
+        sizes = {"weights": job.weights(layout.itemsize), "adapter": job.adapter, "itemsize": layout.itemsize}
+        trainer = Trainer.of_sizes(job.settings.training, **sizes, layers=job.shape.layers, **job.shape.widths)
+    return sleeps(job.settings.agent, job.settings.vllm, trainer, total)
 
 
-def _sampled_in_process(
-    shape: Shape, settings: Settings, layout: Layout, tokens: Tokens, slots: int, total: int, resident: int
-) -> Sampled:
-    """Of the transformers engine, beside ``resident`` bytes of ``total``."""
-    token = shape.cache_bytes(layout.itemsize)
+def _sampled_in_process(job: Job, layout: Layout, tokens: Tokens, slots: int, free: int) -> Sampled:
+    """Of the transformers engine, with ``free`` bytes left beside what is resident and CUDA's context."""
+    shape, agent, place = job.shape, job.settings.agent, "cuda" if layout.on_gpu else "cpu"
+    token, total = shape.cache_bytes(layout.itemsize), int(job.cluster.device.gib * GIB)
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
-    prefill = rollout_pass(settings, layout) * width * layout.itemsize
+    prefill = (agent.max_tokens_per_rollout_pass or budget.PREFILL_TOKENS[place]) * width * layout.itemsize
     # One token of each: float32 logits three times, and one layer's keys and values gathered.
     decode = slots * (4 * shape.vocab * 3 + 2 * tokens.per_trajectory * shape.keys * layout.itemsize)
     forward = max(prefill, decode)
-    if settings.agent.kv_cache_gib is None:
+    if agent.kv_cache_gib is None:
         # If its share is too large, the engine detects it and samples fewer at once.
-        share = budget.FREE_SHARE["cuda" if layout.on_gpu else "cpu"] * (total - layout.context - resident)
-        room_bytes = min(share, USABLE * total - resident - forward)
+        usable = free + layout.context - (1 - USABLE) * total
+        room_bytes = min(budget.FREE_SHARE[place] * free, usable - forward)
     else:
-        room_bytes = settings.agent.kv_cache_gib * GIB
+        room_bytes = agent.kv_cache_gib * GIB
     room = budget.blocks_within(room_bytes, shape.layers, token) * budget.BLOCK
     wanted = slots * budget.blocks_of(tokens.per_trajectory) * budget.BLOCK * token * CACHE_GROWTH
-    return {"KV cache": int(max(min(wanted, room_bytes), 0)), "forward": forward}, room, tokens.longest
+    return {"KV cache": int(max(min(wanted, room_bytes), 0)), "forward": forward}, room

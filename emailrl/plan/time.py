@@ -1,4 +1,4 @@
-"""Time of a step and a run on one GPU: operations divided by the speed measured for similar models.
+"""Time of a step and a run: operations divided by the speed measured for similar models.
 
 Estimated without network or GPU; expect errors of about a third in the times, but not in the memory.
 """
@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from emailrl.engines.budget import most_requests, server_share
+from emailrl.engines.vllm.arguments import VLLM_WORK
 from emailrl.model.layout import Keep
 from emailrl.model.shape import Shape
-from emailrl.plan.devices import Device
-from emailrl.plan.memory import Layout, Memory, samples_merged
-from emailrl.plan.tokens import Tokens, count_tokens
+from emailrl.plan.devices import GIB, Device
+from emailrl.plan.memory import Layout, Memory, most_at_once
+from emailrl.plan.tokens import Job, Known, Tokens
 from emailrl.settings import Settings
-from emailrl.settings.names import changed
 from emailrl.training.mix import resolve
 from emailrl.training.passes import needs_old_logprobs, needs_reference, updates_per_step
 
@@ -62,6 +63,17 @@ MOVED: Final = 25e9
 """Bytes of weights that it moves per second. Both were fitted to 0.87 s on 4B and 1.71 on 14B, in the same steps."""
 TYPICAL_SAMPLED: Final = 0.25
 """Share of a trajectory that is sampled, if everything after the prompt is trained."""
+
+BALANCE: Final = 0.98
+"""Mean over maximum tokens per rank: load balance after distribution by tokens, in the worst simulated case."""
+PLAYING: Final = 0.69 / 48
+"""Rank 0's seconds per trajectory: templates, tokenizer, mailbox, audit and records, in a step of 48."""
+RECORDING: Final = 0.16 / 48
+"""The records' part of it, which stays with rank 0 if every rank plays its own conversations: the rest is then part of
+each rank's sampling time, which was measured with it."""
+SERVING: Final = 30e-6
+"""Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B
+with what ``emailrl serve`` starts, docs/evidence/performance.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,53 +122,60 @@ class Seconds:
         return (self.evaluations + self.confirmed) * self.evaluation
 
 
-def plan_seconds(
-    shape: Shape,
-    settings: Settings,
-    device: Device,
-    tokens: Tokens,
-    memory: Memory,
-    *,
-    utilization: float | None = None,
-) -> Seconds:
-    """Seconds on ``device``; ``utilization`` overrides the measured share."""
-    layout, training = memory.layout, settings.training
-    share = utilization or (reached(shape, layout) if device.is_gpu else ON_CPU)
-    speed = device.tflops * 1e12 * share
-    moving = MOVING / shape.hidden if device.is_gpu else 0.0
-    spared = 1 - max(prefix_share(settings, memory, tokens) - moving, 0.0)
-    train = spared * training_flops(shape, layout, memory.keep, tokens) / speed
+def plan_seconds(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> tuple[float, float, Seconds]:
+    """Seconds of the ``engines`` per step, of rank 0 for conversations or records, and of everything, on ``ranks``.
+
+    ``memory`` is that of one rank.
+    """
+    settings, training, cluster, layout = job.settings, job.settings.training, job.cluster, memory.layout
+    own, tokens, passes = job.tokens(), job.tokens(ranks), scoring_passes(settings)
+    share = job.known.utilization or (reached(job.shape, layout) if job.on_gpu else ON_CPU)
+    speed = cluster.device.tflops * 1e12 * share * (BALANCE if ranks > 1 else 1.0)
+    spared = 1 - max(prefix_share(job, memory) - (MOVING / job.shape.hidden if job.on_gpu else 0.0), 0.0)
+    train = spared * training_flops(job.shape, layout, memory.keep, own) / speed
     if layout.layers == "fused":
-        together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
-        train = max(train, math.ceil(tokens.trajectories / together) * shape.layers * LAUNCH)
-    sampling = Sampling(shape, settings, device.times(settings.engine_gpus), tokens, memory)
-    return Seconds(
-        rollout=sampling.seconds(tokens.trajectories, members=training.num_generations),
-        handover=_handover(shape, settings, vllm_sleeps=memory.vllm_sleeps),
-        score=scoring_passes(settings) * spared * forward_flops(shape, tokens) / speed,
-        train=train * training.update_epochs,
-        evaluation=sampling.evaluating().seconds(tokens.eval_trajectories, members=settings.evaluation.eval_samples),
+        batches = math.ceil(own.trajectories / max(memory.micro_batch_tokens // own.per_trajectory, 1))
+        train = max(train, batches * job.shape.layers * LAUNCH / (BALANCE if ranks > 1 else 1.0))
+    train *= training.update_epochs
+    score, gather = passes * spared * forward_flops(job.shape, own) / speed, 0.0
+    if memory.cards > 1:  # what does not overlap with the previous layer's computation
+        offload = settings.model.shard_offload
+        once = cluster.gather_seconds(job.weights(layout.itemsize), memory.cards, offload=offload)
+        once *= math.ceil(own.per_step / memory.micro_batch_tokens)
+        gather = max(2 * training.update_epochs * once - train, 0.0) + max(passes * once - score, 0.0)
+    engine = sampling_of(job, memory, engines)
+    sampling = engine.seconds(math.ceil(tokens.trajectories / engines), members=training.num_generations)
+    evaluated, members = math.ceil(tokens.eval_trajectories / engines), settings.evaluation.eval_samples
+    playing = tokens.trajectories * (PLAYING if settings.has_servers else RECORDING if ranks > 1 else 0.0)
+    seconds = Seconds(
+        rollout=max(sampling, playing) if settings.has_servers else sampling + playing,
+        handover=_handover(job, vllm_sleeps=memory.vllm_sleeps),
+        score=score,
+        train=train,
+        evaluation=engine.evaluating().seconds(evaluated, members=members),
         steps=tokens.steps,
         evaluations=tokens.evaluations,
         confirmed=tokens.confirmed,
         utilization=share,
-        overlaps=overlaps(settings),
+        overlaps=_overlaps(job),
+        gather=gather,
+        reduce=updates_per_step(settings) * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
     )
+    return sampling, playing, seconds
 
 
-def overlaps(settings: Settings) -> bool:
+def _overlaps(job: Job) -> bool:
     """Whether servers sample the next step while this one trains."""
-    return settings.has_servers and settings.vllm.staleness(servers=True) > 0
+    return job.settings.has_servers and job.settings.vllm.staleness(servers=True) > 0
 
 
-def _handover(shape: Shape, settings: Settings, *, vllm_sleeps: bool) -> float:
+def _handover(job: Job, *, vllm_sleeps: bool) -> float:
     """Seconds per step for which neither rollouts nor training can go on; 0 with the transformers engine."""
-    if settings.agent.engine != "vllm":
+    if job.settings.agent.engine != "vllm":
         return 0.0
-    if settings.has_servers:
-        return HANDED_OVER if overlaps(settings) else HANDOVER
-    weights = shape.weight_bytes(2, four_bit=settings.model.load_in_4bit)
-    return HANDOVER + (WAKING + weights / settings.engine_gpus / MOVED if vllm_sleeps else 0.0)
+    if _overlaps(job):
+        return HANDED_OVER
+    return HANDOVER + (WAKING + job.weights() / job.settings.engine_gpus / MOVED if vllm_sleeps else 0.0)
 
 
 def reached(shape: Shape, layout: Layout) -> float:
@@ -170,18 +189,14 @@ def reached(shape: Shape, layout: Layout) -> float:
     return curve[-1][1]
 
 
-def prefix_share(settings: Settings, memory: Memory, tokens: Tokens) -> float:
+def prefix_share(job: Job, memory: Memory) -> float:
     """Share of a step's tokens in common prefixes within a micro-batch: the prompts of groups."""
     if not memory.layout.shares:
         return 0.0
-    alike = 1 - tokens.trainable_share if has_one_turn(settings) else PROMPT_SHARE
-    together = min(settings.training.num_generations, max(memory.micro_batch_tokens // tokens.per_trajectory, 1))
-    return alike * (1 - 1 / together)
-
-
-def has_one_turn(settings: Settings) -> bool:
-    """Whether a trajectory is a prompt and one completion."""
-    return settings.training.mode == "simple" or settings.agent.max_turns == 1
+    tokens = job.tokens()
+    alike = 1 - tokens.trainable_share if job.has_one_turn else PROMPT_SHARE
+    together = max(memory.micro_batch_tokens // tokens.per_trajectory, 1)
+    return alike * (1 - 1 / min(job.settings.training.num_generations, together))
 
 
 def training_flops(shape: Shape, layout: Layout, keep: Keep, tokens: Tokens) -> float:
@@ -220,75 +235,94 @@ def scoring_passes(settings: Settings) -> int:
     return needs_reference(beta) + old
 
 
+def server_gpus(job: Job) -> int:
+    """GPUs per server: as set, or as many of a host as leave half of their memory for the KV cache."""
+    each = job.settings.vllm.vllm_tensor_parallel_size
+    while each < job.cluster.per_host and job.weights() > each * job.cluster.device.gib * GIB / 2:
+        each *= 2
+    return each
+
+
+def sampling_of(job: Job, memory: Memory, engines: int) -> Sampling:
+    """One of the ``engines`` that sample: in a trainer's process with its ``memory``, or a server."""
+    agent, device, itemsize = job.settings.agent, job.cluster.device, memory.layout.itemsize
+    if job.cluster.gpus == 1 or not job.settings.has_servers:  # one GPU's servers stand elsewhere, of unknown size
+        each, room = job.settings.engine_gpus, memory.cache_tokens
+        return Sampling(job, job.tokens(), itemsize, device.times(each), most_at_once(job), room)
+    each = server_gpus(job)
+    free = server_share(job.settings.vllm) * each * device.gib * GIB - job.weights() - VLLM_WORK
+    asked = min(most_at_once(job), most_requests(agent, engines) // engines)
+    return Sampling(job, job.tokens(), itemsize, device.times(each), asked, int(free // job.shape.cache_bytes(2)))
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Time of sampling trajectories on one device."""
+    """Time of sampling trajectories with one engine."""
 
-    shape: Shape
-    settings: Settings
-    device: Device
+    job: Job
     tokens: Tokens
-    memory: Memory
+    itemsize: int
+    device: Device
+    """All its GPUs together."""
+    most: int
+    """Trajectories that it may sample at once."""
+    room: int | None
+    """Tokens of its KV cache; None if there is none to consider."""
 
     def seconds(self, trajectories: int, *, members: int) -> float:
         """Prefill of unsampled tokens, a group's prompt once for its ``members``; then decoding.
 
         A GPU step takes the longest of kernel launches, memory traffic and computation.
         """
-        alike = 1 if has_one_turn(self.settings) else PROMPT_SHARE
-        read = (self.tokens.per_trajectory - self.sampled) * trajectories * (1 - alike * (1 - 1 / members))
-        slots = min(self.memory.at_once, trajectories)
-        step = self._steady_step(slots) if self._is_steady() else self._step(slots)
-        return read * self._flop_seconds() + trajectories * self.sampled / slots * step
+        job, mean = self.job, self.tokens.per_trajectory
+        rollout_mode = job.settings.training.mode == "rollout"
+        sampled = mean * (TYPICAL_SAMPLED if rollout_mode else self.tokens.trainable_share)
+        read = (mean - sampled) * trajectories * (1 - (1 if job.has_one_turn else PROMPT_SHARE) * (1 - 1 / members))
+        held = self.most if self.room is None else min(self.most, self.room // mean)
+        slots = min(max(held, 1), trajectories)
+        # In conversations the waits between turns hide the server's own time.
+        serving = trajectories * sampled * SERVING if job.settings.has_servers and job.has_one_turn else 0.0
+        step = self._steady_step(slots, mean - sampled / 2) if self._is_steady() else self._step(slots)
+        return read * self._flop_seconds() + trajectories * sampled / slots * step + serving
 
     def evaluating(self) -> Sampling:
         """Evaluations play whole conversations in mode simple too."""
-        if self.settings.training.mode != "simple":
+        if self.job.settings.training.mode != "simple":
             return self
-        settings = changed(self.settings, mode="masked")
-        tokens, room, memory = count_tokens(self.shape, settings), self.memory.cache_tokens, self.memory
-        if room is not None:
-            memory = replace(memory, at_once=max(min(memory.at_once, room // tokens.per_trajectory), 1))
-        return replace(self, settings=settings, tokens=tokens, memory=memory)
-
-    @property
-    def sampled(self) -> float:
-        """Sampled tokens per trajectory."""
-        rollout_mode = self.settings.training.mode == "rollout"
-        return self.tokens.per_trajectory * (TYPICAL_SAMPLED if rollout_mode else self.tokens.trainable_share)
+        job = replace(self.job.with_settings(mode="masked"), known=Known())
+        return replace(self, job=job, tokens=job.tokens())
 
     def _step(self, slots: int) -> float:
         """Seconds for one token of ``slots`` trajectories whose turns end at different times, caches half full."""
         moving = self._moved(slots, self.tokens.per_trajectory / 2) / (self.device.bandwidth * BANDWIDTH)
-        working, starting = max(moving, slots * self._flop_seconds()), self.shape.layers * self._per_layer()
+        working, starting = max(moving, slots * self._flop_seconds()), self.job.shape.layers * self._per_layer()
         return max(starting, working) if self.device.is_gpu else starting + working
 
-    def _steady_step(self, slots: int) -> float:
-        """The same if no prompt joins later."""
-        moving = self._moved(slots, self.tokens.per_trajectory - self.sampled / 2) / (self.device.bandwidth * READING)
-        return max(moving, slots * self._flop_seconds()) + self.shape.layers * ONE_TURN
+    def _steady_step(self, slots: int, context: float) -> float:
+        """The same if no prompt joins later, with ``context`` tokens of each in the cache."""
+        moving = self._moved(slots, context) / (self.device.bandwidth * READING)
+        return max(moving, slots * self._flop_seconds()) + self.job.shape.layers * ONE_TURN
 
     def _moved(self, slots: int, context: float) -> float:
         """Bytes of the weights, and of ``slots`` caches of ``context`` tokens."""
-        itemsize = self.memory.layout.itemsize
-        cache = slots * context * self.shape.cache_bytes(itemsize)
-        if self.device.is_gpu and self.settings.agent.engine != "vllm":
+        cache = slots * context * self.job.shape.cache_bytes(self.itemsize)
+        if self.device.is_gpu and self.job.settings.agent.engine != "vllm":
             cache *= GATHERED
-        return self.shape.weight_bytes(itemsize, four_bit=self.settings.model.load_in_4bit) + cache
+        return self.job.weights(self.itemsize) + cache
 
     def _flop_seconds(self) -> float:
         """Seconds of computation per token."""
-        return 2 * self.shape.layers * self.shape.layer_matrix / (self.device.tflops * 1e12)
+        return 2 * self.job.shape.layers * self.job.shape.layer_matrix / (self.device.tflops * 1e12)
 
     def _is_steady(self) -> bool:
         """Whether vLLM replays CUDA graphs all along: every trajectory has one turn, so no prompt joins later."""
-        agent, vllm = self.settings.agent, self.settings.vllm
+        agent, vllm = self.job.settings.agent, self.job.settings.vllm
         graphs = self.device.is_gpu and agent.engine == "vllm" and not vllm.vllm_enforce_eager
-        return graphs and has_one_turn(self.settings)
+        return graphs and self.job.has_one_turn
 
     def _per_layer(self) -> float:
         if not self.device.is_gpu:
             return ON_CPU_PER_LAYER
-        if self.settings.agent.engine != "vllm":
-            return PER_LAYER["merged" if samples_merged(self.shape, self.settings) else "beside"]
-        return PER_LAYER["eager" if self.settings.vllm.vllm_enforce_eager else "vllm"]
+        if self.job.settings.agent.engine != "vllm":
+            return PER_LAYER["merged" if self.job.samples_merged else "beside"]
+        return PER_LAYER["eager" if self.job.settings.vllm.vllm_enforce_eager else "vllm"]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints
+from emailrl.engines import budget
 from emailrl.model.resolve import NANO, same_base
 from emailrl.model.shape import Shape
+from emailrl.plan.devices import Cluster
 from emailrl.questions import read_questions
 from emailrl.questions.beside import questions_file
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
-from emailrl.training.state import count_steps, num_epochs, questions_per_step
+from emailrl.training.passes import count_steps, num_epochs, questions_per_step
 
 PROMPT: Final = 900
 """Tokens of system prompt, tool schemas and question."""
@@ -114,41 +116,88 @@ class Tokens:
         return replace(self, longest=self.most_per_trajectory)
 
 
-def count_tokens(shape: Shape, settings: Settings, known: Known | None = None, *, ranks: int = 1) -> Tokens:
-    """Tokens of a step over all ``ranks``: given, measured, or typical of the mode, within the settings' limits."""
-    agent, training, known = settings.agent, settings.training, known or Known()
-    turns = 1 if training.mode == "simple" else agent.max_turns
-    window = min(settings.model.max_model_len or shape.context, shape.context)
-    most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, window)
-    mean, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
-    mean, source = min(mean, most), "typical"
-    if known.measured is not None:
-        mean, share, source = known.measured.per_trajectory, known.measured.trainable_share, "measured"
-    if known.per_trajectory is not None:
-        mean, source = known.per_trajectory, "given"
-        if mean > window:
-            raise UsageError(
-                f"A trajectory of {mean} tokens is longer than the model's context of {window}.",
-                "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
-            )
-    most = max(most, mean)
-    per_step, questions = questions_per_step(training, ranks), settings.data.train_dataset_size
-    epochs = None if training.mode == "masked" else training.num_train_epochs
-    steps = count_steps(questions, per_step, training.max_steps, epochs)
-    return Tokens(
-        per_trajectory=mean,
-        longest=min(round(LONGEST * mean), most),
-        most_per_trajectory=most,
-        trainable_share=share if known.trainable_share is None else known.trainable_share,
-        trajectories=per_step * training.num_generations,
-        eval_trajectories=settings.data.eval_dataset_size * settings.evaluation.eval_samples,
-        steps=steps,
-        epochs=num_epochs(steps, per_step, questions),
-        questions=questions,
-        evaluations=1 + math.ceil(steps / settings.evaluation.eval_steps),
-        source=source,
-        confirmed=known.confirmed,
-    )
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run to estimate: a model, its settings, the GPUs it gets, and what else is known of it."""
+
+    shape: Shape
+    settings: Settings
+    cluster: Cluster
+    known: Known = field(default_factory=Known)
+
+    def with_settings(self, **values: object) -> Job:
+        """The same with other values of settings, by field name."""
+        return replace(self, settings=changed(self.settings, **values))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it runs on GPUs."""
+        return self.cluster.device.is_gpu
+
+    @property
+    def window(self) -> int:
+        """Tokens of the context window."""
+        return min(self.settings.model.max_model_len or self.shape.context, self.shape.context)
+
+    @property
+    def adapter(self) -> int:
+        """Parameters of the adapter."""
+        return self.shape.lora_parameters(self.settings.lora.lora_rank, self.settings.lora.target_modules)
+
+    @property
+    def samples_in_process(self) -> bool:
+        """Whether transformers samples in the trainer's process."""
+        return self.settings.agent.engine in ("auto", "transformers")
+
+    @property
+    def samples_merged(self) -> bool:
+        """Whether the in-process engine samples from its own merged weights."""
+        return budget.merges(self.shape.parameters, quantized=self.settings.model.load_in_4bit)
+
+    @property
+    def has_one_turn(self) -> bool:
+        """Whether a trajectory is a prompt and one completion."""
+        return self.settings.training.mode == "simple" or self.settings.agent.max_turns == 1
+
+    def weights(self, itemsize: int = 2) -> int:
+        """Bytes of the base."""
+        return self.shape.weight_bytes(itemsize, four_bit=self.settings.model.load_in_4bit)
+
+    def tokens(self, ranks: int = 1) -> Tokens:
+        """Tokens of a step over all ``ranks``: given, measured, or typical of the mode, within the settings' limits."""
+        settings, known = self.settings, self.known
+        agent, training = settings.agent, settings.training
+        turns = 1 if training.mode == "simple" else agent.max_turns
+        most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, self.window)
+        mean, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
+        mean, source = min(mean, most), "typical"
+        if known.measured is not None:
+            mean, share, source = known.measured.per_trajectory, known.measured.trainable_share, "measured"
+        if known.per_trajectory is not None:
+            mean, source = known.per_trajectory, "given"
+            if mean > self.window:
+                raise UsageError(
+                    f"A trajectory of {mean} tokens is longer than the model's context of {self.window}.",
+                    "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
+                )
+        most = max(most, mean)
+        per_step, questions = questions_per_step(training, ranks), settings.data.train_dataset_size
+        epochs = None if training.mode == "masked" else training.num_train_epochs
+        steps = count_steps(questions, per_step, training.max_steps, epochs)
+        return Tokens(
+            per_trajectory=mean,
+            longest=min(round(LONGEST * mean), most),
+            most_per_trajectory=most,
+            trainable_share=share if known.trainable_share is None else known.trainable_share,
+            trajectories=per_step * training.num_generations,
+            eval_trajectories=settings.data.eval_dataset_size * settings.evaluation.eval_samples,
+            steps=steps,
+            epochs=num_epochs(steps, per_step, questions),
+            questions=questions,
+            evaluations=1 + math.ceil(steps / settings.evaluation.eval_steps),
+            source=source,
+            confirmed=known.confirmed,
+        )
 
 
 def limit_to_questions(settings: Settings) -> tuple[Settings, float, list[str]]:

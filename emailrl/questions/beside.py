@@ -15,7 +15,7 @@ from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.schema import addresses, emails
 from emailrl.questions.load import missing_ids
 from emailrl.questions.rows import HUB_QUESTIONS, download, write_scenarios
-from emailrl.settings import Settings, StoreSettings
+from emailrl.settings import DataSettings, StoreSettings
 
 
 def questions_file(db: Path) -> Path:
@@ -35,31 +35,29 @@ def has_questions_beside(db: Path) -> bool:
     return os.path.lexists(questions_file(db))
 
 
-def with_questions(settings: Settings) -> tuple[Settings, str | None]:
-    """Return the settings with default questions, and a line naming them; None if questions are already set.
+def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | None]:
+    """The settings with a database's default questions, and a line naming them; None if questions are already set.
 
     The file next to the database has priority. Without one, a database of Enron's email gets ART-E's questions, which
     are downloaded unless the hub's cache has them. Raises UsageError for another database, EmailRLError if the hub
     cannot be reached.
     """
-    if settings.data.questions is not None:
-        return settings, None
-    db = settings.store.db
+    if data.questions is not None:
+        return data, None
     beside = questions_file(db)
     if beside.is_symlink() and not beside.exists():
         raise UsageError(
             f"{beside} is a broken link to {os.readlink(beside)}.", "Remove it, or name a file with --questions."
         )
     if beside.is_file():
-        data = settings.data.model_copy(update={"questions": beside})
-        return settings.model_copy(update={"data": data}), f"Questions: {beside} (next to the database)"
+        return data.model_copy(update={"questions": beside}), f"Questions: {beside} (next to the database)"
     if not has_enron_email(db):
         raise UsageError(
             f"No questions are named, and {db} has none next to it ({beside.name}).",
             "Generate some (emailrl gen-questions), or name a file with --questions.",
         )
     download()
-    return settings, f"Questions: {HUB_QUESTIONS}, from the hub"
+    return data, f"Questions: {HUB_QUESTIONS}, from the hub"
 
 
 def has_enron_email(db: Path) -> bool:

@@ -23,7 +23,7 @@ from emailrl.base.plain import first_line
 from emailrl.base.process import bounded, is_importing
 from emailrl.ranks.alone import ALONE, CONTINUE, Activity, Place, Ranks, T, said
 from emailrl.ranks.pulse import Call, Caller, Listener
-from emailrl.settings import Settings
+from emailrl.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -367,12 +367,12 @@ class RankGroup(Ranks):
 
 
 @contextmanager
-def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
+def joined(training: TrainingSettings, place: Place | None = None, *, device: str = "auto") -> Iterator[Ranks]:
     """Connect to the other ranks, if torchrun started any, and disconnect at the end; a single process is `ALONE`.
 
-    Each rank takes the GPU of its local rank. Raises UsageError if a host has fewer GPUs than ranks, EmailRLError if
-    the ranks do not connect within RANK_START_TIMEOUT. On rank 0 the loss of another rank interrupts the block, which
-    then raises LostRank, also at its end.
+    Each rank takes the GPU of its local rank, unless ``device`` is cpu. Raises UsageError if a host has fewer GPUs than
+    ranks, EmailRLError if the ranks do not connect within RANK_START_TIMEOUT. On rank 0 the loss of another rank
+    interrupts the block, which then raises LostRank, also at its end.
     """
     place = place or Place.here()
     if place.world == 1:
@@ -380,7 +380,7 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
         return
     import torch.distributed as dist
 
-    ranks = _meet(settings, place)
+    ranks = _meet(training, device, place)
     ranks.on_stop = _interrupt
     ranks.rest()
     try:
@@ -398,17 +398,16 @@ def joined(settings: Settings, place: Place | None = None) -> Iterator[Ranks]:
         raise ranks.lost
 
 
-def _meet(settings: Settings, place: Place) -> RankGroup:
+def _meet(training: TrainingSettings, device: str, place: Place) -> RankGroup:
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    on_gpu = settings.model.device != "cpu" and torch.cuda.is_available()
+    on_gpu = device != "cpu" and torch.cuda.is_available()
     if on_gpu:
-        _check_gpus(settings, place, torch.cuda.device_count())
+        _check_gpus(device, place, torch.cuda.device_count())
         torch.cuda.set_device(place.local_rank)
-    training = settings.training
     start = timedelta(seconds=training.rank_start_timeout)
     try:
         store, rank, world = next(rendezvous("env://", timeout=start))
@@ -438,15 +437,15 @@ def _attempt(store: Any, place: Place) -> int:
     return int(store.add(f"attempts/{place.rank}", 1))
 
 
-def _check_gpus(settings: Settings, place: Place, gpus: int) -> None:
+def _check_gpus(device: str, place: Place, gpus: int) -> None:
     if place.local_world > gpus:
         raise UsageError(
             f"--nproc {place.local_world} needs {place.local_world} GPUs, but this host has {gpus}.",
             "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs.",
         )
-    if place.local_world > 1 and settings.model.device.startswith("cuda:"):
+    if place.local_world > 1 and device.startswith("cuda:"):
         raise UsageError(
-            f"EMAILRL_DEVICE={settings.model.device} is one GPU, but --nproc {place.local_world} needs one per rank.",
+            f"EMAILRL_DEVICE={device} is one GPU, but --nproc {place.local_world} needs one per rank.",
             "Unset it: each rank then takes its own GPU.",
         )
 

@@ -11,7 +11,7 @@ from emailrl.base.credentials import (
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import folder_risks, load_settings, trust_folder
 from emailrl.settings.presets import PRESETS
-from emailrl.settings.running import OutputSettings, TrackingSettings, VllmSettings
+from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,
@@ -19,6 +19,8 @@ from emailrl.settings.tree import (
     GenerationSettings,
     LoraSettings,
     ModelSettings,
+    PlayingSettings,
+    PolicySettings,
     RewardSettings,
     RewardWeightSettings,
     Settings,
@@ -32,12 +34,16 @@ __all__ = [
     "PRESETS",
     "AgentSettings",
     "AlgorithmSettings",
+    "BenchmarkSettings",
     "DataSettings",
     "EvaluationSettings",
     "GenerationSettings",
     "LoraSettings",
     "ModelSettings",
+    "OpenAISettings",
     "OutputSettings",
+    "PlayingSettings",
+    "PolicySettings",
     "RewardSettings",
     "RewardWeightSettings",
     "Settings",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr
 
@@ -245,26 +245,15 @@ class RewardWeightSettings(Section):
     """For a correct answer, multiplied by the share of turns left."""
 
 
-class Settings(Section):
-    """The whole tree; every section has its defaults unless `load_settings` overrides them."""
+class PolicySettings(Section):
+    """The sections that decide which policy is loaded, and which engine samples from it."""
 
     model: ModelSettings = ModelSettings()
     lora: LoraSettings = LoraSettings()
-    store: StoreSettings = StoreSettings()
-    data: DataSettings = DataSettings()
-    generation: GenerationSettings = GenerationSettings()
     agent: AgentSettings = AgentSettings()
-    openai: OpenAISettings = OpenAISettings()
     vllm: VllmSettings = VllmSettings()
-    rewards: RewardSettings = RewardSettings()
-    reward_weights: RewardWeightSettings = RewardWeightSettings()
-    sft: SftSettings = SftSettings()
     training: TrainingSettings = TrainingSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    evaluation: EvaluationSettings = EvaluationSettings()
-    output: OutputSettings = OutputSettings()
-    tracking: TrackingSettings = TrackingSettings()
-    benchmark: BenchmarkSettings = BenchmarkSettings()
 
     @property
     def is_chat(self) -> bool:
@@ -286,9 +275,30 @@ class Settings(Section):
         """GPUs, each with a rank, that share one engine in the trainer's process."""
         return self.vllm.vllm_tensor_parallel_size if self.vllm_in_process else 1
 
-    def with_model(self, name: str) -> Settings:
+    def with_model(self, name: str) -> Self:
         """These settings for another base model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"name": name})})
+
+
+class PlayingSettings(PolicySettings):
+    """The sections that decide how questions are played, scored and compared."""
+
+    store: StoreSettings = StoreSettings()
+    openai: OpenAISettings = OpenAISettings()
+    rewards: RewardSettings = RewardSettings()
+    reward_weights: RewardWeightSettings = RewardWeightSettings()
+    benchmark: BenchmarkSettings = BenchmarkSettings()
+
+
+class Settings(PlayingSettings):
+    """The whole tree; every section has its defaults unless `load_settings` overrides them."""
+
+    data: DataSettings = DataSettings()
+    generation: GenerationSettings = GenerationSettings()
+    sft: SftSettings = SftSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    output: OutputSettings = OutputSettings()
+    tracking: TrackingSettings = TrackingSettings()
 
     def without_secrets(self) -> Settings:
         """These settings with every secret unset, for another process that has no use for them."""

@@ -174,7 +174,7 @@ def _play(folder: str, settings: Settings, longest: int, draw: int) -> dict[str,
     from emailrl.agent.task import load_task
     from emailrl.engines.renderer import ChatRenderer
 
-    task = load_task(settings.agent.environment, settings.agent)
+    task = load_task(settings.agent.environment, settings)
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), task.tools)
     conversations, _ = played(settings, "train", draw=draw)
     groups, _ = tokenized(conversations, renderer, longest)

@@ -270,7 +270,7 @@ def _open(
     """Check conversations before loading a model; then start or resume."""
     seed_generators(settings.training.seed)
     found = gather(settings)
-    task = load_task(settings.agent.environment, settings.agent)
+    task = load_task(settings.agent.environment, settings)
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
     with ExitStack() as stack:
         checkpoint = None

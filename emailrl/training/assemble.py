@@ -43,9 +43,10 @@ from emailrl.training.data import RunData, load_data
 from emailrl.training.ending import check_unfinished
 from emailrl.training.mix import advice, resolve, staleness
 from emailrl.training.modes import MODES, Mode
+from emailrl.training.passes import count_steps, num_epochs, questions_per_step
 from emailrl.training.rollouts import Rollouts, make_filter
 from emailrl.training.run import TrainingRun
-from emailrl.training.state import RunState, count_steps, num_epochs, questions_per_step
+from emailrl.training.state import RunState
 from emailrl.training.team import (
     Role,
     Task,

@@ -71,7 +71,7 @@ def train(
     """What is left to do once everything is saved; None before that."""
     try:
         with (
-            joined(settings) as ranks,
+            joined(settings.training, device=settings.model.device) as ranks,
             open_run(settings, ranks, display, resume=resume, overwrite=overwrite) as run,
             run.interrupts.installed(),
         ):

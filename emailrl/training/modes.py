@@ -19,15 +19,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emailrl.agent.play import MakeEnvironment
 from emailrl.agent.runner import Environment
 from emailrl.agent.static_prompt import StaticPromptEnvironment
 from emailrl.records.trajectory import Scenario
-from emailrl.settings import Settings
 from emailrl.training.algorithms import LossMask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from emailrl.mail import Mailbox
+    from emailrl.settings import AgentSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Mode:
     summary: str
     """Description for a run's header."""
     loss_mask: LossMask
-    make_environment: MakeEnvironment | None = None
+    make_environment: Callable[[AgentSettings, Scenario, Mailbox], Environment] | None = None
     """Replaces the settings' environment; None keeps it."""
     reward: str | None = None
     """Replaces the settings' reward, by name; None keeps it."""
@@ -46,9 +47,9 @@ class Mode:
     """NUM_TRAIN_EPOCHS ends the run; otherwise the questions repeat until MAX_STEPS."""
 
 
-def static_prompt(scenario: Scenario, mailbox: Mailbox, settings: Settings) -> Environment:
+def static_prompt(agent: AgentSettings, scenario: Scenario, mailbox: Mailbox) -> Environment:
     """One prompt with the question and a few emails."""
-    return StaticPromptEnvironment(scenario, mailbox, question_template=settings.agent.question_template)
+    return StaticPromptEnvironment(scenario, mailbox, question_template=agent.question_template)
 
 
 MODES: dict[str, Mode] = {

@@ -23,7 +23,8 @@ from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.runs.log import Display
 from emailrl.settings import AlgorithmSettings, TrainingSettings
 from emailrl.training.algorithms import Algorithm
-from emailrl.training.state import RunState, StepQuestions, questions_per_step
+from emailrl.training.passes import questions_per_step
+from emailrl.training.state import RunState, StepQuestions
 
 logger = logging.getLogger(__name__)
 

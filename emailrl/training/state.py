@@ -12,7 +12,7 @@ from typing import Any, Self
 from emailrl.measure.evaluation import Z_95, Evaluation
 from emailrl.records.trajectory import Scenario
 from emailrl.runs.resume import State
-from emailrl.settings import EvaluationSettings, TrainingSettings
+from emailrl.settings import EvaluationSettings
 
 CERTAIN = 3.0
 """Standard errors by which accuracy must have fallen. A run asks after each evaluation: at 1.96, two thirds of level
@@ -204,21 +204,3 @@ class StepQuestions:
         questions, self.cursor = next_questions(self._scenarios, self.cursor, count, self._seed)
         self._asked += tuple(question.id for question in questions)
         return questions
-
-
-def questions_per_step(training: TrainingSettings, num_ranks: int = 1) -> int:
-    """Questions per step with this many ranks."""
-    return training.per_device_train_batch_size * training.gradient_accumulation_steps * num_ranks
-
-
-def num_epochs(steps: int, per_step: int, num_questions: int) -> float:
-    """Passes over the questions in ``steps`` steps; the last step of each pass may be short."""
-    return steps / math.ceil(num_questions / per_step)
-
-
-def count_steps(num_questions: int, per_step: int, max_steps: int, epochs: int | None) -> int:
-    """Maximum steps of the run: MAX_STEPS, or fewer if the mode's epochs end first (``epochs`` None: no limit).
-
-    Refills consume questions faster, so the epochs may end earlier still.
-    """
-    return max_steps if epochs is None else min(max_steps, epochs * math.ceil(num_questions / per_step))

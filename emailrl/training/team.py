@@ -231,7 +231,7 @@ def follow(settings: Settings) -> None:
     ``settings`` are used to connect; all others come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first
     lets it end the run cleanly, a SIGINT after it ends this process.
     """
-    with joined(settings) as ranks:
+    with joined(settings.training, device=settings.model.device) as ranks:
         assert isinstance(ranks, RankGroup)
         with _asking(ranks), closing(Follower(ranks)) as follower:
             ranks.follow(follower.work)

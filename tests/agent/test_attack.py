@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from emailrl.agent.attack import KINDS, AttackedMailbox, Order, order_of, under_
 from emailrl.agent.task import mail_agent
 from emailrl.mail import open_mailbox
 from emailrl.records.trajectory import Message, Scenario, Trajectory, Turn
-from emailrl.settings import Settings
+from emailrl.settings import AgentSettings
 
 Play = Callable[..., MailEnvironment]
 
@@ -79,8 +80,8 @@ def test_an_environment_plays_on_it_with_its_rubric_untouched(play: Play, scenar
         return environment.rubric
 
     mailbox = play().mailbox
-    attacked = under_attack(mail_agent)(scenario, mailbox, Settings())
-    assert whole(attacked) == whole(mail_agent(scenario, mailbox, Settings()))  # type: ignore[arg-type]
+    attacked = under_attack(partial(mail_agent, AgentSettings()))(scenario, mailbox)
+    assert whole(attacked) == whole(mail_agent(AgentSettings(), scenario, mailbox))  # type: ignore[arg-type]
 
 
 def trajectory(**fields: object) -> Trajectory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.rewards.build import build_scorer
+from emailrl.settings import AgentSettings
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -44,8 +46,8 @@ def collect(
     ) -> tuple[list[Trajectory], Any]:
         settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64)
         engine = scripted(scripts)
-        make_environment = changes.pop("make_environment", mail_agent)
-        play = Stage(settings, make_environment, renderer).on(engine)
+        make_environment = changes.pop("make_environment", partial(mail_agent, settings.agent))
+        play = Stage(settings.agent, db, make_environment, renderer).on(engine)
         collector = Collector(
             play,
             build_scorer(settings.rewards, settings.reward_weights, settings.agent),
@@ -108,10 +110,10 @@ def test_temperature_is_that_of_training_unless_given(collect: Any) -> None:
 
 
 def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
-    def fragile(scenario: Scenario, mailbox: Any, settings: Any) -> Any:
+    def fragile(scenario: Scenario, mailbox: Any) -> Any:
         if scenario.id == "q0":
             mailbox.search = None  # TypeError when the tool calls it
-        return mail_agent(scenario, mailbox, settings)
+        return mail_agent(AgentSettings(), scenario, mailbox)
 
     ended: list[str] = []
     broken, sound = collect(

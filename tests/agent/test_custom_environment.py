@@ -99,8 +99,8 @@ def make(path: Path, db: Path, scenario: Scenario) -> Make:
         for field, value in changes.items():
             setattr(scenario, field, value)
         mailbox = open_mailbox(db, INBOX, until=scenario.query_date)
-        environment = load_task(f"{path}:{name}").make(
-            scenario, mailbox, Settings(agent=AgentSettings(max_turns=max_turns))
+        environment = load_task(f"{path}:{name}", Settings(agent=AgentSettings(max_turns=max_turns))).make(
+            scenario, mailbox
         )
         assert isinstance(environment, CustomEnvironment)
         return environment

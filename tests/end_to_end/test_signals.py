@@ -41,6 +41,8 @@ class Command:
     seconds: float = 4
     run: str = ""
     """The run's folder, if it trains."""
+    last: int = 10
+    """The last step after which a signal comes; by the tenth, the run's workers are idle."""
     begun: str = "*"
     """What is there once another command is under way."""
 
@@ -65,7 +67,7 @@ COMMANDS = {
     "benchmark": Command(
         "benchmark --model nano --samples 300 --limit 300 --temperature 1", 8, begun="outputs/benchmark*/*"
     ),
-    "quickstart": Command("quickstart", run="quickstart/outputs/grpo_masked"),
+    "quickstart": Command("quickstart", run="quickstart/outputs/grpo_masked", last=4),  # it ends at its aim after six
 }
 
 
@@ -109,7 +111,7 @@ def check(name: str, how: str, seed: int, mailbox: Path, folder: Path) -> str:
     """Signal the command at a random moment and return how it ended; raises AssertionError if not as it should."""
     command, (number, send) = COMMANDS[name], HOW[how]
     rng = random.Random(f"{name}/{how}/{seed}")
-    steps = rng.choice([0, 1, 3, 10] if command.run else [0, 1])  # 10: its workers are idle
+    steps = rng.choice([0, 1, 3, command.last] if command.run else [0, 1])
     moment = rng.uniform(0, command.seconds if steps or not command.run else START_SECONDS)
     begun = time.monotonic()
     for file in mailbox.iterdir():

@@ -35,7 +35,7 @@ def measure(given: Given, case: Row) -> list[Row]:
     from emailrl.ranks import RankGroup, joined
 
     settings = settings_of(given)
-    with joined(settings) as ranks:
+    with joined(settings.training, device=settings.model.device) as ranks:
         updater = make_updater(given.shape, settings, ranks)
         updater.synchronize()
         ranks.started()

@@ -7,6 +7,7 @@ import random
 import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> Non
     found = {}
     for order in ("newest", "relevance"):
         settings = load_settings({"search_order": order, "emailrl_db": str(db)})
-        stage = Stage(settings, mail_agent, None)
+        stage = Stage(settings.agent, db, partial(mail_agent, settings.agent), None)
         with ExitStack() as opened:
             mailbox = stage.open_environment(scenario, opened).mailbox  # type: ignore[attr-defined]
             hits = call_tool(mailbox, "search_emails", {"keywords": ["gas"]})
@@ -125,7 +126,7 @@ def test_whether_the_agents_tool_needs_keywords_is_a_setting(tmp_path: Path, ema
     db = tmp_path / "mail.db"
     build_database([email(1)], db)
     settings = load_settings({"search_without_keywords": allowed, "emailrl_db": str(db)})
-    stage = Stage(settings, mail_agent, None)
+    stage = Stage(settings.agent, db, partial(mail_agent, settings.agent), None)
     with ExitStack() as opened:
         environment = stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
         environment.start()

@@ -288,14 +288,14 @@ def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypa
 
 def test_the_subjects_chosen(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, model_name="nano")
-    assert choose_subjects([], [], settings) == [Subject("nano", "nano")]
+    assert choose_subjects([], [], settings, settings.output.output_dir) == [Subject("nano", "nano")]
     with pytest.raises(EmailRLError, match="No run has a checkpoint"):
-        choose_subjects(["best"], [], settings)
+        choose_subjects(["best"], [], settings, settings.output.output_dir)
     model = make_model(tmp_path / "model")
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
-    [bare] = choose_subjects([], [], settings)
+    [bare] = choose_subjects([], [], settings, settings.output.output_dir)
     assert bare == Subject(str(best.path), str(model), Adapter.of(best))
-    both = choose_subjects(["best", str(best.path)], ["nano"], settings)
+    both = choose_subjects(["best", str(best.path)], ["nano"], settings, settings.output.output_dir)
     assert [subject.label for subject in both] == [str(best.path), "nano"]
 
 
@@ -305,7 +305,7 @@ def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
     settings = settings_of(
         tmp_path, model_name=str(model), db=make_database(tmp_path / "mail.db"), eval_temperature=1.0
     )
-    subjects = choose_subjects(["best"], [str(model)], settings)
+    subjects = choose_subjects(["best"], [str(model)], settings, settings.output.output_dir)
     report = run_benchmark(subjects, make_questions(3), settings, tmp_path / "out")
     adapted, base = (list(read_trajectories(result.trajectories)) for result in report.results)
     assert {t.adapter_sha256 for t in adapted} == {checkpoint.metadata.files["adapter_model.safetensors"]}

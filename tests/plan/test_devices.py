@@ -96,8 +96,3 @@ def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.
     kin = this_machine()
     assert (kin.name, kin.gib, kin.tflops) == ("NVIDIA H200 NVL", 143_771 / 1024, H200.tflops)
     assert kin.note == "NVIDIA H200 NVL is not in the table: times are those of the H200"
-
-
-def test_times_on_a_described_card_are_scaled_to_it(tmp_path: Path) -> None:
-    notes = make_plan(settings_with(tmp_path), find_device("24 GiB, 125 TFLOP/s, 0.6 TB/s")).notes
-    assert "times were measured on an H200 and scaled to the card of 24 GiB by its data sheet" in notes

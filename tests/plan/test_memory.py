@@ -15,20 +15,20 @@ from plan.planned import ALL, H200, plan_for, settings_with
 from emailrl.model.layout import Keep
 from emailrl.model.shape import KNOWN, find_shape
 from emailrl.plan import Known, find_device, make_plan
-from emailrl.plan.devices import GIB, Device
+from emailrl.plan.devices import GIB, Cluster, Device
 from emailrl.plan.memory import Layout, keep_of, kept_bytes, plan_memory, training_bytes, work_bytes
-from emailrl.plan.tokens import Tokens, count_tokens
+from emailrl.plan.tokens import Job, Tokens
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-4b", "qwen3-14b"])
-def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """At every eighth of the memory that keeping all takes, and somewhat more than is kept is reckoned with."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from emailrl.model.fused.model import FusedBackbone
 
-    shape, settings, layout = KNOWN[name], settings_with(tmp_path), Layout("fused", 2, 16, ALL)
+    shape, layout = KNOWN[name], Layout("fused", 2, 16, ALL)
     config = Qwen3Config(
         hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers, vocab_size=shape.vocab,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=128, dtype="bfloat16",
@@ -42,22 +42,21 @@ def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch,
         free = backbone.bytes_for(1000, Keep.ALL) * eighths // 8
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
         chosen.add(backbone.keep_for(1000, torch.device("cuda")))
-        assert keep_of(shape, settings, layout, 1000, free) == backbone.keep_for(1000, torch.device("cuda"))
+        assert keep_of(shape, "auto", layout, 1000, free) == backbone.keep_for(1000, torch.device("cuda"))
     assert chosen == set(Keep)
     for keep in Keep:
         counted = shape.layers * kept_bytes(shape, layout, keep) + work_bytes(shape, layout, keep)
         assert 0.85 * backbone.bytes_for(1, keep) < counted < 0.98 * backbone.bytes_for(1, keep)
 
 
-def test_auto_keeps_what_fits(tmp_path: Path) -> None:
-    shape, settings, layout = KNOWN["qwen3-4b"], settings_with(tmp_path), Layout("fused", 2, 16, ALL)
+def test_auto_keeps_what_fits() -> None:
+    shape, layout = KNOWN["qwen3-4b"], Layout("fused", 2, 16, ALL)
     # 36 layers of 34,816 numbers and 69,632 at work make 2,646,016 bytes a token; nine tenths of the free memory count.
     enough = int(1000 * 2_646_016 / 0.9) + 1
-    assert keep_of(shape, settings, layout, 1000, enough) == Keep.ALL
-    assert keep_of(shape, settings, layout, 1000, enough - 1000) == Keep.HIDDEN
-    assert keep_of(shape, settings, layout, 1000, 0) == Keep.INPUT
-    off = settings_with(tmp_path, gradient_checkpointing="off")
-    assert keep_of(shape, off, layout, 1000, 0) == Keep.ALL
+    assert keep_of(shape, "auto", layout, 1000, enough) == Keep.ALL
+    assert keep_of(shape, "auto", layout, 1000, enough - 1000) == Keep.HIDDEN
+    assert keep_of(shape, "auto", layout, 1000, 0) == Keep.INPUT
+    assert keep_of(shape, "off", layout, 1000, 0) == Keep.ALL
 
 
 @pytest.mark.parametrize(
@@ -184,8 +183,8 @@ def test_measured_peaks_of_a_sharded_base(tmp_path: Path, name: str, cards: int,
         tmp_path, engine="vllm", vllm_urls="http://server", shard="host", gradient_checkpointing="on",
         max_tokens_per_micro_batch=8192, per_device_train_batch_size=1, num_generations=6,
     )  # fmt: skip
-    tokens = count_tokens(KNOWN[name], settings, Known(3641))
-    memory = plan_memory(KNOWN[name], settings, H200, tokens, cards=cards)
+    job = Job(KNOWN[name], settings, Cluster(H200), Known(3641))
+    memory = plan_memory(job, job.tokens(), cards=cards)
     assert memory.cards == cards
     assert (memory.training_peak - memory.resident["optimizer"]) / GIB == pytest.approx(gib, rel=0.05)
 

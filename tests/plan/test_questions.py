@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plan.planned import H200, plan_for, settings_with
@@ -46,17 +45,3 @@ def test_questions_that_training_refuses_cannot_be_planned(tmp_path: Path) -> No
     write_scenarios(file, [scenario(1, "ann@corvane.test", "train"), scenario(2, "ann@corvane.test", "test")])
     with pytest.raises(UsageError, match=r"inbox ann@corvane\.test is in the splits train and test"):
         make_plan(settings_with(tmp_path, db=tmp_path / "mail.db"), H200)
-
-
-def test_the_question_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_questions(tmp_path / "mail_questions.jsonl")
-    opened: list[str] = []
-    real_open = Path.open
-
-    def noting_open(path: Path, *arguments: Any, **options: Any) -> Any:
-        opened.append(path.name)
-        return real_open(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", noting_open)
-    made = plan_for(tmp_path, db=tmp_path / "mail.db")
-    assert made.tokens.questions == 10 and opened.count("mail_questions.jsonl") == 1

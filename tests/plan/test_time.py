@@ -39,15 +39,15 @@ def test_prompts_that_a_group_shares_by_hand(tmp_path: Path) -> None:
         return make_plan(settings_with(tmp_path, **given), H200, known=Known(4096, 0.25))
 
     shared, apart = made(), made(prefix_sharing=False)
-    assert prefix_share(shared.job.settings, shared.memory, shared.tokens) == pytest.approx(0.2 * 3 / 4)
+    assert prefix_share(shared.job, shared.memory) == pytest.approx(0.2 * 3 / 4)
     assert shared.seconds.train == pytest.approx(apart.seconds.train * (1 - (0.15 - 0.05)))
     assert shared.seconds.score == pytest.approx(apart.seconds.score * (1 - (0.15 - 0.05)))
     for other in (
         made(max_tokens_per_micro_batch=4096), made(lora_dropout=0.1), made(packing=False), made(backend="unsloth"),
     ):  # fmt: skip
-        assert prefix_share(other.job.settings, other.memory, other.tokens) == 0
+        assert prefix_share(other.job, other.memory) == 0
     simple = made(mode="simple", max_tokens_per_micro_batch=65_536)  # a prompt and a quarter of completion
-    assert prefix_share(simple.job.settings, simple.memory, simple.tokens) == pytest.approx(0.75 * 5 / 6)
+    assert prefix_share(simple.job, simple.memory) == pytest.approx(0.75 * 5 / 6)
 
 
 @pytest.mark.parametrize(

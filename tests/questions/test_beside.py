@@ -13,7 +13,7 @@ from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
 from emailrl.mail.sources import open_source
 from emailrl.questions.beside import has_enron_email, has_only_demo_email, questions_file, with_questions, write_demo
-from emailrl.settings import StoreSettings, load_settings
+from emailrl.settings import DataSettings, StoreSettings
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def db(tmp_path: Path) -> Path:
 
 
 def chosen(db: Path, questions: Path | None = None) -> tuple[Path | None, str | None]:
-    settings, line = with_questions(load_settings({"db": db, "questions": questions}, environ={}, cwd=db.parent))
-    return settings.data.questions, line
+    data, line = with_questions(DataSettings(questions=questions), db)
+    return data.questions, line
 
 
 def test_the_file_beside_the_database_is_taken_and_said(db: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from emailrl.ranks import RankGroup, Ranks, joined
-from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings import TrainingSettings
 
 
 def free_port() -> int:
@@ -52,16 +52,16 @@ def results(children: list[int], folder: Path, *, seconds: float = 120) -> list[
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in found]
 
 
-def settings(seconds: float = 60) -> Settings:
+def waiting(seconds: float = 60) -> TrainingSettings:
     """Settings with this RANK_TIMEOUT."""
-    return Settings(training=TrainingSettings(rank_timeout=seconds, rank_start_timeout=60))
+    return TrainingSettings(rank_timeout=seconds, rank_start_timeout=60)
 
 
 def ranked(work: Callable[[Ranks], Any], seconds: float = 60) -> Callable[[], Any]:
     """``work`` of a rank that has met the others: rank 0 calls the rest to it."""
 
     def run() -> Any:
-        with joined(settings(seconds)) as ranks:
+        with joined(waiting(seconds)) as ranks:
             ranks.started()
             if ranks.is_first:
                 with ranks.at_work():

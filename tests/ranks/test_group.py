@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from ranks.processes import begin, in_ranks, ranked, results, settings
+from ranks.processes import begin, in_ranks, ranked, results, waiting
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.ranks import ALONE, LostRank, Place, RankGroup, Ranks, joined
-from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings import TrainingSettings
 
 HUNG = "(did not answer within %g s|stopped responding)"
 """How a hanging rank is described; the latter by a rank that another one has left by then."""
@@ -27,7 +27,7 @@ def test_alone_every_method_gives_back_what_it_is_given() -> None:
     tensor = torch.ones(2)
     ALONE.all_reduce(tensor)
     ALONE.check_same("x", "y")
-    with ALONE.at_work(), joined(Settings(), Place()) as ranks:
+    with ALONE.at_work(), joined(TrainingSettings(), Place()) as ranks:
         assert ranks is ALONE and ranks.is_first and ranks.is_alone
     assert tensor.tolist() == [1, 1]
     assert (ALONE.broadcast(1), ALONE.scatter([2]), ALONE.gather(3), ALONE.collect(4)) == (1, 2, [3], [4])
@@ -65,7 +65,7 @@ def test_sums_use_one_communicator_from_the_start(tmp_path: Path, monkeypatch: p
         honest(tensor, group=group)
 
     def work() -> Any:
-        with joined(settings()) as ranks, nullcontext() if ranks.rank else ranks.at_work():
+        with joined(waiting()) as ranks, nullcontext() if ranks.rank else ranks.at_work():
             if isinstance(ranks, RankGroup) and not ranks.is_first:
                 ranks.follow(partial(sum_twice, ranks))
             else:
@@ -111,7 +111,7 @@ def test_what_differs_between_ranks_is_named(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_killed_while_rank_0_is_busy_interrupts_it_and_is_named(tmp_path: Path) -> None:
     def run() -> Any:
-        with joined(settings(8)) as ranks:
+        with joined(waiting(8)) as ranks:
             ranks.started()
             if ranks.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_a_rank_that_is_killed_while_rank_0_is_busy_interrupts_it_and_is_named(t
 @pytest.mark.parametrize("moment", ["waiting", "working"])
 def test_a_rank_that_hangs_ends_the_others_within_the_limit(moment: str, tmp_path: Path) -> None:
     def run() -> Any:
-        with joined(settings(6)) as ranks:
+        with joined(waiting(6)) as ranks:
             ranks.started()
             if ranks.is_first:
                 if moment == "waiting":
@@ -161,7 +161,7 @@ def test_a_rank_that_hangs_ends_the_others_within_the_limit(moment: str, tmp_pat
 def test_a_rank_asked_to_stop_lets_rank_0_know(tmp_path: Path) -> None:
     def run() -> Any:
         heard: list[float] = []
-        with joined(settings(8)) as ranks:
+        with joined(waiting(8)) as ranks:
             ranks.started()
             assert isinstance(ranks, RankGroup)
             if not ranks.is_first:
@@ -177,7 +177,7 @@ def test_a_rank_asked_to_stop_lets_rank_0_know(tmp_path: Path) -> None:
 def test_ranks_that_do_not_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    short = Settings(training=TrainingSettings(rank_start_timeout=2))
+    short = TrainingSettings(rank_start_timeout=2)
     with (
         pytest.raises(EmailRLError, match="Rank 1 of 2 failed to meet the others") as raised,
         joined(short, Place(1, 2)),

@@ -24,7 +24,7 @@ from emailrl.records.trajectory import (
     TrajectoryGroup,
     Turn,
 )
-from emailrl.settings import Settings
+from emailrl.settings import AgentSettings
 from emailrl.training.batch import make_samples
 from emailrl.training.modes import MODES
 
@@ -81,7 +81,7 @@ def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
 
 
 def test_the_static_prompt_holds_the_question_its_source_and_a_mail_like_it(mailbox: Any) -> None:
-    environment = MODES["simple"].make_environment(SCENARIO, mailbox, Settings())
+    environment = MODES["simple"].make_environment(AgentSettings(), SCENARIO, mailbox)
     system, user = environment.start()
     assert (system.role, user.role) == ("system", "user")
     assert user.content.startswith(SCENARIO.question)

@@ -18,7 +18,7 @@ from training.updaters import follow, make_updater
 from emailrl.base.errors import EmailRLError
 from emailrl.model.fused.model import enable_fused
 from emailrl.ranks import Place, RankGroup, joined
-from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings import TrainingSettings
 from emailrl.training import forward
 from emailrl.training.batch import TrainingSample, micro_batches
 from emailrl.training.update import Updater
@@ -60,7 +60,7 @@ def train(
     make: Callable[..., Updater], count: int, steps: int, paid: Mapping[str, float], options: Mapping[str, Any]
 ) -> Any:
     """Train so many steps with the ranks that are there; each its result."""
-    with joined(Settings(training=TrainingSettings(rank_timeout=60))) as ranks:
+    with joined(TrainingSettings(rank_timeout=60)) as ranks:
         # Only rank 0 has the adapter that is to be trained; the others get it from it.
         updater = make(ranks=ranks, moved=ranks.is_first, **options)
         updater.synchronize()
@@ -141,7 +141,7 @@ def test_whatever_the_algorithm(options: dict[str, Any], compare: Callable[..., 
 
 def scored(make: Callable[..., Updater]) -> Tensor:
     """Fused log-probabilities after the adapter came from rank 0; they were computed once before."""
-    with joined(Settings(training=TrainingSettings(rank_timeout=60))) as ranks:
+    with joined(TrainingSettings(rank_timeout=60)) as ranks:
         updater = make(ranks=ranks, moved=ranks.is_first)
         assert enable_fused(updater.policy.model, "off") is None
         (batch,) = micro_batches(trajectories(1), updater.forward.layout())

@@ -15,7 +15,7 @@ from training.updaters import follow, make_updater
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.vllm.probe import Probe
 from emailrl.ranks import RankGroup, joined
-from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings import TrainingSettings
 
 GIVEN = {
     "learning_rate": 1e-3, "warmup_steps": 0, "beta": 0.1, "max_tokens_per_micro_batch": 30, "engine": "vllm",
@@ -44,7 +44,7 @@ def test_ranks_with_a_sharded_base_train_as_one_process(
 
 def probed(model: Path, adapter: Path) -> Any:
     """What rank 0 alone, playing, thinks of the probe's text before and after a step, and the weights afterwards."""
-    with joined(Settings(training=TrainingSettings(rank_timeout=60))) as ranks:
+    with joined(TrainingSettings(rank_timeout=60)) as ranks:
         updater = make_updater(model, ranks=ranks, **GIVEN, **SHARDED)
         updater.synchronize()
         if isinstance(ranks, RankGroup):

@@ -26,7 +26,7 @@ from emailrl.ranks.alone import Place
 from emailrl.settings import (
     AgentSettings,
     ModelSettings,
-    Settings,
+    PolicySettings,
     TrainingSettings,
     VllmSettings,
     check_key,
@@ -109,7 +109,7 @@ def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSetti
 
 
 def engine_arguments(
-    settings: Settings,
+    settings: PolicySettings,
     *,
     model: str,
     dtype: str,
@@ -191,7 +191,7 @@ def is_filtered(agent: AgentSettings) -> bool:
     return agent.top_p < 1 or agent.top_k > 0
 
 
-def check_vllm(settings: Settings, *, trainable: bool) -> None:
+def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
     """Raise for every problem that can be detected before a model is loaded.
 
     EmailRLError if in-process vLLM is not installed; UsageError for unusable addresses, keys, paths and sampling

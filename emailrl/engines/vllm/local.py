@@ -27,7 +27,7 @@ from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingPa
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import Probe
 from emailrl.model.device import card_bytes
-from emailrl.settings import Settings
+from emailrl.settings import PolicySettings
 
 if TYPE_CHECKING:
     from emailrl.model.policy import Policy
@@ -48,7 +48,7 @@ class VllmEngine:
     ``check_vllm`` checks the preconditions.
     """
 
-    def __init__(self, settings: Settings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
+    def __init__(self, settings: PolicySettings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
         self._settings = settings
         self._model = str(policy.path)
         self._dtype = str(policy.dtype).removeprefix("torch.")

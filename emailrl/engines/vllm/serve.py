@@ -28,7 +28,7 @@ from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.model.layout import dtype_name
 from emailrl.model.resolve import base_name, resolve_model
-from emailrl.settings import Settings, VllmSettings, check_key
+from emailrl.settings import PolicySettings, VllmSettings, check_key
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 GRACE = 5.0
@@ -54,7 +54,9 @@ Say = Callable[[str], None]
 # -- flags, environment and GPUs
 
 
-def server_command(settings: Settings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()) -> list[str]:
+def server_command(
+    settings: PolicySettings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()
+) -> list[str]:
     """The command of one server, with room for the adapters of MAX_STALENESS + 2 versions; ``extra`` flags come last.
 
     Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed.

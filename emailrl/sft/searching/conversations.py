@@ -66,7 +66,7 @@ def play(
     with open_mailbox(
         settings.store.db, me, scenario.query_date, order=order, without_keywords=without_keywords
     ) as mailbox:
-        environment = mail_agent(scenario, mailbox, settings)
+        environment = mail_agent(agent, scenario, mailbox)
         return environment, converse(environment, searcher)
 
 
