@@ -94,9 +94,8 @@ def test_settings_that_choose_other_questions_are_named(run: Run) -> None:
     changes = {"train_dataset_size": 3, "seed": 7, "learning_rate": 1e-4, "test_set_size": 3}
     with pytest.raises(UsageError) as refused:
         run.resume(train=TRAIN[:3], **changes)
-    assert refused.value.message.endswith(
-        "was trained on other questions: TRAIN_DATASET_SIZE was 3000, now 3; SEED was 42, now 7."
-    )
+    named = refused.value.message.partition("was trained on other questions: ")[2].removesuffix(".").split("; ")
+    assert sorted(named) == ["SEED was 42, now 7", "TRAIN_DATASET_SIZE was 3000, now 3"]
     with pytest.raises(UsageError, match=r"QUESTIONS was .*questions\.jsonl, now .*b\.jsonl"):
         run.resume(train=TRAIN[:3], questions=run.folder / "b.jsonl")
 

@@ -136,8 +136,11 @@ def test_value_loss() -> None:
     assert metrics == {"value_clip_fraction": 0.5}
     torch.testing.assert_close(values.grad, tensor([[0.0, 0.0, 0.5]]))
     assert value_loss(values, old, returns, mask, clip=0.5, denominator=4)[0].item() == pytest.approx(0.40625)
-    loss, metrics = value_loss(tensor([[5.0]]), tensor([[0.0]]), tensor([[6.0]]), torch.ones(1, 1), clip=1.0)
-    assert loss.item() == 12.5 and metrics == {"value_clip_fraction": 1.0}
+    far = tensor([[5.0]]), tensor([[0.0]]), tensor([[6.0]]), torch.ones(1, 1)  # without a clip a value may move so
+    for clip, expected, share in ((None, 0.5, 0.0), (1.0, 12.5, 1.0)):
+        loss, metrics = value_loss(*far, clip=clip)
+        assert loss.item() == expected and metrics == {"value_clip_fraction": share}
+    assert value_loss(*far)[0].item() == 0.5
 
 
 def test_targets_get_no_gradient() -> None:
