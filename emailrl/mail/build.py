@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from emailrl import __version__
 from emailrl.base.disk import Lock, check_own, check_place, sync
@@ -310,8 +309,13 @@ class _Loader:
         self._last_number = max(self._numbers.values(), default=0)
         self._connection = connect_for_loading(path)
         self._sql = driver(self._connection)
-        with NamedTemporaryFile(dir=path.parent) as file:  # which SQLite keeps open and nobody else sees
-            self._sql.execute("ATTACH ? AS staging", (os.fsencode(file.name),))
+        staging = path.with_name(f"{path.name}-staging")
+        staging.unlink(missing_ok=True)  # a build that was killed may leave it
+        staging.touch(exist_ok=False)
+        try:
+            self._sql.execute("ATTACH ? AS staging", (os.fsencode(staging),))
+        finally:
+            staging.unlink()  # SQLite keeps it open, and nobody else sees it
         self._sql.executescript(_STAGING)
         self._unstaged: list[tuple[object, ...]] = []
 
