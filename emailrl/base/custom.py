@@ -75,21 +75,6 @@ def load_part(name: str, use: str) -> CustomPart:
     return CustomPart(name, attribute, call, getattr(module, "__file__", None))
 
 
-def imported_files(part: CustomPart) -> dict[str, Path]:
-    """The user's files that loading this part has imported, by their path from its folder.
-
-    With other parts in the folder, all their imports; a module's folder is the working directory.
-    """
-    folder = Path(part.file).parent if part.file and part.name.rpartition(":")[0].endswith(".py") else Path.cwd()
-    own = [
-        module
-        for module in list(sys.modules.values())
-        if isinstance(getattr(module, "__loader__", None), _SourceLoader)
-    ]
-    files = [Path(module.__file__) for module in own if module.__file__]
-    return {str(file.relative_to(folder)): file for file in files if file.is_relative_to(folder)}
-
-
 def blame(error: BaseException, file: str | None) -> str:
     """Return a description of an error with the file and line of the user's code."""
     reason = f"{type(error).__name__}: {error}"

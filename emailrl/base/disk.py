@@ -6,7 +6,6 @@ A folder may come from a stranger, and a link in it would lead writes and remova
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
@@ -100,18 +99,17 @@ def check_cache(path: Path, option: str) -> None:
 
     SQLite would delete that other file, anywhere; only transactions over several databases write such journals.
     """
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        check_own(journal := path.with_name(path.name + suffix), option)
+    check_own(path, option)
+    check_beside(path, option)
+    journal = path.with_name(f"{path.name}-journal")
     if journal.is_file() and journal.read_bytes().endswith(_NAMES_ANOTHER):
         raise UsageError(f"{journal} is not of this cache.", "Remove it.")
 
 
-def read_whole(path: Path) -> bytes:
-    """The bytes of a regular file; raises OSError for anything else, as reading a pipe would wait for its writer."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return file.read()
+def check_beside(path: Path, option: str) -> None:
+    """``check_own`` for the files that SQLite reads and writes beside a database."""
+    for suffix in ("-wal", "-shm", "-journal"):
+        check_own(path.with_name(path.name + suffix), option)
 
 
 def is_locked(path: Path) -> bool:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl import __version__
-from emailrl.base.disk import Lock, check_own, check_place, sync
+from emailrl.base.disk import Lock, check_beside, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
 from emailrl.mail.connection import (
@@ -194,8 +194,7 @@ def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path,
 def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     if overwrite and append:
         raise UsageError("--overwrite and --append are mutually exclusive.", "Choose one.")
-    for suffix in ("-wal", "-shm", "-journal"):
-        check_own(db.with_name(db.name + suffix), "--db")
+    check_beside(db, "--db")
     try:
         mode = db.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

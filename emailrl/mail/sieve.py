@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeGuard
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
 from emailrl.settings import StoreSettings
 
-DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 MAX_HEADER_CHARS = 1000
 """Longer subjects are cut, longer Message-IDs and addresses dropped, since agents read them with every email."""
 
@@ -48,7 +47,7 @@ class SiftedMail(NamedTuple):
     subject: str
     from_address: str
     date: str | None
-    """``DATE_FORMAT``, UTC."""
+    """``YYYY-MM-DD HH:MM:SS``, UTC."""
     body: str
     file_name: str
     people: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import emailrl
-from emailrl.base.disk import not_a_file, read_whole
+from emailrl.base.disk import not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import CONFIRMED, list_checkpoints, run_folders
 from emailrl.records import Record, TrajectoryIndex, read_metrics
@@ -176,8 +176,10 @@ def benchmark_record(file: Path) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if there is none."""
+    if not path.is_file():  # reading a pipe would block
+        return {}
     try:
-        found = json.loads(read_whole(path))
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, overload
 
 from pydantic import Field, TypeAdapter
 
-from emailrl.base.disk import check_own, read_whole, replace_bytes, write_out
+from emailrl.base.disk import check_own, replace_bytes, write_out
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.lines import JsonlWriter, encode, parse
 from emailrl.records.trajectory import Integer, Number, Trajectory, trajectory_in_line, trajectory_to_dict
@@ -281,8 +281,9 @@ class TrajectoryIndex(Sequence[Entry]):
         """Start with the complete lines of the file's index; with none if it is missing or invalid."""
         lines: list[bytes] = []
         some_bad = False
+        stored = index_path(self.path)
         with suppress(OSError, EmailRLError):
-            content = read_whole(index_path(self.path))
+            content = stored.read_bytes() if stored.is_file() else b""  # reading a pipe would block
             header, *found = content.splitlines(keepends=True) or [b""]
             if found and not found[-1].endswith(b"\n"):
                 found.pop()

@@ -22,7 +22,6 @@ from emailrl.base.disk import (
     check_place,
     is_locked,
     not_a_file,
-    read_whole,
     replace_bytes,
     write_out,
 )
@@ -87,12 +86,6 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.close(reader)
     replace_bytes(pipe, b"derived")
     assert pipe.is_file()
-
-
-def test_a_pipe_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a regular file"):
-        read_whole(tmp_path / "pipe")
 
 
 def test_only_a_stream_that_is_named_itself_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,14 @@ def test_a_damaged_index_is_built_again(
     with TrajectoryWriter(file):
         pass
     assert beside(file).read_bytes() == whole
+
+
+def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path, some: list[Trajectory]) -> None:
+    file = tmp_path / "file.jsonl"
+    write_trajectories(file, some)
+    beside(file).unlink(missing_ok=True)
+    os.mkfifo(beside(file))
+    assert ids(TrajectoryIndex(file)) == ["t-0", "t-1", "t-2"] and beside(file).is_fifo()
 
 
 def test_a_line_changed_in_place_is_read_as_it_is_now(tmp_path: Path, some: list[Trajectory]) -> None:
