@@ -161,7 +161,8 @@ class WholeReplies:
 
     async def _body(self, response: Any) -> bytes:
         unpacked = _unpacking(response.headers.get("content-encoding", ""))
-        pieces, received, size = [], 0, 0
+        pieces: list[bytes] = []
+        received = size = 0
         raw = aiter(response.aiter_raw())
         while True:
             try:
