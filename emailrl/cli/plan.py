@@ -32,7 +32,7 @@ from emailrl.cli.output import print_json, result_console
 
 if TYPE_CHECKING:
     from emailrl.plan import Plan
-    from emailrl.plan.several import Split
+    from emailrl.plan.time import Split
     from emailrl.plan.time import Seconds
 
 GIB = 2**30

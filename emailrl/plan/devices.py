@@ -13,10 +13,8 @@ from emailrl.base.errors import UsageError
 GIB: Final = 2**30
 PEAK_SHARE: Final = 0.8
 """Share of the data sheet's FLOP/s that large matrix products reach: 790 of 989 TFLOP/s, measured on an H200."""
-
 MEASURED: Final = "H200"
 """The GPU on which times were measured."""
-
 NVLINK: Final = 200e9
 """Bytes per second of a collective between the GPUs of a host with NVLink. Assumed."""
 PCIE: Final = 20e9

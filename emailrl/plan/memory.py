@@ -66,11 +66,6 @@ class Layout:
     shares: bool = False
     """Whether common prefixes are computed once."""
 
-    @property
-    def context(self) -> int:
-        """Memory that CUDA itself takes."""
-        return CONTEXT if self.on_gpu else 0
-
 
 def kept_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
     """Bytes that one layer keeps per token; ``longest`` is the longest sample, used only for eager attention."""
@@ -129,15 +124,12 @@ def _transformers_layer(shape: Shape, layout: Layout, longest: int) -> int:
     if layout.dropout:
         count += (5 if layout.on_gpu else 8) * sum(inputs)  # the dropped input and its mask, bool on a GPU
     elif w == 4:
-        count += 4 * sum(_distinct_inputs(shape, layout.targets))  # nothing to convert: projections share their input
+        groups = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)]
+        # Nothing to convert: projections share their input.
+        count += 4 * sum(shape.linears[group[0]][0] for group in groups if set(group) & set(layout.targets))
     else:
         count += 4 * sum(inputs)
     return count + 4 * layout.rank * len(layout.targets)
-
-
-def _distinct_inputs(shape: Shape, targets: tuple[str, ...]) -> list[int]:
-    groups = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)]
-    return [shape.linears[group[0]][0] for group in groups if set(group) & set(targets)]
 
 
 def head_bytes(shape: Shape, layout: Layout, trained: int) -> int:
@@ -205,23 +197,32 @@ class Memory:
 def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
     """The memory of one process that samples and trains, one of ``cards`` ranks on its host."""
     shape, settings, total, layout = job.shape, job.settings, int(job.cluster.device.gib * GIB), layout_of(job)
+    training, checkpointing = settings.training, settings.training.gradient_checkpointing
     weights = job.weights(layout.itemsize)
     if not shards_base(settings.model, weight_bytes=weights, card_bytes=total, cards=cards):
         cards = 1
     resident = _resident(job, layout, cards)
-    free = total - layout.context - sum(resident.values())
-    slots, room, needs, asleep = min(most_at_once(job), tokens.at_once), None, 0, False
+    free = total - (CONTEXT if layout.on_gpu else 0) - sum(resident.values())
+    at_once, room, needs, asleep = (
+        min(most_at_once(job), max(tokens.trajectories, tokens.eval_trajectories)),
+        None,
+        0,
+        False,
+    )
     sampling: dict[str, int] = {}
     beside: dict[str, int] = {}
     if settings.vllm_in_process:
-        sampling, room = _sampled_by_vllm(job, layout, total)
-        needs, asleep = job.window, _vllm_sleeps(job, layout, total)
-        beside = {"vLLM": ASLEEP} if asleep else sampling
+        sampling, room, asleep = _sampled_by_vllm(job, layout, total)
+        needs, beside = job.window, {"vLLM": ASLEEP} if asleep else sampling
     elif job.samples_in_process:
-        sampling, room = _sampled_in_process(job, layout, tokens, slots, free)
+        sampling, room = _sampled_in_process(job, layout, tokens, at_once, free)
         needs = tokens.longest
-    batch = micro_batch_tokens(job, tokens)
-    keep = keep_of(shape, settings.training.gradient_checkpointing, layout, batch, free - sum(beside.values()))
+    # Training's largest forward pass is the cap, or the step if smaller, or one sample if larger.
+    cap = micro_batch_cap(training, on_gpu=job.on_gpu, hidden=shape.hidden)
+    if training.max_rows_per_micro_batch is not None:
+        cap = min(cap, training.max_rows_per_micro_batch * tokens.per_trajectory)
+    batch = max(min(cap, tokens.per_step), tokens.longest)
+    keep = keep_of(shape, checkpointing, layout, batch, free - sum(beside.values()))
     return Memory(
         device_bytes=total,
         resident=resident,
@@ -232,7 +233,7 @@ def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
         micro_batch_tokens=batch,
         cache_tokens=room,
         cache_needs=needs,
-        at_once=slots if room is None else max(min(slots, room // tokens.per_trajectory), 1),
+        at_once=at_once if room is None else max(min(at_once, room // tokens.per_trajectory), 1),
         cards=cards,
         vllm_sleeps=asleep,
     )
@@ -259,15 +260,6 @@ def layout_of(job: Job) -> Layout:
         fused_head=layers == "fused" and not job.settings.algorithm.entropy_coef,
         shares=packs and training.prefix_sharing and not lora.lora_dropout and layers != "unsloth",
     )
-
-
-def micro_batch_tokens(job: Job, tokens: Tokens) -> int:
-    """Tokens of training's largest forward pass: the cap, or the step if smaller, or one sample if larger."""
-    training = job.settings.training
-    cap = micro_batch_cap(training, on_gpu=job.on_gpu, hidden=job.shape.hidden)
-    if training.max_rows_per_micro_batch is not None:
-        cap = min(cap, training.max_rows_per_micro_batch * tokens.per_trajectory)
-    return max(min(cap, tokens.per_step), tokens.longest)
 
 
 def keep_of(shape: Shape, checkpointing: Checkpointing, layout: Layout, batch: int, free: int) -> Keep:
@@ -319,32 +311,23 @@ def _resident(job: Job, layout: Layout, cards: int) -> dict[str, int]:
     return weights
 
 
-Sampled = tuple[dict[str, int], int]
-"""Bytes by part while sampling, and the cache's capacity in tokens."""
-
-
-def _sampled_by_vllm(job: Job, layout: Layout, total: int) -> Sampled:
-    """Of in-process vLLM on each of its GPUs."""
+def _sampled_by_vllm(job: Job, layout: Layout, total: int) -> tuple[dict[str, int], int, bool]:
+    """In-process vLLM's bytes by part on each of its GPUs, its cache in tokens, and whether it sleeps at updates."""
     shape, agent, vllm, each = job.shape, job.settings.agent, job.settings.vllm, job.settings.engine_gpus
     share = int(vllm_share(agent, vllm, job.weights(), total))
     parts = {"vLLM": share}
     if layout.on_gpu and capture_sizes(agent, vllm, total):
         parts["CUDA graphs"] = graph_bytes(layers=shape.layers, hidden=shape.hidden)
     cache = max(share - job.weights() // each - VLLM_WORK, 0)
-    return parts, cache * each // shape.cache_bytes(2)
-
-
-def _vllm_sleeps(job: Job, layout: Layout, total: int) -> bool:
-    """Whether in-process vLLM sleeps while the trainer works, as the engine decides."""
     trainer = None
     if layout.layers == "fused":
         sizes = {"weights": job.weights(layout.itemsize), "adapter": job.adapter, "itemsize": layout.itemsize}
-        trainer = Trainer.of_sizes(job.settings.training, **sizes, layers=job.shape.layers, **job.shape.widths)
-    return sleeps(job.settings.agent, job.settings.vllm, trainer, total)
+        trainer = Trainer.of_sizes(job.settings.training, **sizes, layers=shape.layers, **shape.widths)
+    return parts, cache * each // shape.cache_bytes(2), sleeps(agent, vllm, trainer, total)
 
 
-def _sampled_in_process(job: Job, layout: Layout, tokens: Tokens, slots: int, free: int) -> Sampled:
-    """Of the transformers engine, with ``free`` bytes left beside what is resident and CUDA's context."""
+def _sampled_in_process(job: Job, layout: Layout, tokens: Tokens, slots: int, free: int) -> tuple[dict[str, int], int]:
+    """The same of the transformers engine, with ``free`` bytes left beside what is resident and CUDA's context."""
     shape, agent, place = job.shape, job.settings.agent, "cuda" if layout.on_gpu else "cpu"
     token, total = shape.cache_bytes(layout.itemsize), int(job.cluster.device.gib * GIB)
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
@@ -354,7 +337,7 @@ def _sampled_in_process(job: Job, layout: Layout, tokens: Tokens, slots: int, fr
     forward = max(prefill, decode)
     if agent.kv_cache_gib is None:
         # If its share is too large, the engine detects it and samples fewer at once.
-        usable = free + layout.context - (1 - USABLE) * total
+        usable = free + (CONTEXT if layout.on_gpu else 0) - (1 - USABLE) * total
         room_bytes = min(budget.FREE_SHARE[place] * free, usable - forward)
     else:
         room_bytes = agent.kv_cache_gib * GIB

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints
@@ -49,17 +48,9 @@ class Measured:
     base_model: str | None = None
     """From the run's checkpoints; None if it has none."""
 
-    def is_of(self, model: str) -> bool:
-        """Whether the run may have used this model: no checkpoint names another."""
-        return self.base_model is None or same_base(self.base_model, model)
-
-    def remarks_on(self, model: str) -> list[str]:
-        """Notes about the run for a plan of ``model``."""
-        if self.base_model is None:
-            return [f"no checkpoint of the run names its model: assuming {model}"]
-        if self.is_of(model):
-            return []
-        return [f"the run used {self.base_model}, not {model}: its token counts apply, its times do not"]
+    def differs_from(self, model: str) -> bool:
+        """Whether a checkpoint names another model."""
+        return self.base_model is not None and not same_base(self.base_model, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +96,6 @@ class Tokens:
     def per_step(self) -> int:
         """Tokens that a step trains or reads."""
         return self.per_trajectory * self.trajectories
-
-    @property
-    def at_once(self) -> int:
-        """Maximum number of trajectories sampled together."""
-        return max(self.trajectories, self.eval_trajectories)
-
-    def at_worst(self) -> Tokens:
-        """The same with one trajectory as long as the settings allow."""
-        return replace(self, longest=self.most_per_trajectory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +147,14 @@ class Job:
 
     def tokens(self, ranks: int = 1) -> Tokens:
         """Tokens of a step over all ``ranks``: given, measured, or typical of the mode, within the settings' limits."""
-        settings, known = self.settings, self.known
+        settings, known, measured = self.settings, self.known, self.known.measured
         agent, training = settings.agent, settings.training
         turns = 1 if training.mode == "simple" else agent.max_turns
         most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, self.window)
         mean, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
         mean, source = min(mean, most), "typical"
-        if known.measured is not None:
-            mean, share, source = known.measured.per_trajectory, known.measured.trainable_share, "measured"
+        if measured is not None:
+            mean, share, source = measured.per_trajectory, measured.trainable_share, "measured"
         if known.per_trajectory is not None:
             mean, source = known.per_trajectory, "given"
             if mean > self.window:
@@ -226,8 +208,11 @@ def measure_run(run: Path) -> Measured:
     trained = [record for record in read_records(metrics) if record.keys() >= _NEEDED and record["total_tokens"]]
     if not trained:
         raise UsageError(f"{metrics} has no step with an update.", "Name a run with at least one update.")
-    tokens = sum(record["total_tokens"] for record in trained)
-    trajectories = sum(_kept_trajectories(record) for record in trained)
+    tokens, trajectories = sum(record["total_tokens"] for record in trained), 0.0
+    for record in trained:  # ``total_tokens`` excludes dropped groups
+        groups, kept = record["dropped"].items(), record["groups_kept"]
+        dropped = sum(count for name, count in groups if name.startswith("groups_"))
+        trajectories += record["num_trajectories"] * kept / (kept + dropped)
     phases = sorted({phase for record in trained for phase in record["seconds"]})
     evaluations = [record["seconds"]["evaluation"] for record in trained if "eval_accuracy" in record]
     return Measured(
@@ -245,10 +230,3 @@ def base_of(settings: Settings, measured: Measured) -> Settings:
     if "name" in settings.model.model_fields_set or measured.base_model is None:
         return settings
     return changed(settings, model_name=measured.base_model)
-
-
-def _kept_trajectories(record: Mapping[str, Any]) -> float:
-    """Trajectories of kept groups; ``total_tokens`` excludes dropped groups."""
-    kept = record["groups_kept"]
-    dropped = sum(count for name, count in record["dropped"].items() if name.startswith("groups_"))
-    return record["num_trajectories"] * kept / (kept + dropped)
