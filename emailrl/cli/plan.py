@@ -32,8 +32,7 @@ from emailrl.cli.output import print_json, result_console
 
 if TYPE_CHECKING:
     from emailrl.plan import Plan
-    from emailrl.plan.time import Split
-    from emailrl.plan.time import Seconds
+    from emailrl.plan.time import Seconds, Split
 
 GIB = 2**30
 Gpu = Annotated[

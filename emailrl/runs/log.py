@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from emailrl.base.disk import check_own, naming
 from emailrl.base.errors import UsageError
@@ -67,12 +67,8 @@ class Display:
         """The run has ended, successfully or not."""
 
 
-class Sink(Protocol):
-    """A tracking service that receives flat numbers per step."""
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
+Service = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]
+"""A tracking service: sends a step's flat numbers, and ends, waiting for pending uploads."""
 
 
 class Tracker:
@@ -101,10 +97,10 @@ class Tracker:
         events = shared / run_id if shared else run_dir / "tensorboard"
         check_own(events, "TENSORBOARD_DIR")
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
-        self._sinks: list[Sink] = [TensorBoard(events, step)] if tracking.tensorboard else []
+        self._services = [_tensorboard(events, step)] if tracking.tensorboard else []
         if tracking.wandb_mode != "disabled":
-            name = tracking.wandb_name.replace("{mode}", mode)
-            self._sinks.append(WandB(tracking, run_dir, run_id, name, settings.public(), self.say))
+            tracking = tracking.model_copy(update={"wandb_name": tracking.wandb_name.replace("{mode}", mode)})
+            self._services.append(_wandb(tracking, run_dir, run_id, settings.public(), self.say))
         # Last, because opening them removes lines, and a service may fail to start.
         self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
         last = step if evaluated is None else evaluated
@@ -140,13 +136,13 @@ class Tracker:
 
     def _send(self, metrics: Mapping[str, Any], step: int) -> None:
         numbers = flat_numbers(metrics)
-        for sink in self._sinks:
-            sink.log(numbers, step)
+        for log, _ in self._services:
+            log(numbers, step)
 
     def close(self) -> None:
         """Flush and close everything."""
-        for sink in self._sinks:
-            sink.close()
+        for _, end in self._services:
+            end()
         self._metrics.close()
         self._evaluations.close()
         logging.getLogger("emailrl").removeHandler(self._log)
@@ -255,61 +251,45 @@ def check_services(tracking: TrackingSettings) -> None:
         )
 
 
-class WandB:
+def _wandb(tracking: TrackingSettings, run_dir: Path, run_id: str, config: dict[str, Any], say: Say) -> Service:
     """The W&B run with a run's id, started or resumed; ``online`` without login or network is offline, and says so."""
+    import wandb
 
-    def __init__(
-        self, tracking: TrackingSettings, run_dir: Path, run_id: str, name: str, config: dict[str, Any], say: Say
-    ) -> None:
-        import wandb
+    def begin(mode: Literal["online", "offline"]) -> Any:
+        return wandb.init(
+            project=tracking.wandb_project,
+            entity=tracking.wandb_entity,
+            name=tracking.wandb_name,
+            id=run_id,
+            resume="allow" if mode == "online" else None,
+            dir=run_dir,
+            mode=mode,
+            config=config,
+            settings=wandb.Settings(silent=True, console="off", disable_git=True),
+        )
 
-        def begin(mode: Literal["online", "offline"]) -> Any:
-            return wandb.init(
-                project=tracking.wandb_project,
-                entity=tracking.wandb_entity,
-                name=name,
-                id=run_id,
-                resume="allow" if mode == "online" else None,
-                dir=run_dir,
-                mode=mode,
-                config=config,
-                settings=wandb.Settings(silent=True, console="off", disable_git=True),
-            )
-
-        self.run: Any = None
-        if tracking.wandb_mode == "online":
-            reason = "not logged in"
-            try:
-                self.run = begin("online") if wandb.login(prompt=False) else None
-            except wandb.errors.Error as error:
-                reason = first_line(error)
-            if self.run is None:
-                later = f"wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*"
-                say(f"W&B logs offline: {reason}. Later: {later}")
-        self.run = self.run or begin("offline")
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Send a step's numbers."""
-        self.run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """Finish the run, waiting for pending uploads."""
-        self.run.finish()
+    run: Any = None
+    if tracking.wandb_mode == "online":
+        reason = "not logged in"
+        try:
+            run = begin("online") if wandb.login(prompt=False) else None
+        except wandb.errors.Error as error:
+            reason = first_line(error)
+        if run is None:
+            later = f"wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*"
+            say(f"W&B logs offline: {reason}. Later: {later}")
+    run = run or begin("offline")
+    return lambda numbers, step: run.log(numbers, step=step), run.finish
 
 
-class TensorBoard:
+def _tensorboard(directory: Path, step: int) -> Service:
     """A TensorBoard event file; events beyond ``step``, left by an interrupted run, are hidden."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, directory: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(directory), purge_step=step + 1)
 
-        self.writer = SummaryWriter(str(directory), purge_step=step + 1)
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Write a step's numbers."""
+    def log(numbers: dict[str, float], step: int) -> None:
         for name, number in numbers.items():
-            self.writer.add_scalar(name, number, step)
+            writer.add_scalar(name, number, step)
 
-    def close(self) -> None:
-        """Flush and close the file."""
-        self.writer.close()
+    return log, writer.close

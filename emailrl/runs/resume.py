@@ -53,20 +53,16 @@ def run_to_resume(resume: str, output_dir: Path, mode: str, *, any_mode: bool = 
     """
     but, searched = (SFT, None) if any_mode else (None, mode)
     if resume == "auto":
-        runs, vain = find_runs(output_dir, searched, but=but), _begun_in_vain(output_dir, mode)
-        begun = (vain / LOCK).stat().st_mtime if vain else 0.0
-        later = [run for run in runs if list_checkpoints(run)[-1].created.timestamp() > begun]
+        begun = [run for run in run_folders(output_dir, mode) if (run / LOCK).exists()]
+        vain = begun[-1] if begun and _is_vain(begun[-1]) else None
+        since = (vain / LOCK).stat().st_mtime if vain else 0.0
+        runs = find_runs(output_dir, searched, but=but)
+        later = [run for run in runs if list_checkpoints(run)[-1].created.timestamp() > since]
         return later[-1] if later else vain
     if resume in ("latest", "best"):
         return newest_run(output_dir, searched, but=but, which=resume)
     path = Path(resume)
     return path if list_checkpoints(path) else read_checkpoint(path).path.parent
-
-
-def _begun_in_vain(output_dir: Path, mode: str) -> Path | None:
-    """The run of a mode begun last, if it died before its first checkpoint."""
-    begun = [run for run in run_folders(output_dir, mode) if (run / LOCK).exists()]
-    return begun[-1] if begun and _is_vain(begun[-1]) else None
 
 
 def _is_vain(run: Path) -> bool:
@@ -189,13 +185,9 @@ class State:
         """No weights are left of the best step: the next evaluation selects others."""
         self.best_step = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The state as plain values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The inverse of ``to_dict``."""
+        """The state of these plain values (``dataclasses.asdict``)."""
         return cls(**values)
 
 
@@ -221,7 +213,7 @@ def take_snapshot(state: State) -> Snapshot:
     }
     if torch.cuda.is_initialized():
         generators["cuda"] = torch.cuda.get_rng_state_all()
-    return Snapshot(state.to_dict(), generators)
+    return Snapshot(asdict(state), generators)
 
 
 def seed_generators(seed: int) -> None:
@@ -237,31 +229,20 @@ def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
         torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
 
 
-def read_state(checkpoint: Checkpoint, kind: type[S]) -> S:
-    """The state of a checkpoint's run."""
-    with _reading_state(checkpoint) as saved:
-        return kind.from_dict(saved["state"])
-
-
-def load_state(checkpoint: Checkpoint, kind: type[S]) -> tuple[S, dict[str, Any]]:
-    """The states of a checkpoint's run and updater; restores the random generators."""
-    with _reading_state(checkpoint) as saved:
-        state, generators = kind.from_dict(saved["state"]), saved["generators"]
-        random.setstate(generators["python"])
-        np.random.set_state(generators["numpy"])
-        torch.set_rng_state(generators["torch"])
-        # A machine with fewer GPUs than the run had restores only the states it can use.
-        for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(generator, device)
-        return state, saved["updater"]
-
-
-@contextmanager
-def _reading_state(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
-    """What ``save_state`` wrote; EmailRLError if it cannot be read."""
+def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> tuple[S, dict[str, Any]]:
+    """The states of a checkpoint's run and updater; with ``draws`` restores the random generators."""
     path = checkpoint.path / STATE_FILE
     try:
-        yield torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        state, generators = kind.from_dict(saved["state"]), saved["generators"]
+        if draws:
+            random.setstate(generators["python"])
+            np.random.set_state(generators["numpy"])
+            torch.set_rng_state(generators["torch"])
+            # A machine with fewer GPUs than the run had restores only the states it can use.
+            for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(generator, device)
+        return state, saved["updater"]
     except pickle.UnpicklingError:  # not torch's text, which advises to load it unprotected
         raise EmailRLError(
             f"{path} contains objects other than tensors and plain values, or is damaged.",

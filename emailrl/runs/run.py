@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -22,7 +22,6 @@ from emailrl.runs.log import Tracker
 from emailrl.runs.resume import STATE_FILE, S, Snapshot, save_state, take_snapshot
 from emailrl.settings import Settings
 
-PACKAGES: Final = ("torch", "transformers", "peft")
 MAX_SKIPPED_IN_A_ROW: Final = 3
 """This many consecutive updates with a non-finite loss or gradient end the run."""
 NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}
@@ -125,11 +124,10 @@ class Run(Generic[S]):
     def rescue(self) -> None:
         """Save the last complete step of a run that ends early, if its weights are still available."""
         step, saved = self._step, self.saved_step
-        up_to = (
-            "there is no checkpoint yet" if saved is None else f"saved up to step {saved}; --resume latest continues"
-        )
+        later = "--resume latest continues"
+        up_to = "there is no checkpoint yet" if saved is None else f"saved up to step {saved}; {later}"
         if saved == step:
-            said = f"after step {step}, which is saved; --resume latest continues"
+            said = f"after step {step}, which is saved; {later}"
         elif not step:
             replaced = (self.directory / REPLACED).exists()
             then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
@@ -138,7 +136,7 @@ class Run(Generic[S]):
             said = f"in step {step + 1}; {up_to}"
         else:
             try:
-                said = f"after step {step}, saved in {self.write('checkpoint').path}; --resume latest continues"
+                said = f"after step {step}, saved in {self.write('checkpoint').path}; {later}"
             except OSError as error:  # a full disk: what ended the run is raised, not this
                 said = f"after step {step}, which cannot be saved ({error.strerror}); {up_to}"
         self.tracker.say(f"Stopped {said}.")
@@ -180,11 +178,8 @@ def write_weights(policy: Policy, folder: Path) -> None:
 @cache
 def versions() -> dict[str, str]:
     """Name → version."""
-    return {
-        "emailrl": emailrl.__version__,
-        "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
-    }
+    packages = {package: version(package) for package in ("torch", "transformers", "peft")}
+    return {"emailrl": emailrl.__version__, "python": platform.python_version(), **packages}
 
 
 @cache
@@ -193,10 +188,8 @@ def git_commit() -> str | None:
     package = Path(emailrl.__file__).parent
     if not (package.parent / ".git").exists():
         return None
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
+    command = ["git", "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+    return None

@@ -33,7 +33,6 @@ from emailrl.runs.resume import (
     checkpoint_to_resume,
     load_state,
     new_run_id,
-    read_state,
     resumed,
     run_to_resume,
     seed_generators,
@@ -208,7 +207,7 @@ def sft(
     _check(settings)
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
     if checkpoint is not None and (reason := _ended(directory, checkpoint, settings.sft)):
-        state = read_state(checkpoint, SftState)
+        state, _ = load_state(checkpoint, SftState, draws=False)
         display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
         return state.result(directory)
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
@@ -243,7 +242,7 @@ def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Pa
 
 def _ended(directory: Path, checkpoint: Checkpoint, sft: SftSettings) -> str | None:
     """Why the run has nothing left to do; None if it has."""
-    state = read_state(checkpoint, SftState)
+    state, _ = load_state(checkpoint, SftState, draws=False)
     reason, step, product = state.stop_reason(sft), state.best_step or state.step, directory / NAMES[SFT]
     wrote = {item.metadata.step for item in list_checkpoints(directory) if item.path == product}
     to_validate = state.last_evaluated is not None and state.last_evaluated != state.step  # it was cut short

@@ -29,7 +29,6 @@ from emailrl.runs.resume import (
     load_state,
     lost_metrics,
     new_run_id,
-    read_state,
     resumed,
     rewind,
     run_to_resume,
@@ -171,7 +170,7 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
     epochs = training.num_train_epochs if mode.epochs_bound else None
     total = count_steps(len(data.train), questions_per_step(training, ranks.world), training.max_steps, epochs)
     if before and checkpoint:
-        state = read_state(checkpoint, RunState)
+        state, _ = load_state(checkpoint, RunState, draws=False)
         ended = state.stop_reason(settings.evaluation, total, epochs)
         check_unfinished(before.directory, state, ended, confirms=bool(data.confirm))
     return Prepared(mode, algorithm, before, start, data, notes, scorers, total, epochs)
