@@ -108,12 +108,13 @@ def benchmark(
     from emailrl.settings import load_settings
 
     settings = _checked(load_settings(overrides, trust=trust))
-    begun = _begun(out, _root(settings), overwrite=overwrite, resume=resume)
+    root = settings.output.output_dir.parent / "benchmarks"
+    begun = _begun(out, root, overwrite=overwrite, resume=resume)
     subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
     scenarios, notes = _questions(settings)
     if not settings.is_chat:
         say_loading(settings, *(subject.model_name for subject in subjects))
-    folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(_root(settings))
+    folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(root)
     report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
     _show(report, folder, json=json)
     if json:
@@ -121,10 +122,6 @@ def benchmark(
         print_json(records[0] if len(subjects) == 1 and records else records)
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _root(settings: Settings) -> Path:
-    return settings.output.output_dir.parent / "benchmarks"
 
 
 def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
@@ -184,7 +181,13 @@ def _play(
             with suppress(OSError):  # not empty
                 folder.rmdir()
     for result in report.results:
-        show_trajectories(result.trajectories, result.evaluation.trajectories, settings, progress_console())
+        show_trajectories(
+            result.trajectories,
+            result.evaluation.trajectories,
+            settings.output,
+            settings.model.name,
+            progress_console(),
+        )
     return report
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from emailrl.mail.sieve import Listing
     from emailrl.mail.sources import Source
     from emailrl.questions.inbox.owners import Owner
-    from emailrl.settings import Settings, StoreSettings
+    from emailrl.settings import PlayingSettings, Settings, StoreSettings
 
 BASIS_SECONDS = 3
 """No estimate of the time left before this."""
@@ -175,7 +175,7 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
         raise
 
 
-def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
+def _demo(settings: PlayingSettings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
     """Write the demo database, with its questions next to it."""
     from emailrl.questions.beside import write_demo
 
@@ -204,7 +204,7 @@ def existing_database(db: Path) -> BuildReport:
     return BuildReport(num_emails, num_recipients, {}, 0.0, db.resolve(), {})
 
 
-def _print_next(settings: Settings, db: Path, console: Console) -> None:
+def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.connection import opened
     from emailrl.questions.beside import questions_file

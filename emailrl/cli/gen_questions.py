@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from emailrl.questions.llm import QuestionPlan, QuestionWriter, Spending
     from emailrl.records.trajectory import Scenario
-    from emailrl.settings import Settings
+    from emailrl.settings import GenerationSettings, Settings
 
 ASK_ABOVE = 1.0
 """Dollars above which a run needs confirmation, as it does if the price is unknown."""
@@ -97,7 +97,7 @@ def gen_questions(
     if dry_run:
         plan = _plan(settings, chosen, limit, result_console(json=json))
         if json:
-            print_json({"db": db, "generator": "llm", **_estimate(plan, settings)})
+            print_json({"db": db, "generator": "llm", **_estimate(plan, settings.generation)})
         return
     started, more = time.perf_counter(), dict[str, Any]()
     if generator == "template":
@@ -176,7 +176,7 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Co
         seed=settings.training.seed,
         allow_shared=bool(settings.data.allow_shared_inbox),
     )
-    estimate = _estimate(plan, settings)
+    estimate = _estimate(plan, settings.generation)
     cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
     console.print(
         f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} already answered; "
@@ -187,12 +187,12 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Co
     return plan
 
 
-def _estimate(plan: QuestionPlan, settings: Settings) -> dict[str, Any]:
+def _estimate(plan: QuestionPlan, generation: GenerationSettings) -> dict[str, Any]:
     from emailrl.settings import without_credentials
 
     return {
-        "model": settings.generation.generator_model,
-        "server": without_credentials(settings.generation.generator_base_url),
+        "model": generation.generator_model,
+        "server": without_credentials(generation.generator_base_url),
         "prompts": len(plan.batches),
         "cached": plan.num_cached,
         "tokens_in": plan.tokens_in,
@@ -230,7 +230,7 @@ def _by_llm(
         f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {_dollars(spending.cost, 'unknown')}",
     )
     spent = {"tokens_in": spending.tokens_in, "tokens_out": spending.tokens_out, "cost": spending.cost}
-    return result.scenarios, _estimate(plan, settings) | spent | {"dropped": result.dropped}
+    return result.scenarios, _estimate(plan, settings.generation) | spent | {"dropped": result.dropped}
 
 
 def _confirm(cost: float | None) -> None:

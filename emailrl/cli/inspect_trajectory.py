@@ -19,6 +19,8 @@ Examples:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +35,8 @@ from emailrl.cli.report import HtmlFile, Redact, write_page
 if TYPE_CHECKING:
     from emailrl.records import TrajectoryIndex
     from emailrl.records.trajectory import Trajectory
-    from emailrl.settings import Settings
+
+    Show = Callable[[Path, str, Trajectory], None]
 
 
 @setting_options("verbose model_name", verbose="Show the prompt, the rubric and every token.")
@@ -65,34 +68,37 @@ def inspect_trajectory(
     if redact and html is None:
         raise UsageError("--redact applies to the page.", "Add --html FILE.")
     settings = load_settings(overrides, looks_only=True)
+    output_dir, show = settings.output.output_dir, partial(_show, settings.model.name, settings.output.verbose)
     if path is not None:
         check_searchable(path)
     if follow:
-        roots = place.output_roots(settings.output.output_dir) if path is None else [place.existing(path)]
+        roots = place.output_roots(output_dir) if path is None else [place.existing(path)]
         for growing, position in place.follow(roots):
-            _show_next(growing, position, settings)
+            _show_next(growing, position, show)
         return
     if html is not None:
-        write_page(path or _newest(settings), html, settings=settings, index=index, redact=redact, overwrite=overwrite)
+        write_page(
+            path or _newest(output_dir), html, settings=settings, index=index, redact=redact, overwrite=overwrite
+        )
         return
     wanted = -1 if index is None else index
-    found = TrajectoryIndex(_newest(settings) if path is None else place.find_file(path))
+    found = TrajectoryIndex(_newest(output_dir) if path is None else place.find_file(path))
     _warn(*(found.complaints if listing else _complaints(found, wanted)))
     if listing:
         _list(found, wanted, limit)
     elif page:
-        _page(found, wanted, settings)
+        _page(found, wanted, show)
     else:
-        _show_one(found, wanted, settings)
+        _show_one(found, wanted, show)
 
 
-def _newest(settings: Settings) -> Path:
+def _newest(output_dir: Path) -> Path:
     from emailrl.page.place import newest_file, output_roots
 
-    newest = newest_file(output_roots(settings.output.output_dir))
+    newest = newest_file(output_roots(output_dir))
     if newest is None:
         hint = "Record one (emailrl rollout or emailrl train), or name a file."
-        raise UsageError(f"No trajectory under {settings.output.output_dir.parent}.", hint)
+        raise UsageError(f"No trajectory under {output_dir.parent}.", hint)
     say(f"Newest trajectory file: {newest}")
     return newest
 
@@ -110,7 +116,7 @@ def _complaints(index: TrajectoryIndex, wanted: int) -> list[str]:
     return index.torn if index.unreadable == [position] else index.complaints
 
 
-def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> None:
+def _show_next(index: TrajectoryIndex, position: int, show: Show) -> None:
     """Show a newly written trajectory, or say why it cannot be read."""
     from emailrl.page.place import pick
 
@@ -119,7 +125,7 @@ def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> Non
     except EmailRLError as error:
         _warn(error.message)
     else:
-        _show(index.path, f"number {position + 1}", trajectory, settings)
+        show(index.path, f"number {position + 1}", trajectory)
 
 
 def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
@@ -133,9 +139,9 @@ def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
     console.print(trajectory_list(index, first, limit, console.width))
 
 
-def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
+def _page(index: TrajectoryIndex, wanted: int, show: Show) -> None:
     """Show trajectories one by one on request, until end of input or q."""
-    position = _show_one(index, wanted, settings)
+    position = _show_one(index, wanted, show)
     while True:
         index.refresh()
         console = progress_console()
@@ -157,31 +163,30 @@ def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
             continue
         position = target
         try:
-            _show_one(index, position, settings)
+            _show_one(index, position, show)
         except EmailRLError as error:
             _warn(error.message)
 
 
-def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
+def _show_one(index: TrajectoryIndex, wanted: int, show: Show) -> int:
     from emailrl.page.place import pick
 
     position, trajectory = pick(index, wanted)
-    _show(index.path, f"{position + 1} of {len(index)} (--index {position})", trajectory, settings)
+    show(index.path, f"{position + 1} of {len(index)} (--index {position})", trajectory)
     return position
 
 
-def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
+def _show(model: str, verbose: bool, file: Path, where: str, trajectory: Trajectory) -> None:
     from emailrl.cli.trajectory import render_trajectory
     from emailrl.page.place import origin
     from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
     from emailrl.records import training_notes
 
-    verbose = settings.output.verbose
     rendered = render_trajectory(
         trajectory,
         title=f"{file}, {where}",
         verbose=verbose,
-        tokens=fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory) if verbose else None,
+        tokens=fitting_tokenizer(tokenizer_folders(file, model), trajectory) if verbose else None,
         note=training_notes(file)[0].get(trajectory.id),
         origin=origin(file, trajectory),
     )

@@ -73,7 +73,8 @@ class LiveRun(Display):
         """Print the trajectories if the settings enable it."""
         from emailrl.cli.trajectory import show_trajectories
 
-        show_trajectories(file, trajectories, self._settings, self._console)
+        output, model = self._settings.output, self._settings.model.name
+        show_trajectories(file, trajectories, output, model, self._console)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Add an evaluation to the curve."""

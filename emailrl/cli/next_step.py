@@ -10,12 +10,12 @@ from emailrl.cli.inputs import TASK
 from emailrl.cli.output import print_next
 
 if TYPE_CHECKING:
-    from emailrl.settings import Settings
+    from emailrl.settings import PlayingSettings, Settings
 
 SHARED = "--allow-shared-inbox"
 
 
-def suggest_benchmark(settings: Settings, questions: Path) -> None:
+def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:
     """Print the benchmark of these questions: of the settings' model, else of nano on demo mail and smol on other."""
     from emailrl.questions.beside import has_only_demo_email, questions_file
 

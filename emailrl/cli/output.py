@@ -19,7 +19,7 @@ from emailrl.base.process import report
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from emailrl.settings import Settings
+    from emailrl.settings import PolicySettings
 
 LONGEST_ERROR: Final = 2000
 """In characters; the name of a tensor or a key may be a megabyte long."""
@@ -62,7 +62,7 @@ def say(line: str, console: Console | None = None) -> None:
     console.print(Text(one_line(line)), soft_wrap=not console.is_terminal)
 
 
-def say_loading(settings: Settings, *names: str) -> None:
+def say_loading(settings: PolicySettings, *names: str) -> None:
     """Announce the delay of importing torch and loading the models with these names.
 
     Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing.

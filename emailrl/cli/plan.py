@@ -252,8 +252,6 @@ def _shares(seconds: Seconds) -> str:
 
 def _json(planned: Plan) -> dict[str, Any]:
     """Memory in GiB, times in seconds."""
-    from emailrl.plan.time import scoring_passes
-
     job, tokens, memory, cost = planned.job, planned.tokens, planned.memory, planned.cost
     lora, device = job.settings.lora, job.cluster.device
     parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
@@ -290,7 +288,7 @@ def _json(planned: Plan) -> dict[str, Any]:
         | {
             "evaluations": tokens.evaluations,
             "confirmed": round(tokens.confirmed, 4),
-            "scoring_passes": scoring_passes(job.settings),
+            "scoring_passes": job.scoring_passes,
             "utilization": round(planned.seconds.utilization, 3),
             "measured": planned.measured.seconds if planned.measured else None,
             "run": round(planned.run_seconds, 1),

@@ -18,7 +18,7 @@ from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
 
 if TYPE_CHECKING:
-    from emailrl.settings import Settings
+    from emailrl.settings import OutputSettings, TrainingSettings
 
 
 SMALLEST_RANK: Final = 1 << 28
@@ -51,8 +51,7 @@ def _options(
         ),
     ] = 0,
 ) -> LaunchOf:
-    def launch_of(settings: Settings) -> Launch:
-        own = settings.training
+    def launch_of(own: TrainingSettings) -> Launch:
         return Launch(own.nproc, own.nnodes, node_rank, rdzv_endpoint, max_restarts, own.rank_start_timeout)
 
     return launch_of
@@ -76,9 +75,9 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_ranks
 
 
-def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
+def does_other_work(launch_of: LaunchOf, training: TrainingSettings, device: str) -> bool:
     """Launch the ranks, or run as one other than 0, and return True when done; False if this process trains."""
-    ranks = launch_of(settings)
+    ranks = launch_of(training)
     if ranks.is_needed:
         from emailrl.model.layout import total_memory
 
@@ -98,15 +97,16 @@ def does_other_work(launch_of: LaunchOf, settings: Settings) -> bool:
         return False
     from emailrl.training.team import follow
 
-    follow(settings)
+    follow(training, device)
     return True
 
 
-def after_restart(settings: Settings, resume: str | None, *, overwrite: bool) -> tuple[str | None, bool]:
+def after_restart(training: TrainingSettings, output: OutputSettings, *, overwrite: bool) -> tuple[str | None, bool]:
     """The values of ``--resume`` and ``--overwrite`` in a process that may have been restarted.
 
     A restart resumes the run that the command had started or resumed; if there was none, the options apply unchanged.
     """
+    resume = output.resume
     if not restarts():
         return resume, overwrite
     import psutil  # type: ignore[import-untyped]
@@ -114,9 +114,8 @@ def after_restart(settings: Settings, resume: str | None, *, overwrite: bool) ->
     from emailrl.checkpoints import list_checkpoints
     from emailrl.runs.resume import run_to_resume
 
-    training = settings.training
     any_mode = resume is not None and "mode" not in training.model_fields_set  # a new run has that of the settings
-    run = run_to_resume(resume or "auto", settings.output.output_dir, training.mode, any_mode=any_mode)
+    run = run_to_resume(resume or "auto", output.output_dir, training.mode, any_mode=any_mode)
     log = run / "training.log" if run else None
     if run is None or log is None or not log.exists():
         return resume, overwrite

@@ -26,7 +26,7 @@ from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, result_console, say
 
 if TYPE_CHECKING:
-    from emailrl.settings import Settings
+    from emailrl.settings import PlayingSettings
 
 
 def report(
@@ -80,7 +80,7 @@ def write_page(
     path: Path,
     target: Path,
     *,
-    settings: Settings,
+    settings: PlayingSettings,
     index: int | None = None,
     redact: bool,
     overwrite: bool,

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from emailrl.measure.journal import Conditions, Journal
     from emailrl.model.adapter import Adapter
     from emailrl.records.trajectory import Scenario, Trajectory
-    from emailrl.settings import Settings
+    from emailrl.settings import PlayingSettings, Settings
 
 
 @setting_options(
@@ -99,7 +99,7 @@ def rollout(
         seconds = _play(subject, settings, scenarios, num_generations, split, journal)
     ended = list(journal.trajectories.values())
     result = Evaluation(ended)
-    show_trajectories(target, ended, settings, progress_console())
+    show_trajectories(target, ended, settings.output, settings.model.name, progress_console())
     result_console(json=json).print(rollout_table(result, len(ended) - num_before, seconds, settings, adapter, target))
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout failed. First error: {reason(ended[0].exception)}")
@@ -169,7 +169,7 @@ def _claim(
 
 
 def _all_conditions(
-    settings: Settings, scenarios: list[Scenario], adapter: Adapter | None, *, num_generations: int, split: str
+    settings: PlayingSettings, scenarios: list[Scenario], adapter: Adapter | None, *, num_generations: int, split: str
 ) -> dict[str, object]:
     """Conditions that a resumed rollout must share with the original."""
     from emailrl.engines.local.weights import adapter_sha256
@@ -242,7 +242,12 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 
 
 def _play(
-    subject: Subject, settings: Settings, scenarios: list[Scenario], num_generations: int, split: str, journal: Journal
+    subject: Subject,
+    settings: PlayingSettings,
+    scenarios: list[Scenario],
+    num_generations: int,
+    split: str,
+    journal: Journal,
 ) -> float:
     """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
     from emailrl.measure.benchmark import players

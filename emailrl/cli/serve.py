@@ -25,7 +25,7 @@ from emailrl.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from emailrl.engines.vllm.serve import Server
-    from emailrl.settings import Settings
+    from emailrl.settings import PolicySettings
 
 EVERYWHERE = ("0.0.0.0", "::")
 """Listen on all of the machine's addresses; other machines reach it by host name."""
@@ -77,7 +77,7 @@ def serve(
 
 
 def _servers(
-    settings: Settings,
+    settings: PolicySettings,
     replicas: int,
     gpus: str | None,
     host: str,

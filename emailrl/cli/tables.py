@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from emailrl.measure.evaluation import Evaluation
     from emailrl.model.adapter import Adapter
     from emailrl.records.trajectory import Scenario, Trajectory
-    from emailrl.settings import Settings
+    from emailrl.settings import PolicySettings
 
 NAMES_WIDTH: Final = 33
 RESULT_WIDTH: Final = 15
@@ -174,7 +174,7 @@ def _kinds_of_orders(record: dict[str, Any]) -> list[str]:
 
 
 def rollout_table(
-    result: Evaluation, num_new: int, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
+    result: Evaluation, num_new: int, seconds: float, settings: PolicySettings, adapter: Adapter | None, target: Path
 ) -> RenderableType:
     """A summary of rollouts, ``num_new`` of them in these seconds; external names are printed as plain text."""
     from rich.table import Table

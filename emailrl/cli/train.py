@@ -81,9 +81,9 @@ def train(
     settings = load_settings(overrides, preset, trust=trust)
     if settings.output.resume is None:
         _check(settings)  # before any rank starts
-    if does_other_work(ranks, settings):
+    if does_other_work(ranks, settings.training, settings.model.device):
         return
-    resume, overwrite = after_restart(settings, settings.output.resume, overwrite=overwrite)
+    resume, overwrite = after_restart(settings.training, settings.output, overwrite=overwrite)
     if resume is not None:
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
         _check(settings)

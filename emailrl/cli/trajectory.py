@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from emailrl.records.trajectory import Trajectory
-    from emailrl.settings import Settings
+    from emailrl.settings import OutputSettings
 
 TRAINED = "bold green"
 """Style of tokens with loss mask 1; of sampled ones if nothing was trained on them."""
@@ -262,24 +262,20 @@ def _confidence(logprob: float) -> str:
     return "yellow dim" if logprob >= -2.303 else "red"
 
 
-def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
+def show_trajectories(
+    file: Path, trajectories: Sequence[Trajectory], wanted: OutputSettings, model: str, console: Console
+) -> None:
     """Print a file's scored trajectories according to the settings; with both set, every token too."""
-    if settings.output.show_trajectory_details:
-        _show_in_full(file, trajectories, settings, console)
-    elif settings.output.verbose:
-        for trajectory in trajectories:
-            say(_line(trajectory), console)
-
-
-def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
-    from emailrl.cli.trajectory import render_trajectory
     from emailrl.page.place import origin
     from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
 
-    verbose, tokens = settings.output.verbose, None
-    for trajectory in trajectories:
+    verbose, tokens = wanted.verbose, None
+    for trajectory in trajectories if verbose or wanted.show_trajectory_details else ():
+        if not wanted.show_trajectory_details:
+            say(_line(trajectory), console)
+            continue
         if verbose and tokens is None:  # a file holds trajectories of one policy
-            tokens = fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory)
+            tokens = fitting_tokenizer(tokenizer_folders(file, model), trajectory)
         made_by = origin(file, trajectory)
         console.print(render_trajectory(trajectory, title=str(file), verbose=verbose, tokens=tokens, origin=made_by))
 

@@ -17,16 +17,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
-
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
 
 
 def view(
@@ -41,7 +38,7 @@ def view(
 
     settings = load_settings(looks_only=True)
     try:
-        place, chosen = _wait_for(run, settings)
+        place, chosen = _wait_for(run, settings.output.output_dir)
         served = Served(place, model_name=settings.model.name)
         with PageServer(served, port) as server:
             say(f"Serving {served.place.root}{chosen} on this machine only; Ctrl-C ends it.")
@@ -51,7 +48,7 @@ def view(
         say("Stopped.")
 
 
-def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
+def _wait_for(run: Path | None, output_dir: Path, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
     """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
     from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots
 
@@ -61,7 +58,7 @@ def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5
         return run, ""
     if run is not None:
         check_searchable(run)
-    said, output_dir = False, settings.output.output_dir
+    said = False
     while True:
         if run is not None and newest_file([run]) is not None:
             return run, ""

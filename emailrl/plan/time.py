@@ -20,9 +20,6 @@ from emailrl.model.shape import Shape
 from emailrl.plan.devices import GIB, Device
 from emailrl.plan.memory import Layout, Memory, most_at_once, plan_memory
 from emailrl.plan.tokens import Job, Known, Tokens
-from emailrl.settings import Settings
-from emailrl.training.mix import resolve
-from emailrl.training.passes import needs_old_logprobs, needs_reference
 
 UTILIZATION: Final = {
     # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/evidence/performance.md, shapes 0.6B, 4B and 14B.
@@ -202,7 +199,7 @@ def split_of(job: Job) -> Split | None:
 def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Split:
     """So many trainers of this ``memory``, and servers or engines, whether they are one GPU or many."""
     settings, training, cluster, layout = job.settings, job.settings.training, job.cluster, memory.layout
-    own, tokens, passes = job.tokens(), job.tokens(ranks), scoring_passes(settings)
+    own, tokens, passes = job.tokens(), job.tokens(ranks), job.scoring_passes
     share = job.known.utilization or (reached(job.shape, layout) if job.on_gpu else ON_CPU)
     speed = cluster.device.tflops * 1e12 * share * (BALANCE if ranks > 1 else 1.0)
     spared = 1 - max(prefix_share(job, memory) - (MOVING / job.shape.hidden if job.on_gpu else 0.0), 0.0)
@@ -295,12 +292,6 @@ def forward_flops(shape: Shape, tokens: Tokens) -> float:
     layer = 2 * shape.layer_matrix + 2 * tokens.per_trajectory * shape.queries
     head = 2 * shape.hidden * shape.vocab * tokens.trainable_share
     return tokens.per_step * (shape.layers * layer + head)
-
-
-def scoring_passes(settings: Settings) -> int:
-    """Passes without gradients before the first update of a step."""
-    beta, updates = settings.algorithm.beta, settings.training.updates_per_step
-    return needs_reference(beta) + needs_old_logprobs(resolve(settings), kl_coef=beta, updates=updates)
 
 
 def server_gpus(job: Job) -> int:

@@ -18,7 +18,8 @@ from emailrl.questions.beside import questions_file
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
-from emailrl.training.passes import count_steps, num_epochs, questions_per_step
+from emailrl.training.mix import resolve
+from emailrl.training.passes import count_steps, needs_old_logprobs, needs_reference, num_epochs, questions_per_step
 
 PROMPT: Final = 900
 """Tokens of system prompt, tool schemas and question."""
@@ -140,6 +141,12 @@ class Job:
     def has_one_turn(self) -> bool:
         """Whether a trajectory is a prompt and one completion."""
         return self.settings.training.mode == "simple" or self.settings.agent.max_turns == 1
+
+    @property
+    def scoring_passes(self) -> int:
+        """Passes without gradients before the first update of a step."""
+        beta, updates = self.settings.algorithm.beta, self.settings.training.updates_per_step
+        return needs_reference(beta) + needs_old_logprobs(resolve(self.settings), kl_coef=beta, updates=updates)
 
     def weights(self, itemsize: int = 2) -> int:
         """Bytes of the base."""

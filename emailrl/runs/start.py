@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import METADATA, SFT, Checkpoint, Metadata, read_checkpoint, sha256_of
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.model.adapter import WEIGHTS, find_adapter
 from emailrl.model.resolve import same_base
-from emailrl.settings import Settings
+from emailrl.settings import PolicySettings, Settings
 from emailrl.settings.names import changed
 
+_Group = TypeVar("_Group", bound=PolicySettings)
 Changes = dict[tuple[str, str], tuple[Any, Any]]
 """Recorded and current value by section and name."""
 
@@ -73,7 +74,7 @@ def _recorded(folder: Path) -> str | None:
     return read_checkpoint(folder).reference if (folder / METADATA).is_file() else None
 
 
-def with_lora(settings: Settings, lora: dict[str, Any]) -> Settings:
+def with_lora(settings: _Group, lora: dict[str, Any]) -> _Group:
     """The settings with the rank, alpha, dropout and target modules of a loaded adapter (``Policy.lora``)."""
     own = {f"lora_{name}": lora[name] for name in ("rank", "alpha", "dropout")}
     return changed(settings, **own, target_modules=",".join(lora["target_modules"]))

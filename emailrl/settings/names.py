@@ -15,9 +15,10 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written
-from emailrl.settings.tree import Settings
+from emailrl.settings.tree import PolicySettings, Settings
 
 _Mark = TypeVar("_Mark")
+_Group = TypeVar("_Group", bound=PolicySettings)
 
 PREFIX: Final = "EMAILRL_"
 """Prefix of single-word environment names, since the bare word may belong to another program."""
@@ -99,7 +100,7 @@ def by_env_name() -> dict[str, Leaf]:
     return {name: leaf for leaf in leaves() for name in leaf.env_names}
 
 
-def changed(settings: Settings, **values: Any) -> Settings:
+def changed(settings: _Group, **values: Any) -> _Group:
     """The settings with these values, by name, as if they had been given; they are not checked again."""
     sections = tree_of({by_name()[name]: value for name, value in values.items()}).items()
     copies = {section: getattr(settings, section).model_copy(update=given) for section, given in sections}

@@ -39,7 +39,7 @@ from emailrl.runs.resume import (
 )
 from emailrl.runs.run import NAMES, Origin, Run, write_weights
 from emailrl.runs.start import check_agrees, find_start
-from emailrl.settings import Settings, SftSettings, run_root
+from emailrl.settings import PolicySettings, Settings, SftSettings, run_root
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.examples import Example
@@ -303,7 +303,7 @@ def _open(
         tracker = stack.enter_context(
             closing(Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step))
         )
-        tracker.say(_header(settings, policy, data, directory, state))
+        tracker.say(_header(settings.sft, policy, data, directory, state))
         tracker.say("\n".join(f"Note: {note}" for note in notes))
         resumed_from = checkpoint.reference if checkpoint else None
         yield SftRun(
@@ -324,7 +324,7 @@ def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | N
     return replace(policy, base_model=checkpoint.metadata.base_model)
 
 
-def _new_policy(settings: Settings) -> Policy:
+def _new_policy(settings: PolicySettings) -> Policy:
     seed = settings.training.seed
     tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
     device = choose_device(settings.model.device)
@@ -335,11 +335,11 @@ def _new_policy(settings: Settings) -> Policy:
     return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)
 
 
-def _header(settings: Settings, policy: Policy, data: Data, directory: Path, state: SftState) -> str:
-    total = settings.sft.sft_steps
+def _header(sft: SftSettings, policy: Policy, data: Data, directory: Path, state: SftState) -> str:
+    total = sft.sft_steps
     begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {counted(total, 'step')}"
     what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
-    size = counted(settings.sft.sft_batch_size, "conversation")
+    size = counted(sft.sft_batch_size, "conversation")
     return "\n".join(
         (
             RULE,

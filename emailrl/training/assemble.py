@@ -36,7 +36,7 @@ from emailrl.runs.resume import (
 )
 from emailrl.runs.run import Origin
 from emailrl.runs.start import Start, check_agrees, find_start, with_lora
-from emailrl.settings import Settings, run_root
+from emailrl.settings import PlayingSettings, PolicySettings, Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.data import RunData, load_data
 from emailrl.training.ending import check_unfinished
@@ -176,7 +176,7 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
     return Prepared(mode, algorithm, before, start, data, notes, scorers, total, epochs)
 
 
-def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
+def _training_scorer(settings: PlayingSettings, mode: Mode, algorithm: Algorithm) -> Scores:
     """The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty."""
     scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent, reward=mode.reward)
     wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
@@ -192,11 +192,11 @@ def _loaded(ready: Prepared, ranks: Ranks, display: Display) -> Iterator[Loaded]
     settings, adapter, total = ready.start.settings, ready.start.adapter, ready.total_steps
 
     def load() -> Loaded:
-        policy = load_trained(settings, adapter, ranks, mesh)
+        policy = load_trained(settings, ready.algorithm, adapter, ranks, mesh)
         engine = build_engine(settings, policy)
         stack.callback(leave_and_close, ranks, engine)
         own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
-        updater, state = build_updater(policy, own, total_steps=total, ranks=ranks), RunState()
+        updater, state = build_updater(policy, ready.algorithm, own, total_steps=total, ranks=ranks), RunState()
         if ready.checkpoint:
             state, moments = load_state(ready.checkpoint, RunState)
             updater.load_state_dict(moments)
@@ -316,7 +316,7 @@ def header(
     )
 
 
-def _sampling(settings: Settings) -> str:
+def _sampling(settings: PolicySettings) -> str:
     """The servers that sample, and how far ahead, if they do."""
     if not settings.has_servers:
         return ""

@@ -13,7 +13,7 @@ from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, confirmed_of, damage_of, list_checkpoints
 from emailrl.records import Record, read_records
 from emailrl.runs.folder import remove_records
-from emailrl.settings import Settings
+from emailrl.settings import PolicySettings
 from emailrl.training.report import percent
 from emailrl.training.run import TrainingRun
 from emailrl.training.state import RunState
@@ -83,7 +83,7 @@ def confirm_best(run: TrainingRun) -> None:
     )
 
 
-def outcome(state: RunState, reason: str, num_eval: int, settings: Settings) -> str:
+def outcome(state: RunState, reason: str, num_eval: int, settings: PolicySettings) -> str:
     """The result of a run that ended for ``reason``."""
     best, interval, step = state.best_accuracy, state.best_interval, state.best_step
     if best is None or interval is None:
@@ -134,7 +134,7 @@ def curve(records: Sequence[Record], name: str) -> Points:
     return [(record["step"], record[name]) for record in records if record.get(name) is not None]
 
 
-def draw_curves(run_dir: Path, settings: Settings) -> list[Path]:
+def draw_curves(run_dir: Path, settings: PolicySettings) -> list[Path]:
     """Draw a run's ``metrics.jsonl`` and ``evaluations.jsonl`` as ``curve.png`` and ``curve.svg`` in its folder."""
     steps, evaluations = (list(read_records(run_dir / f"{name}.jsonl")) for name in ("metrics", "evaluations"))
     figure = new_figure(9, 3.6)

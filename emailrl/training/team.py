@@ -31,8 +31,9 @@ from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.interrupts import Interrupts
 from emailrl.runs.resume import seed_generators
-from emailrl.settings import Settings
+from emailrl.settings import PolicySettings, Settings, TrainingSettings
 from emailrl.training.across import Across
+from emailrl.training.algorithms import Algorithm
 from emailrl.training.batch import Share
 from emailrl.training.mix import resolve
 from emailrl.training.modes import MODES
@@ -55,26 +56,33 @@ TIMES_TOLERANCE: Final = 10
 # -- what every rank loads ------------------------------------------------------------------------------------------
 
 
-def load_trained(settings: Settings, adapter: Path | None, ranks: Ranks, mesh: DeviceMesh | None) -> Policy:
+def load_trained(
+    settings: PolicySettings, algorithm: Algorithm, adapter: Path | None, ranks: Ranks, mesh: DeviceMesh | None
+) -> Policy:
     """The policy that a run trains, the same on every rank; ``mesh`` is that of ``mesh_of``."""
     return load_policy(
         settings,
         adapter=adapter,
         trainable=True,
-        critic=resolve(settings).has_critic,
+        critic=algorithm.has_critic,
         mesh=mesh,
         accompanied=ranks.accompanied,
     )
 
 
 def build_updater(
-    policy: Policy, settings: Settings, *, total_steps: int | None = None, ranks: Ranks = ALONE
+    policy: Policy,
+    algorithm: Algorithm,
+    settings: PolicySettings,
+    *,
+    total_steps: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Updater:
     """The updater of a run, the same on every rank."""
     tolerance = settings.vllm.vllm_probe_tolerance or 0.0
     return Updater(
         policy,
-        resolve(settings),
+        algorithm,
         settings.training,
         settings.algorithm,
         settings.agent,
@@ -95,7 +103,7 @@ def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:
     return mesh
 
 
-def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
+def plays_on_all(settings: PolicySettings, ranks: Ranks) -> bool:
     """Whether every rank has an engine: there are several ranks and no vLLM servers."""
     return not ranks.is_alone and not settings.has_servers
 
@@ -225,13 +233,13 @@ def play_on_all(team: Team, stage: Stage, role: Role) -> Play:
 # -- the other ranks ------------------------------------------------------------------------------------------------
 
 
-def follow(settings: Settings) -> None:
+def follow(training: TrainingSettings, device: str) -> None:
     """Run as a rank that works for rank 0, until rank 0 ends.
 
-    ``settings`` are used to connect; all others come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first
-    lets it end the run cleanly, a SIGINT after it ends this process.
+    ``training`` and ``device`` are used to connect; all other settings come from rank 0. SIGINT and SIGTERM are passed
+    on to rank 0: the first lets it end the run cleanly, a SIGINT after it ends this process.
     """
-    with joined(settings.training, device=settings.model.device) as ranks:
+    with joined(training, device=device) as ranks:
         assert isinstance(ranks, RankGroup)
         with _asking(ranks), closing(Follower(ranks)) as follower:
             ranks.follow(follower.work)
@@ -284,9 +292,9 @@ class Follower:
         self.updater = updater
 
     def _load_policy(self, task: Task, mesh: DeviceMesh | None) -> Updater:
-        settings = task.settings
+        settings, algorithm = task.settings, resolve(task.settings)
         with TemporaryDirectory() as folder:
-            policy = load_trained(settings, write_adapter(task.adapter, Path(folder)), self.ranks, mesh)
+            policy = load_trained(settings, algorithm, write_adapter(task.adapter, Path(folder)), self.ranks, mesh)
         if plays_on_all(settings, self.ranks):
             if not settings.store.db.is_file():
                 raise no_database(settings.store.db)
@@ -294,7 +302,7 @@ class Follower:
             self._hands_in = self.ranks.rank % settings.engine_gpus == 0
             make = MODES[settings.training.mode].make_environment
             self.stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
-        return build_updater(policy, settings, total_steps=task.total_steps, ranks=self.ranks)
+        return build_updater(policy, algorithm, settings, total_steps=task.total_steps, ranks=self.ranks)
 
     def _woken(self, *, awake: bool = True) -> PolicyEngine:
         assert self.engine is not None
