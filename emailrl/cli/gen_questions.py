@@ -188,7 +188,7 @@ def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Co
 
 
 def _estimate(plan: QuestionPlan, generation: GenerationSettings) -> dict[str, Any]:
-    from emailrl.settings import without_credentials
+    from emailrl.base.credentials import without_credentials
 
     return {
         "model": generation.generator_model,

@@ -77,9 +77,9 @@ def _agrees() -> bool:
 
 
 def _revoke(folder: Path, json: bool) -> None:
-    from emailrl.settings.trust import forget
+    from emailrl.settings.trust import remember
 
-    was = forget(folder)
+    was = remember(folder, None)
     _say(f"{folder} {'is no longer trusted' if was else 'was not trusted'}.")
     if json:
         print_json({"folder": folder, "revoked": was})

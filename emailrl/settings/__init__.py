@@ -1,17 +1,9 @@
-"""Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
+"""Settings: one typed tree (`tree`), where its values come from (`sources`), and the loader (`load`)."""
 
-from emailrl.base.credentials import (
-    check_key,
-    names_openrouter,
-    redacted,
-    secrets_in,
-    split_credentials,
-    without_credentials,
-)
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import folder_risks, load_settings, trust_folder
-from emailrl.settings.presets import PRESETS
 from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
+from emailrl.settings.sources import PRESETS
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,
@@ -53,15 +45,9 @@ __all__ = [
     "TrainingSettings",
     "Untrusted",
     "VllmSettings",
-    "check_key",
     "check_wandb",
     "folder_risks",
     "load_settings",
-    "names_openrouter",
-    "redacted",
     "run_root",
-    "secrets_in",
-    "split_credentials",
     "trust_folder",
-    "without_credentials",
 ]

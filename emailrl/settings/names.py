@@ -79,13 +79,30 @@ class Leaf:
 @cache
 def leaves() -> tuple[Leaf, ...]:
     """Every setting, in the order of the tree."""
-    sections = ((name, info.annotation) for name, info in Settings.model_fields.items())
-    return tuple(
-        _leaf(section, name, field)
-        for section, model in sections
-        if isinstance(model, type) and issubclass(model, Section)
-        for name, field in model.model_fields.items()
-    )
+    found = []
+    for section, info in Settings.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type) and issubclass(model, Section)
+        for name, field in model.model_fields.items():
+            env, flag, bounds = _mark(field, Env), _mark(field, Flag), field.metadata
+            kinds, choices = _unwrap(field.annotation)
+            leaf = Leaf(
+                section=section,
+                field=name,
+                env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
+                kinds=frozenset(kinds),
+                choices=tuple(choices),
+                minimum=next((item.ge for item in bounds if hasattr(item, "ge")), None),
+                maximum=next((item.le for item in bounds if hasattr(item, "le")), None),
+                default=field.default,
+                description=field.description or "",
+                flags=flag.spellings if flag else (f"--{name.replace('_', '-')}",),
+                address=_mark(field, Address),
+                code=_mark(field, Code),
+                written=_mark(field, Written),
+            )
+            found.append(leaf)
+    return tuple(found)
 
 
 @cache
@@ -136,26 +153,6 @@ def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
 
     close = difflib.get_close_matches(written, folded, n=3, cutoff=cutoff)
     return folded[max(close, key=likeness)] if close else None
-
-
-def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
-    env, flag = _mark(field, Env), _mark(field, Flag)
-    kinds, choices = _unwrap(field.annotation)
-    return Leaf(
-        section=section,
-        field=name,
-        env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
-        kinds=frozenset(kinds),
-        choices=tuple(choices),
-        minimum=next((item.ge for item in field.metadata if hasattr(item, "ge")), None),
-        maximum=next((item.le for item in field.metadata if hasattr(item, "le")), None),
-        default=field.default,
-        description=field.description or "",
-        flags=flag.spellings if flag else (f"--{name.replace('_', '-')}",),
-        address=_mark(field, Address),
-        code=_mark(field, Code),
-        written=_mark(field, Written),
-    )
 
 
 def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
