@@ -21,8 +21,7 @@ from emailrl.settings.names import by_name, first_problem, leaves, tree_of
 from emailrl.settings.needs import without_effect
 from emailrl.training.mix import in_force, resolve
 
-NEVER: Final = 1_000_000_000
-"""Save or evaluation interval for OpenRLHF's -1 (none in between)."""
+NEVER: Final = 1_000_000_000  # Save or evaluation interval for OpenRLHF's -1 (none in between).
 ESTIMATORS: Final = {
     "gae": "ppo",
     "reinforce": "reinforce_pp",
@@ -71,10 +70,8 @@ class Conversion:
 
     def __init__(self, given: Given) -> None:
         self.given = given
-        self.values: dict[str, Any] = {}
-        """Setting (by its unique name) → value."""
-        self.flags: dict[str, str] = {}
-        """Setting → the flag it came from, or another comment for its line."""
+        self.values: dict[str, Any] = {}  # Setting (by its unique name) → value.
+        self.flags: dict[str, str] = {}  # Setting → the flag it came from, or another comment for its line.
         self.notes: list[str] = []
 
     def set(self, key: str, value: Any, why: str) -> None:

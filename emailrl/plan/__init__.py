@@ -41,28 +41,17 @@ class Plan:
 
     job: Job
     tokens: Tokens
-    memory: Memory
-    """Of one trainer."""
-    worst: Memory
-    """With the longest trajectories that the settings allow."""
-    seconds: Seconds
-    """Of all GPUs, or if no split of several fits, of one with its own trajectories."""
-    split: Split | None
-    """With several GPUs that fit the run: which train and which serve, or that all do both."""
-    alternative: Split | None
-    """The same GPUs used the other way, if the run then fits."""
-    price: float | None
-    """Per GPU-hour."""
-    ways: list[Way]
-    """Changes that make the run fit, if it does not."""
-    faster: list[Way]
-    """Engines that would make a fitting run clearly faster."""
-    obstacles: list[Obstacle]
-    """What prevents the run from starting, regardless of memory."""
-    measured: Measured | None
-    """From a run of this model on this machine."""
-    remarks: list[str]
-    """On what was measured, and on the questions."""
+    memory: Memory  # Of one trainer.
+    worst: Memory  # With the longest trajectories that the settings allow.
+    seconds: Seconds  # Of all GPUs, or if no split of several fits, of one with its own trajectories.
+    split: Split | None  # With several GPUs that fit the run: which train and which serve, or that all do both.
+    alternative: Split | None  # The same GPUs used the other way, if the run then fits.
+    price: float | None  # Per GPU-hour.
+    ways: list[Way]  # Changes that make the run fit, if it does not.
+    faster: list[Way]  # Engines that would make a fitting run clearly faster.
+    obstacles: list[Obstacle]  # What prevents the run from starting, regardless of memory.
+    measured: Measured | None  # From a run of this model on this machine.
+    remarks: list[str]  # On what was measured, and on the questions.
 
     @property
     def runs(self) -> bool:

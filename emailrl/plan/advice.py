@@ -19,11 +19,9 @@ from emailrl.settings.names import by_name
 
 SMALLEST_BATCH: Final = 1024
 WINDOW_STEP: Final = 1024
-SHARES: Final = tuple(percent / 100 for percent in range(20, 95, 5))
-"""Share of the GPU's memory for vLLM."""
+SHARES: Final = tuple(percent / 100 for percent in range(20, 95, 5))  # Share of the GPU's memory for vLLM.
 QWEN3: Final = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
-CLEARLY: Final = 0.8
-"""Maximum share of the planned time at which another engine is worth suggesting."""
+CLEARLY: Final = 0.8  # Maximum share of the planned time at which another engine is worth suggesting.
 CLONE: Final = "in the clone: pip install -e"
 _FLAGS: Final = {"engine": "--engine", "model_name": "--model"}
 """Advised as flags, because the command that gets the advice often has them, and a flag overrides the environment."""
@@ -42,10 +40,8 @@ class Obstacle(NamedTuple):
 class Way(NamedTuple):
     """What to change, and the run's resulting needs."""
 
-    text: str
-    """Settings as environment variables, or command-line options."""
-    peak: int
-    """Bytes."""
+    text: str  # Settings as environment variables, or command-line options.
+    peak: int  # Bytes.
     run_seconds: float
 
 

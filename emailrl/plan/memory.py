@@ -34,12 +34,9 @@ WORKSPACES: Final = 2**27
 """cuBLAS workspaces, 32 MiB per handle; two handles in each of autograd's two threads, fitted to one peak."""
 UNSLOTH: Final = 1.2
 """Active Unsloth layer relative to a fused one that keeps its input; fitted to two peaks. Inputs are in host memory."""
-USABLE: Final = 0.95
-"""Share of a GPU's memory available to tensors; the rest is the CUDA context and fragmentation."""
-CONTEXT: Final = int(0.6 * GIB)
-"""Memory that CUDA itself takes on a GPU."""
-PROCESS: Final = int(0.8 * GIB)
-"""A Python process with torch and transformers on a CPU."""
+USABLE: Final = 0.95  # Share of a GPU's memory available to tensors; the rest is the CUDA context and fragmentation.
+CONTEXT: Final = int(0.6 * GIB)  # Memory that CUDA itself takes on a GPU.
+PROCESS: Final = int(0.8 * GIB)  # A Python process with torch and transformers on a CPU.
 CACHE_GROWTH: Final = (1 + budget.GROWTH) / 2
 """The in-process engine's cache is between 1 and ``GROWTH`` times as large as needed."""
 HEAP: Final = 1.0
@@ -56,15 +53,12 @@ class Layout:
     layers: Layers
     itemsize: int
     rank: int
-    targets: tuple[str, ...]
-    """The projections with an adapter."""
+    targets: tuple[str, ...]  # The projections with an adapter.
     dropout: bool = False
-    eager: bool = False
-    """Attention that materializes the full score matrix."""
+    eager: bool = False  # Attention that materializes the full score matrix.
     on_gpu: bool = True
     fused_head: bool = True
-    shares: bool = False
-    """Whether common prefixes are computed once."""
+    shares: bool = False  # Whether common prefixes are computed once.
 
 
 def kept_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
@@ -148,24 +142,18 @@ class Memory:
     """Bytes by part; ``sampling`` and ``training`` are the two peaks, ``resident`` counted in both."""
 
     device_bytes: int
-    resident: dict[str, int]
-    """Always present: weights, adapter, optimizer, and so on."""
+    resident: dict[str, int]  # Always present: weights, adapter, optimizer, and so on.
     sampling: dict[str, int]
     training: dict[str, int]
     layout: Layout
-    keep: Keep
-    """What each layer keeps for the backward pass."""
+    keep: Keep  # What each layer keeps for the backward pass.
     micro_batch_tokens: int
-    cache_tokens: int | None = None
-    """Capacity of the KV cache in tokens; None if there is none in this process."""
+    cache_tokens: int | None = None  # Capacity of the KV cache in tokens; None if there is none in this process.
     cache_needs: int = 0
     """Tokens it must hold: vLLM's context window, or the longest trajectory of the in-process engine."""
-    at_once: int = 1
-    """Trajectories that are sampled together."""
-    cards: int = 1
-    """GPUs over which the base is sharded."""
-    vllm_sleeps: bool = False
-    """Whether in-process vLLM sleeps while the trainer works."""
+    at_once: int = 1  # Trajectories that are sampled together.
+    cards: int = 1  # GPUs over which the base is sharded.
+    vllm_sleeps: bool = False  # Whether in-process vLLM sleeps while the trainer works.
 
     @property
     def sampling_peak(self) -> int:

@@ -43,25 +43,20 @@ for other trajectories' turns; transformers with an unmerged adapter: assumed.""
 ONE_TURN: Final = 0.107e-3
 """Seconds that vLLM with CUDA graphs adds per layer to reading weights and cache, if no other turns join: adapter,
 norms, sampling. Measured: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
-READING: Final = 0.9
-"""Share of the bandwidth reached there."""
-GATHERED: Final = 2
-"""How many times the in-process engine moves its cache on a GPU: blocks are gathered, then read."""
+READING: Final = 0.9  # Share of the bandwidth reached there.
+GATHERED: Final = 2  # How many times the in-process engine moves its cache on a GPU: blocks are gathered, then read.
 ON_CPU_PER_LAYER: Final = 0.3e-3
-BANDWIDTH: Final = 0.7
-"""Share of the bandwidth reached when reading weights and cache. Assumed."""
+BANDWIDTH: Final = 0.7  # Share of the bandwidth reached when reading weights and cache. Assumed.
 HANDOVER: Final = 0.7
 """Seconds to write an adapter, load it into vLLM and verify it: 0.54 and 0.68 were measured on 4B, 0.80 and 0.87 on
 14B (``tests/gpu/bench_grpo_trl.py`` and ``bench_grpo_step.py``)."""
 HANDED_OVER: Final = 0.5
 """The trainer's part of it if servers do the rest during the next update: it saves the adapter, reads it and copies it
 into its model. 0.42 were measured on 4B and 0.58 on 14B, in the same steps."""
-WAKING: Final = 0.55
-"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, besides moving its weights."""
+WAKING: Final = 0.55  # Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, besides moving its weights.
 MOVED: Final = 25e9
 """Bytes of weights that it moves per second. Both were fitted to 0.87 s on 4B and 1.71 on 14B, in the same steps."""
-TYPICAL_SAMPLED: Final = 0.25
-"""Share of a trajectory that is sampled, if everything after the prompt is trained."""
+TYPICAL_SAMPLED: Final = 0.25  # Share of a trajectory that is sampled, if everything after the prompt is trained.
 
 BALANCE: Final = 0.98
 """Mean over maximum tokens per rank: load balance after distribution by tokens, in the worst simulated case."""
@@ -73,8 +68,7 @@ each rank's sampling time, which was measured with it."""
 SERVING: Final = 30e-6
 """Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B
 with what ``emailrl serve`` starts, docs/evidence/performance.md."""
-NEARLY: Final = 0.95
-"""Share of the maximum tokens per second of several GPUs: the rest is not worth a larger batch."""
+NEARLY: Final = 0.95  # Share of the maximum tokens per second of several GPUs: the rest is not worth a larger batch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +76,17 @@ class Seconds:
     """Seconds of a step by phase, and of the run with its evaluations."""
 
     rollout: float
-    handover: float
-    """Of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep."""
-    score: float
-    """Log-probabilities of the reference, and of the old policy if it differs from the current one."""
+    handover: float  # Of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep.
+    score: float  # Log-probabilities of the reference, and of the old policy if it differs from the current one.
     train: float
-    evaluation: float
-    """Of one evaluation."""
+    evaluation: float  # Of one evaluation.
     steps: int
     evaluations: int
-    utilization: float
-    """Assumed share of the device's FLOP/s in training."""
-    overlaps: bool
-    """Whether the next step is sampled while this one trains."""
-    confirmed: float = 0.0
-    """As in ``Tokens``."""
-    gather: float = 0.0
-    """Gathering a sharded base, as far as computation does not hide it."""
-    reduce: float = 0.0
-    """All-reduces of the adapter's gradients."""
+    utilization: float  # Assumed share of the device's FLOP/s in training.
+    overlaps: bool  # Whether the next step is sampled while this one trains.
+    confirmed: float = 0.0  # As in `Tokens`.
+    gather: float = 0.0  # Gathering a sharded base, as far as computation does not hide it.
+    reduce: float = 0.0  # All-reduces of the adapter's gradients.
 
     @property
     def update(self) -> float:
@@ -127,18 +113,13 @@ class Seconds:
 class Split:
     """What each GPU does, and the seconds per step."""
 
-    shared: bool
-    """Whether all GPUs do both in turn: then "servers" are engines in the trainers' processes."""
+    shared: bool  # Whether all GPUs do both in turn: then "servers" are engines in the trainers' processes.
     trainers: int
     servers: int
-    tensor_parallel: int
-    """GPUs per server."""
-    memory: Memory
-    """Of one trainer."""
-    tokens: Tokens
-    """Of a step of all ranks, and of the run."""
-    sampling: float
-    """Seconds of the servers."""
+    tensor_parallel: int  # GPUs per server.
+    memory: Memory  # Of one trainer.
+    tokens: Tokens  # Of a step of all ranks, and of the run.
+    sampling: float  # Seconds of the servers.
     playing: float
     """Rank 0's seconds: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
     seconds: Seconds
@@ -321,12 +302,9 @@ class Sampling:
     job: Job
     tokens: Tokens
     itemsize: int
-    device: Device
-    """All its GPUs together."""
-    most: int
-    """Trajectories that it may sample at once."""
-    room: int | None
-    """Tokens of its KV cache; None if there is none to consider."""
+    device: Device  # All its GPUs together.
+    most: int  # Trajectories that it may sample at once.
+    room: int | None  # Tokens of its KV cache; None if there is none to consider.
 
     def seconds(self, trajectories: int, *, members: int) -> float:
         """Prefill of unsampled tokens, a group's prompt once for its ``members``; then decoding."""

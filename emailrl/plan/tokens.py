@@ -21,16 +21,13 @@ from emailrl.settings.names import changed
 from emailrl.training.mix import resolve
 from emailrl.training.passes import count_steps, needs_old_logprobs, needs_reference, num_epochs, questions_per_step
 
-PROMPT: Final = 900
-"""Tokens of system prompt, tool schemas and question."""
-TOOL_RESULT: Final = 1700
-"""Tokens of the longest tool result: an email of 5,000 characters with its headers."""
+PROMPT: Final = 900  # Tokens of system prompt, tool schemas and question.
+TOOL_RESULT: Final = 1700  # Tokens of the longest tool result: an email of 5,000 characters with its headers.
 TYPICAL: Final = {"simple": (1000, 0.3), "rollout": (3800, 0.8), "masked": (3800, 0.25)}
 """Tokens per trajectory and their trained share, by mode, as in `tests/gpu/bench_train_step.py`."""
 TYPICAL_OF_NANO: Final = {"simple": (350, 0.05), "rollout": (290, 0.8), "masked": (290, 0.14)}
 """The same for the packaged policy, measured on the demo mailbox, for which its tokenizer was made."""
-LONGEST: Final = 1.4
-"""Ratio of a step's longest trajectory to the mean: 5,406 to 3,763 tokens in that benchmark."""
+LONGEST: Final = 1.4  # Ratio of a step's longest trajectory to the mean: 5,406 to 3,763 tokens in that benchmark.
 
 _NEEDED: Final = {"total_tokens", "trainable_tokens", "num_trajectories", "groups_kept", "dropped", "seconds"}
 
@@ -41,13 +38,10 @@ class Measured:
 
     per_trajectory: int
     trainable_share: float
-    seconds: dict[str, float]
-    """Of a step, by phase, and ``total``."""
+    seconds: dict[str, float]  # Of a step, by phase, and `total`.
     steps: int
-    evaluation: float | None = None
-    """Seconds of an evaluation; None if no step had one."""
-    base_model: str | None = None
-    """From the run's checkpoints; None if it has none."""
+    evaluation: float | None = None  # Seconds of an evaluation; None if no step had one.
+    base_model: str | None = None  # From the run's checkpoints; None if it has none.
 
     def differs_from(self, model: str) -> bool:
         """Whether a checkpoint names another model."""
@@ -60,38 +54,27 @@ class Known:
 
     per_trajectory: int | None = None
     trainable_share: float | None = None
-    measured: Measured | None = None
-    """Averages of a similar run."""
-    utilization: float | None = None
-    """Share of a GPU's FLOP/s that training reaches."""
-    confirmed: float = 0.0
-    """As in ``Tokens``."""
+    measured: Measured | None = None  # Averages of a similar run.
+    utilization: float | None = None  # Share of a GPU's FLOP/s that training reaches.
+    confirmed: float = 0.0  # As in `Tokens`.
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Trajectories and tokens of a step, and steps of a run."""
 
-    per_trajectory: int
-    """Prompt, completions and tool results of one trajectory."""
-    longest: int
-    """The longest trajectory of a step: ``LONGEST`` times the mean."""
-    most_per_trajectory: int
-    """MAX_TURNS completions of MAX_TOKENS with the longest emails, or the context window."""
+    per_trajectory: int  # Prompt, completions and tool results of one trajectory.
+    longest: int  # The longest trajectory of a step: `LONGEST` times the mean.
+    most_per_trajectory: int  # MAX_TURNS completions of MAX_TOKENS with the longest emails, or the context window.
     trainable_share: float
-    trajectories: int
-    """Of one step."""
+    trajectories: int  # Of one step.
     eval_trajectories: int
     steps: int
-    epochs: float
-    """Passes over the training questions."""
-    questions: int
-    """Training questions."""
+    epochs: float  # Passes over the training questions.
+    questions: int  # Training questions.
     evaluations: int
-    source: str
-    """Where ``per_trajectory`` comes from: typical, given, or the run's folder."""
-    confirmed: float = 0.0
-    """Size of the last measurement of best_model, on other questions, relative to an evaluation."""
+    source: str  # Where `per_trajectory` comes from: typical, given, or the run's folder.
+    confirmed: float = 0.0  # Size of the last measurement of best_model, on other questions, relative to an evaluation.
 
     @property
     def per_step(self) -> int:

@@ -59,8 +59,7 @@ class Failure:
 
     message: str
     hint: str = ""
-    seconds: float = math.inf
-    """Without progress; infinite for an error, which takes precedence."""
+    seconds: float = math.inf  # Without progress; infinite for an error, which takes precedence.
 
     @classmethod
     def of(cls, rank: int, error: Exception) -> Failure:
@@ -132,12 +131,10 @@ class Ranks:
     rank = 0
     world = 1
     local_rank = 0
-    seconds = 0.0
-    """Time spent in ``all_reduce`` so far."""
+    seconds = 0.0  # Time spent in `all_reduce` so far.
     activity = Activity()
     """What rank 0 does while the others wait; several ranks end if it makes no progress for RANK_TIMEOUT seconds."""
-    lost: EmailRLError | None = None
-    """Set once another rank has ended or stopped responding."""
+    lost: EmailRLError | None = None  # Set once another rank has ended or stopped responding.
 
     @property
     def is_first(self) -> bool:

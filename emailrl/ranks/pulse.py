@@ -19,10 +19,8 @@ from emailrl.base.errors import EmailRLError
 from emailrl.base.process import SECONDS, bounded, report
 from emailrl.ranks.alone import Activity, Failure
 
-LONGEST_INTERVAL: Final = 1.0
-"""Maximum seconds between pulses; a quarter of the timeout if that is shorter."""
-SHORTEST_INTERVAL: Final = 0.02
-"""Seconds between pulses while rank 0 only waits for the others."""
+LONGEST_INTERVAL: Final = 1.0  # Maximum seconds between pulses; a quarter of the timeout if that is shorter.
+SHORTEST_INTERVAL: Final = 0.02  # Seconds between pulses while rank 0 only waits for the others.
 
 
 class Call(IntEnum):
@@ -52,14 +50,10 @@ class Pulse:
         self._told = self._asked = False
         self._parent = os.getppid()
         self._call = Call.WAIT
-        self.failure: Failure | None = None
-        """On rank 0: why the work that began last must end on all ranks."""
-        self.stopping = False
-        """This rank, other than 0, was asked to stop."""
-        self.heard = Call.WAIT
-        """Rank 0's last call."""
-        self.error: RuntimeError | None = None
-        """Why this rank, other than 0, hears no more pulses."""
+        self.failure: Failure | None = None  # On rank 0: why the work that began last must end on all ranks.
+        self.stopping = False  # This rank, other than 0, was asked to stop.
+        self.heard = Call.WAIT  # Rank 0's last call.
+        self.error: RuntimeError | None = None  # Why this rank, other than 0, hears no more pulses.
 
     def begin(self, stop: Callable[[], None], activity: Activity) -> None:
         """Pulse from a thread while this rank works, as described by ``activity``: until the next ``call`` of rank 0,

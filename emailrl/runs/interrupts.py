@@ -24,8 +24,7 @@ class Interrupts:
         self._requested = False
         self._droppable = False
         self._from_rank = False
-        self.impatient = False
-        """Whether a SIGINT came after the first signal: save nothing more."""
+        self.impatient = False  # Whether a SIGINT came after the first signal: save nothing more.
 
     @contextmanager
     def installed(self) -> Iterator[None]:

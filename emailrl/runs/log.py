@@ -89,8 +89,7 @@ class Tracker:
         step: int,
         evaluated: int | None = None,
     ) -> None:
-        self.display = display
-        """Shows the run while it trains."""
+        self.display = display  # Shows the run while it trains.
         tracking = settings.tracking
         self._logging_steps = tracking.logging_steps
         shared = tracking.tensorboard_dir

@@ -162,8 +162,7 @@ def new_run_id(mode: str) -> str:
 class State:
     """What changes from step to step in every run, except weights, optimizer and random generators."""
 
-    step: int = 0
-    """Steps done."""
+    step: int = 0  # Steps done.
     best_step: int | None = None
     last_evaluated: int | None = None
     evaluations_without_better: int = 0
@@ -198,8 +197,7 @@ S = TypeVar("S", bound=State)
 class Snapshot:
     """A run at the end of a step: what a checkpoint stores besides weights and optimizer."""
 
-    state: dict[str, Any]
-    """``State`` as plain values."""
+    state: dict[str, Any]  # `State` as plain values.
     generators: dict[str, Any]
 
 

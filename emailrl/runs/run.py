@@ -22,8 +22,7 @@ from emailrl.runs.log import Tracker
 from emailrl.runs.resume import STATE_FILE, S, Snapshot, save_state, take_snapshot
 from emailrl.settings import Settings
 
-MAX_SKIPPED_IN_A_ROW: Final = 3
-"""This many consecutive updates with a non-finite loss or gradient end the run."""
+MAX_SKIPPED_IN_A_ROW: Final = 3  # This many consecutive updates with a non-finite loss or gradient end the run.
 NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}
 """The folders of checkpoints by kind; any other is ``checkpoint-N``."""
 
@@ -37,17 +36,14 @@ class Origin:
     algorithm: str
     database_fingerprint: str
     questions_fingerprint: str
-    parent: str | None = None
-    """The checkpoint or adapter the weights started from."""
-    resumed_from: str | None = None
-    """The checkpoint this process resumed from."""
+    parent: str | None = None  # The checkpoint or adapter the weights started from.
+    resumed_from: str | None = None  # The checkpoint this process resumed from.
 
 
 class Updates(Protocol):
     """Makes a run's updates."""
 
-    skipped_in_a_row: int
-    """Consecutive updates that were not finite."""
+    skipped_in_a_row: int  # Consecutive updates that were not finite.
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on besides the weights, for ``torch.save``."""
@@ -66,11 +62,9 @@ class Run(Generic[S]):
     updater: Updates
     tracker: Tracker
     interrupts: Interrupts
-    saved_step: int | None = None
-    """The step of the last checkpoint on disk."""
+    saved_step: int | None = None  # The step of the last checkpoint on disk.
     _snapshot: Snapshot = field(init=False)
-    _half_done: bool = field(default=False, init=False)
-    """The weights have moved since the snapshot."""
+    _half_done: bool = field(default=False, init=False)  # The weights have moved since the snapshot.
 
     def __post_init__(self) -> None:
         self._snapshot = take_snapshot(self.state)

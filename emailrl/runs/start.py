@@ -20,8 +20,7 @@ from emailrl.settings import PolicySettings, Settings
 from emailrl.settings.names import changed
 
 _Group = TypeVar("_Group", bound=PolicySettings)
-Changes = dict[tuple[str, str], tuple[Any, Any]]
-"""Recorded and current value by section and name."""
+Changes = dict[tuple[str, str], tuple[Any, Any]]  # Recorded and current value by section and name.
 
 _OR_NEW_RUN: Final = "or start a new run without --resume."
 _IRRELEVANT: Final = ("resume", "output_dir")
@@ -33,12 +32,9 @@ _NOT_OF_TRAINING: Final = ("output_field", "test_set_size")
 class Start:
     """What a run starts or resumes from."""
 
-    settings: Settings
-    """With the base model of the adapter or checkpoint, if none was named."""
-    adapter: Path | None = None
-    """None is a new adapter."""
-    parent: str | None = None
-    """``run_id:step`` of the weights' checkpoint; for any other folder, its path and sha256."""
+    settings: Settings  # With the base model of the adapter or checkpoint, if none was named.
+    adapter: Path | None = None  # None is a new adapter.
+    parent: str | None = None  # `run_id:step` of the weights' checkpoint; for any other folder, its path and sha256.
     notes: list[str] = field(default_factory=list)
 
 

@@ -30,18 +30,15 @@ class Leaf:
 
     section: str
     field: str
-    env_names: tuple[str, ...]
-    """Environment names, the main one first."""
+    env_names: tuple[str, ...]  # Environment names, the main one first.
     kinds: frozenset[Any]
     """Plain types of the value, with unions and constraints unwrapped; includes ``None`` if optional."""
-    choices: tuple[str, ...]
-    """Values of a ``Literal``, else empty."""
+    choices: tuple[str, ...]  # Values of a `Literal`, else empty.
     minimum: float | None
     maximum: float | None
     default: Any
     description: str
-    flags: tuple[str, ...]
-    """Command-line spellings, for commands that offer the setting."""
+    flags: tuple[str, ...]  # Command-line spellings, for commands that offer the setting.
     address: Address | None
     code: Code | None
     written: Written | None

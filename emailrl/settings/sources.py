@@ -18,8 +18,7 @@ from emailrl.settings.names import PREFIX, Leaf, by_env_name, by_name, leaves, n
 
 NEAR_MISS: Final = 0.85
 """Similarity above which an unknown name in ``.env`` counts as a typo; WANDB_API_KEY must stay below it."""
-MAX_BYTES: Final = 2**20
-"""Maximum size of a settings file."""
+MAX_BYTES: Final = 2**20  # Maximum size of a settings file.
 
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
@@ -75,8 +74,7 @@ class Given:
     value: Any
     name: str
     origin: str
-    file: Path | None = None
-    """The file in the working folder that sets it; None if the user or a preset does."""
+    file: Path | None = None  # The file in the working folder that sets it; None if the user or a preset does.
 
 
 Source = dict[Leaf, Given]

@@ -49,13 +49,10 @@ class Risk:
     """One value in a folder's file that requires trust."""
 
     file: str
-    setting: str
-    """The name used in the file."""
-    value: str
-    """In ASCII; secrets are hidden."""
+    setting: str  # The name used in the file.
+    value: str  # In ASCII; secrets are hidden.
     effect: str
-    digest: str
-    """Of the value and of any code file it names."""
+    digest: str  # Of the value and of any code file it names.
 
     def __str__(self) -> str:
         return f"{self.file} sets {self.setting} = {self.value}, which {self.effect}"
