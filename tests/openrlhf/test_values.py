@@ -239,16 +239,8 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
     [
         ("--use_icepop", "importance_correction", "--use_icepop: no effect without --enable_vllm_is_correction"),
         ("--vllm_is_truncated_threshold 0.5 5", "correction_low", "no effect, it needs IMPORTANCE_CORRECTION"),
-        (
-            "--advantage_estimator rloo --lambd 0.9",
-            "gae_lambda",
-            "--lambd: no effect, it needs ADVANTAGE_",
-        ),
-        (
-            "--advantage_estimator rloo --gamma 0.9",
-            "gamma",
-            "--gamma: no effect, it needs",
-        ),
+        ("--advantage_estimator rloo --lambd 0.9", "gae_lambda", "--lambd: no effect, it needs ADVANTAGE_"),
+        ("--advantage_estimator rloo --gamma 0.9", "gamma", "--gamma: no effect, it needs"),
         ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: no effect, it needs BETA"),
         (
             "--micro_train_batch_size 2 --use_dynamic_batch",
@@ -257,11 +249,7 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
         ),
         ("--dynamic_filtering_reward_range 0 1", "filter_low", "no effect, it needs DYNAMIC_FILTERING"),
         ("--overlong_penalty_factor 2", "overlong_penalty", "no effect, it needs OVERLONG_BUFFER"),
-        (
-            "--prompt_data corbt/enron_emails_sample_questions",
-            "questions",
-            "the default when `questions` is not set",
-        ),
+        ("--prompt_data corbt/enron_emails_sample_questions", "questions", "the default when `questions` is not set"),
         ("--async_queue_size 2", "max_staleness", "--async_queue_size: no effect without --async_train"),
         (
             "--vllm_num_engines 4 --async_train --colocate_all_models",

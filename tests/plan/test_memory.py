@@ -164,9 +164,7 @@ def test_measured_peaks_and_seconds_are_planned(
     """48 trajectories of 3,763 tokens on average, 23.6 % trained; the benchmark has neither optimizer nor sampler."""
     given = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": f"Qwen/{model}"}
     made = make_plan(
-        settings_with(tmp_path, **(given | {"prefix_sharing": False} | values)),
-        H200,
-        known=Known(3763, 0.236),
+        settings_with(tmp_path, **(given | {"prefix_sharing": False} | values)), H200, known=Known(3763, 0.236)
     )
     resident = made.memory.resident
     planned = made.memory.training_peak - resident["optimizer"] - resident["sampler's copy"]
