@@ -240,7 +240,7 @@ class RankGroup(Ranks):
         """On rank 0: raise what ended the work apart of all ranks, if it was interrupted for that."""
         self._raise_lost()
         if self._pulse.failure is not None:
-            raise self._pulse.failure.as_error() from None
+            raise self._pulse.failure from None
 
     def check_same(self, what: str, value: str) -> None:
         values = self.gather(value)

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from emailrl.base.errors import EmailRLError
 from emailrl.base.process import SECONDS, bounded, report
-from emailrl.ranks.alone import Activity, Failure
+from emailrl.ranks.alone import Activity, Failure, said
 
 LONGEST_INTERVAL: Final = 1.0  # Maximum seconds between pulses; a quarter of the timeout if that is shorter.
 SHORTEST_INTERVAL: Final = 0.02  # Seconds between pulses while rank 0 only waits for the others.
@@ -111,7 +111,7 @@ class Pulse:
                 if self._is_working:
                     stop()
             if self.failure is not None and self._is_working and time.monotonic() - failed_at > SECONDS:
-                _exit(self.failure.as_error())
+                _exit(self.failure)
             if not busy or self.failure is not None:
                 self._done.set()
             if stopping and not self._asked:
@@ -129,7 +129,8 @@ class Pulse:
 
     def fail(self, error: Exception) -> None:
         """Tell rank 0 with the next pulse that this rank's work raised ``error``."""
-        self._own = Failure.of(self._rank, error)
+        message, hint = said(error)
+        self._own = Failure(f"Rank {self._rank}: {message}", hint)
 
     def end(self) -> None:
         """Stop being busy."""

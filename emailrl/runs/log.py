@@ -105,17 +105,10 @@ class Tracker:
         last = step if evaluated is None else evaluated
         self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=last)
 
-    def say(self, text: str) -> None:
-        """Print lines to the console and the log."""
-        self._print(text, self.display.say)
-
-    def conclude(self, text: str) -> None:
-        """``say`` the outcome of the run, which a command prints as its result."""
-        self._print(text, self.display.result)
-
-    def _print(self, text: str, console: Say) -> None:
+    def say(self, text: str, *, is_result: bool = False) -> None:
+        """Print lines to the console and the log; a command prints the outcome of a run as its result."""
         for line in text.splitlines():
-            console(line)
+            (self.display.result if is_result else self.display.say)(line)
             logging.getLogger("emailrl.training").info("%s", line)
 
     def evaluation(self, evaluation: Evaluation) -> None:

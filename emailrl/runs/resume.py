@@ -16,24 +16,11 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 import torch
 
+from emailrl import checkpoints
 from emailrl.base.disk import LOCK
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted, first_line
-from emailrl.checkpoints import (
-    SFT,
-    Checkpoint,
-    damage_of,
-    find_runs,
-    incomplete_checkpoints,
-    list_checkpoints,
-    newest_run,
-    read_checkpoint,
-    recover,
-    remove_checkpoints,
-    run_folders,
-    verify,
-    write_checkpoint,
-)
+from emailrl.checkpoints import SFT, Checkpoint, damage_of, incomplete_checkpoints, list_checkpoints, read_checkpoint
 from emailrl.model.lora import writing_tensors
 from emailrl.records import read_records
 from emailrl.runs.folder import OPTION, held, remove_records
@@ -53,14 +40,14 @@ def run_to_resume(resume: str, output_dir: Path, mode: str, *, any_mode: bool = 
     """
     but, searched = (SFT, None) if any_mode else (None, mode)
     if resume == "auto":
-        begun = [run for run in run_folders(output_dir, mode) if (run / LOCK).exists()]
+        begun = [run for run in checkpoints.run_folders(output_dir, mode) if (run / LOCK).exists()]
         vain = begun[-1] if begun and _is_vain(begun[-1]) else None
         since = (vain / LOCK).stat().st_mtime if vain else 0.0
-        runs = find_runs(output_dir, searched, but=but)
+        runs = checkpoints.find_runs(output_dir, searched, but=but)
         later = [run for run in runs if list_checkpoints(run)[-1].created.timestamp() > since]
         return later[-1] if later else vain
     if resume in ("latest", "best"):
-        return newest_run(output_dir, searched, but=but, which=resume)
+        return checkpoints.newest_run(output_dir, searched, but=but, which=resume)
     path = Path(resume)
     return path if list_checkpoints(path) else read_checkpoint(path).path.parent
 
@@ -141,7 +128,7 @@ def resumed(
     """
     with held(directory, option):
         checkpoint = checkpoint_to_resume(directory, resume)
-        if checkpoint is not None and not (verify(checkpoint).path / STATE_FILE).is_file():
+        if checkpoint is not None and not (checkpoints.verify(checkpoint).path / STATE_FILE).is_file():
             raise UsageError(
                 f"{checkpoint.path} has no trainer state.", "Resume from a checkpoint-N that emailrl wrote."
             )
@@ -193,12 +180,9 @@ class State:
 S = TypeVar("S", bound=State)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A run at the end of a step: what a checkpoint stores besides weights and optimizer."""
-
-    state: dict[str, Any]  # `State` as plain values.
-    generators: dict[str, Any]
+Snapshot = dict[str, dict[str, Any]]
+"""A run at the end of a step, as a checkpoint stores it besides weights and optimizer: its state as plain values, and
+the random generators."""
 
 
 def take_snapshot(state: State) -> Snapshot:
@@ -211,7 +195,7 @@ def take_snapshot(state: State) -> Snapshot:
     }
     if torch.cuda.is_initialized():
         generators["cuda"] = torch.cuda.get_rng_state_all()
-    return Snapshot(asdict(state), generators)
+    return {"state": asdict(state), "generators": generators}
 
 
 def seed_generators(seed: int) -> None:
@@ -224,7 +208,7 @@ def seed_generators(seed: int) -> None:
 def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
     """Write ``trainer_state.pt``: tensors and plain values, readable without running any code in it."""
     with writing_tensors(path):
-        torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
+        torch.save(snapshot | {"updater": updater}, path)
 
 
 def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> tuple[S, dict[str, Any]]:
@@ -263,7 +247,7 @@ def rewind(run_dir: Path, state: State) -> list[str]:
     replaced by the checkpoint of the best step if that still exists. Otherwise a later one stays until a better one is
     found, and a damaged one until the next evaluation, as ``state`` then has no best. A damaged ``final`` is removed.
     """
-    recover(run_dir)
+    checkpoints.recover(run_dir)
     said, final, best = [], run_dir / "final", run_dir / "best_model"
     gone: dict[Path, str] = {}
     if why := damage_of(final):
@@ -285,7 +269,7 @@ def rewind(run_dir: Path, state: State) -> list[str]:
             kept = f"is from the later step {item.metadata.step}; it stays until a better one"
             said.append(f"best_model {f'restored to step {state.best_step}' if _restored(item.path, state) else kept}")
     gone |= {path: f"which is damaged: {why}" for path, why in _damaged_after(run_dir, state.step).items()}
-    remove_checkpoints(gone)
+    checkpoints.remove_checkpoints(gone)
     return [*said, *(f"removed {path.name}, {why}" for path, why in gone.items())]
 
 
@@ -302,15 +286,13 @@ def lost_metrics(run_dir: Path, step: int) -> list[str]:
 def _restored(best: Path, state: State) -> bool:
     """Replace ``best_model`` by an intact checkpoint of the best step; False if there is none."""
     of_step = (item for item in list_checkpoints(best.parent) if item.metadata.step == state.best_step)
-    source = next((item for item in of_step if item.path != best and damage_of(item.path) is None), None)
-    if source is None:
-        return False
-    whole = source
+    for source in (item for item in of_step if item.path != best and damage_of(item.path) is None):
 
-    def fill(directory: Path) -> None:
-        for name in whole.metadata.files:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(whole.path / name, directory / name)
+        def fill(directory: Path, source: Checkpoint = source) -> None:
+            for name in source.metadata.files:
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source.path / name, directory / name)
 
-    write_checkpoint(best, replace(source.metadata, kind="best"), fill)
-    return True
+        checkpoints.write_checkpoint(best, replace(source.metadata, kind="best"), fill)
+        return True
+    return False

@@ -138,7 +138,7 @@ class Run(Generic[S]):
     @property
     def _step(self) -> int:
         """The last complete step."""
-        step: int = self._snapshot.state["step"]
+        step: int = self._snapshot["state"]["step"]
         return step
 
     def _metadata(self, kind: str) -> Metadata:
@@ -151,7 +151,7 @@ class Run(Generic[S]):
             algorithm=origin.algorithm,
             base_model=self.policy.base_model,
             lora=self.policy.lora,
-            metrics=self._snapshot.state["last_metrics"],
+            metrics=self._snapshot["state"]["last_metrics"],
             settings=settings.public(),
             parent=origin.parent,
             resumed_from=origin.resumed_from,

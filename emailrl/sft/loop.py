@@ -143,7 +143,7 @@ class SftRun(Run[SftState]):
             self.write(SFT)
         result, step = state.result(self.directory), state.best_step or state.step
         said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
-        self.tracker.conclude(f"Done after step {state.step}: {reason}.{said} Wrote {product}.")
+        self.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
         return result
 
 

@@ -57,7 +57,7 @@ def finish(run: TrainingRun, reason: str) -> None:
         remove_records(run.directory, after=run.state.step)
     run.save("final")
     run.tracker.say(f"Curves saved to: {draw_curves(run.directory, run.settings)[0]}")
-    run.tracker.conclude(outcome(run.state, reason, len(run.val), run.settings))
+    run.tracker.say(outcome(run.state, reason, len(run.val), run.settings), is_result=True)
 
 
 def confirms(run: TrainingRun) -> bool:
@@ -77,10 +77,9 @@ def confirm_best(run: TrainingRun) -> None:
     run.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, run.tracker.display)
     record = {"step": step} | confirmed.metrics()
     replace_bytes(run.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
-    run.tracker.conclude(
-        f"best_model measured again on {counted(confirmed.num_questions, 'validation question')} that did not"
-        f" select it: {percent(confirmed.accuracy, confirmed.interval)}"
-    )
+    asked = counted(confirmed.num_questions, "validation question")
+    found = percent(confirmed.accuracy, confirmed.interval)
+    run.tracker.say(f"best_model measured again on {asked} that did not select it: {found}", is_result=True)
 
 
 def outcome(state: RunState, reason: str, num_eval: int, settings: PolicySettings) -> str:
