@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -18,8 +19,10 @@ CERTAIN = 3.0
 """Standard errors by which accuracy must have fallen. A run asks after each evaluation: at 1.96, two thirds of level
 runs are stopped within 68 evaluations (docs/decisions/0017-stopping-by-evidence.md)."""
 
-Shares = Mapping[str, float]
-"""Share of correct answers per question of an evaluation, by id."""
+FEWEST_UPDATES = 5  # Updates without any effect from which the learning rate is to blame
+MOVING_STEPS = 10  # Window of the moving accuracy, in steps
+
+Shares = Mapping[str, float]  # Share of correct answers per question of an evaluation, by id
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,20 @@ class Change:
 
 
 def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:
-    """Compare two series of evaluations on their common questions, each averaged within its series.
+    """Compare two series of evaluations on their common questions, each averaged over those of a series that judged it.
 
     The error is s / √n over the n differences, s with n - 1: evaluations of one question are not independent, so n
     counts questions. None for fewer than two questions.
     """
-    first, second = _means(before), _means(after)
+
+    def means(evaluations: Sequence[Shares]) -> dict[str, float]:
+        seen: defaultdict[str, list[float]] = defaultdict(list)
+        for shares in evaluations:
+            for name, share in shares.items():
+                seen[name].append(share)
+        return {name: sum(shares) / len(shares) for name, shares in seen.items()}
+
+    first, second = means(before), means(after)
     differences = [second[name] - first[name] for name in sorted(first.keys() & second.keys())]
     if len(differences) < 2:
         return None
@@ -56,21 +67,6 @@ def no_longer_rising(shares: Sequence[Shares], patience: int) -> Change | None:
         return None
     found = change(shares[-2 * patience : -patience], shares[-patience:])
     return found if found is not None and found.mean + CERTAIN * found.error <= 0 else None
-
-
-def _means(evaluations: Sequence[Shares]) -> dict[str, float]:
-    """The mean share of each question over the evaluations that judged it."""
-    seen: dict[str, list[float]] = {}
-    for shares in evaluations:
-        for name, share in shares.items():
-            seen.setdefault(name, []).append(share)
-    return {name: sum(shares) / len(shares) for name, shares in seen.items()}
-
-
-FEWEST_UPDATES = 5
-"""Updates without any effect from which the learning rate is to blame."""
-MOVING_STEPS = 10
-"""Window of the moving accuracy, in steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +93,8 @@ class RunState(State):
     """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
     watched: list[dict[str, float | None]] = field(default_factory=list)
     """Metrics of the last steps for detecting collapse (``training.watch``)."""
-    collapsing: list[str] = field(default_factory=list)
-    """Signs of collapse already reported and not yet passed."""
-    steps_without_update: int = 0
-    """Steps without a group to train on."""
+    collapsing: list[str] = field(default_factory=list)  # Signs of collapse already reported and not yet passed
+    steps_without_update: int = 0  # Steps without a group to train on
 
     def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
         """Record an evaluation of the current step; True if it is the best so far (ties keep the earlier one)."""

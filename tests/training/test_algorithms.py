@@ -14,9 +14,7 @@ from emailrl.settings import Settings
 from emailrl.settings.names import by_name
 from emailrl.settings.needs import NEEDS, needs_of
 from emailrl.training.advantages import ESTIMATORS
-from emailrl.training.algorithms import ALGORITHMS, Algorithm
-from emailrl.training.mix import advice, resolve
-from emailrl.training.passes import needs_old_logprobs, needs_reference
+from emailrl.training.algorithms import ALGORITHMS, Algorithm, advice, needs_old_logprobs, resolve
 
 
 def resolved(name: str = "grpo", training: Mapping[str, Any] = MappingProxyType({}), **overrides: Any) -> Algorithm:
@@ -63,9 +61,8 @@ def test_overrides_win_and_zero_counts_as_given() -> None:
 
 
 def test_those_that_compare_no_rollouts_take_single_ones() -> None:
-    singles = [name for name, algorithm in ALGORITHMS.items() if algorithm.min_group_size == 1]
+    singles = [name for name, algorithm in ALGORITHMS.items() if not algorithm.compares_rollouts]
     assert singles == ["reinforce_pp", "ppo"]
-    assert singles == [name for name, algorithm in ALGORITHMS.items() if not algorithm.compares_rollouts]
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.has_critic] == ["ppo"]
 
 
@@ -314,7 +311,3 @@ GRPO = resolve(Settings.model_validate({}))
 )
 def test_old_log_probabilities(algorithm: Algorithm, kl_coef: float, updates: int, needed: bool) -> None:
     assert needs_old_logprobs(algorithm, kl_coef=kl_coef, updates=updates) is needed
-
-
-def test_the_reference_scores_where_its_kl_counts() -> None:
-    assert needs_reference(0.01) and not needs_reference(0.0)

@@ -9,7 +9,7 @@ import pytest
 from training.scripted import QUESTIONS, play
 
 from emailrl.records import read_records
-from emailrl.training.modes import MODES
+from emailrl.training.algorithms import MODES
 from emailrl.training.state import Cursor, next_questions
 
 

@@ -19,15 +19,8 @@ from emailrl.measure.evaluation import wilson_interval
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
 from emailrl.settings.presets import PRESETS
-from emailrl.training.passes import count_steps, questions_per_step
-from emailrl.training.state import (
-    Cursor,
-    RunState,
-    StepQuestions,
-    change,
-    next_questions,
-    no_longer_rising,
-)
+from emailrl.training.algorithms import count_steps, questions_per_step
+from emailrl.training.state import Cursor, RunState, StepQuestions, change, next_questions, no_longer_rising
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 

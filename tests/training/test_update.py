@@ -29,9 +29,9 @@ from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE
 from emailrl.settings import Settings
+from emailrl.training.algorithms import learning_rate
 from emailrl.training.batch import TrainingSample, save_batches
 from emailrl.training.team import build_updater, load_trained
-from emailrl.training.update import learning_rate
 
 
 @pytest.mark.parametrize("cap", [1, 30, 16384])
