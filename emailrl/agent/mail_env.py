@@ -114,11 +114,7 @@ class MailEnvironment:
         ]
 
     def step(self, message: Message) -> StepResult:
-        """Play one assistant message.
-
-        The tool result of the last allowed turn is returned with ``done`` set: the agent ran out of turns.
-        Errors of the mailbox itself (not the model's) are raised.
-        """
+        """Play one assistant message; that of the last allowed turn is the end. Errors of the mailbox itself are raised."""
         if self._state != "running":
             raise RuntimeError(f"step() on a MailEnvironment that is {self._state}")
         self.rubric.num_turns += 1

@@ -34,9 +34,9 @@ class TokenDriftError(EmailRLError):
 
 
 def audit(trajectory: Trajectory) -> int:
-    """Check every trained token of a trajectory; returns their number.
+    """Check every trained token of a trajectory and return their number, 0 for that of a chat engine without samples.
 
-    Raises TokenDriftError naming turn and position. Returns 0 for a trajectory without samples (from a chat engine).
+    Raises TokenDriftError naming turn and position.
     """
 
     def drift(what: str) -> TokenDriftError:
@@ -167,8 +167,7 @@ def build_stage(
 ) -> Stage:
     """A stage that renders with the policy's own tokenizer and template.
 
-    ``settings.agent.environment`` sets the environment and its tools; ``make_environment`` overrides it and uses the
-    mail tools. Raises UsageError for an environment that cannot be loaded.
+    ``make_environment`` overrides the settings' environment, with the mail tools. UsageError if it cannot be loaded.
     """
     from emailrl.engines.renderer import ChatRenderer
 

@@ -38,10 +38,7 @@ class Task:
 
 
 def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
-    """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded.
-
-    ``settings.agent`` sets the turns and the descriptions of the mail tools, see ``tool_schemas``.
-    """
+    """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded."""
     if name == MAIL:
         return Task(partial(mail_agent, settings.agent), tool_schemas(settings.agent))
     if ":" not in name:

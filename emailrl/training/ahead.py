@@ -71,8 +71,7 @@ class Ahead:
     def take(self) -> Result:
         """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
 
-        Raises the error that ended them early or that a version's loading ended with, if any, and EmailRLError if one
-        of their environments hangs.
+        Raises what ended them or the loading of a version early, and EmailRLError if an environment hangs.
         """
         step, self._clock = self._state.step + 1, Clock()
         for done in [number for number in self._batches if number < step]:

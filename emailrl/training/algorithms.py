@@ -112,8 +112,7 @@ OVERRIDES: Final = {name: name for name in SAME_NAME} | {
 def resolve(settings: Settings) -> Algorithm:
     """Return the algorithm named by ``settings.training.algorithm``, with the overrides of ``settings.algorithm``.
 
-    Raises UsageError for an unknown name, suggesting the nearest, and for conflicting settings. A setting that another
-    one disables is also an error, so that a run never appears to use it.
+    Raises UsageError for an unknown name, for conflicting settings, and for one that another disables.
     """
     algorithm = override(settings)
     for reason, remedy in unmet(settings, in_force(algorithm, settings), "error"):
@@ -193,18 +192,14 @@ def num_epochs(steps: int, per_step: int, num_questions: int) -> float:
 
 
 def count_steps(num_questions: int, per_step: int, max_steps: int, epochs: int | None) -> int:
-    """Maximum steps of the run: MAX_STEPS, or fewer if the mode's epochs end first (``epochs`` None: no limit).
-
-    Refills consume questions faster, so the epochs may end earlier still.
-    """
+    """Most steps of a run: MAX_STEPS, or fewer if its epochs (None: no limit) end first; refills may end it earlier."""
     return max_steps if epochs is None else min(max_steps, epochs * math.ceil(num_questions / per_step))
 
 
 def learning_rate(step: int, training: TrainingSettings, total_steps: int) -> float:
     """Learning rate of all updates of step ``step`` (from 1): linear warm-up, then constant, linear or cosine decay.
 
-    The last step of the warm-up is the first at full rate; step ``total_steps`` is the last above ``min_lr_ratio`` of
-    it.
+    Step ``total_steps`` is the last above ``min_lr_ratio`` of the full rate.
     """
     warmup = training.warmup_steps
     if training.warmup_ratio is not None:

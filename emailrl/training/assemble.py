@@ -172,10 +172,7 @@ def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
 
 
 def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resumed | None, ranks: Ranks) -> Prepared:
-    """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete.
-
-    Raises UsageError for bad files, and if the database holds no question's source emails.
-    """
+    """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
     checkpoint = before.checkpoint if before else None
     start = find_start(settings, checkpoint)
     settings, training, data = start.settings, start.settings.training, start.settings.data

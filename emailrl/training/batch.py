@@ -1,12 +1,9 @@
 """From kept trajectories to tensors: samples, mini-batches, shares of the ranks, micro-batches under a token cap.
 
-Samples are dealt so that each rank computes about as many tokens; a prefix that several of a rank's trajectories share
-counts once. At each update all ranks wait for the slowest, so every mini-batch is balanced separately.
-
-Samples are padded here and packed only in the forward pass. Sorted by tokens, samples are in the order of a walk
-through their prefix tree (a trie): whatever a sample shares with any earlier one, it shares with the previous one. A
-batch of neighbors therefore costs each sample's tokens minus those shared with its predecessor. Members of a group
-share their prompt, and more while they act the same.
+Samples are dealt so that each rank computes about as many tokens in every mini-batch, as all wait for the slowest; a
+prefix that several of a rank's samples share counts once. They are padded here and packed only in the forward pass.
+Sorted by tokens, they are in the order of a walk through their prefix tree (a trie): whatever a sample shares with any
+earlier one, it shares with the previous one, so a batch of neighbors costs each one's tokens minus those.
 """
 
 from __future__ import annotations
@@ -105,10 +102,9 @@ def _problem(trajectory: Trajectory) -> str | None:
 
 
 def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[int]]:
-    """Split the samples of one step into ``num`` lists of nearly equal size, by trajectory, shuffled with ``seed``.
+    """Split a step's samples into ``num`` lists of indices of nearly equal size, by trajectory, shuffled with ``seed``.
 
-    Yields their indices. A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never
-    an empty one.
+    Fewer trajectories than ``num`` give fewer lists, never an empty one.
     """
     ids = sorted({sample.trajectory_id for sample in samples})
     random.Random(seed).shuffle(ids)
@@ -259,10 +255,7 @@ class Layout:
 def micro_batches(
     samples: Sequence[TrainingSample], layout: Layout, chosen: Sequence[int] | None = None
 ) -> list[MicroBatch]:
-    """Split ``samples``, or those at the indices ``chosen``, into micro-batches; always the same ones.
-
-    ``samples`` must include all samples of each trajectory.
-    """
+    """Split ``samples``, each trajectory whole, or those ``chosen`` of them into micro-batches; always the same ones."""
     chosen = range(len(samples)) if chosen is None else chosen
     max_rows = layout.max_rows or len(chosen)
     if layout.share_prefixes:
@@ -350,10 +343,9 @@ def shared_with_last(rows: Sequence[Row]) -> list[int]:
 
 
 def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Split ``rows``, sorted by tokens, into batches of at most ``max_tokens``, shared tokens counted once.
+    """Split ``rows``, sorted by tokens, into batches of at most ``max_tokens``, shared tokens counted once; by index.
 
-    Minimizes the number of batches, then the tokens, then the imbalance. A row longer than ``max_tokens`` gets its own
-    batch. Returns the rows' indices.
+    Minimizes the number of batches, then the tokens, then the imbalance. A row longer than that gets its own batch.
     """
     order = sorted(range(len(rows)), key=lambda i: (rows[i], i))
     ordered = [rows[i] for i in order]
@@ -379,10 +371,9 @@ def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list
 def save_batches(
     folder: Path, name: str, batches: Sequence[MicroBatch], step: int, broken: Mapping[str, float]
 ) -> None:
-    """Write a batch with a non-finite loss or gradient to ``NAME.safetensors``, then ``NAME.json``, in ``folder``.
+    """Write an update that was skipped to ``NAME.safetensors``, then ``NAME.json``, in ``folder``.
 
-    Tensors are named ``<micro-batch>.<field>``, as in ``MicroBatch``. The JSON has the step, the non-finite values, and
-    each row's trajectory.
+    Tensors are named ``<micro-batch>.<field>``, as in ``MicroBatch``; the JSON says what is not finite and whose rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / f".{name}.safetensors"

@@ -37,10 +37,7 @@ class Forward:
         return self.training.prefix_sharing and shares_prefixes(self.policy.model)
 
     def train(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
-        """Score with the current policy for a backward pass, with entropy, and values if it has a critic.
-
-        ``critic_only`` stops the values' gradient at the hidden states: only the critic's head gets one.
-        """
+        """Score with gradients and entropy, and values if there is a critic; ``critic_only``: with a gradient of its head."""
         critic = self.policy.value_head
         head = (lambda hidden: critic(hidden.detach())) if critic is not None and critic_only else critic
         return self._score(batch, head, entropy=True, entropy_grad=entropy_grad)
@@ -48,10 +45,7 @@ class Forward:
     def score_all(
         self, batches: Sequence[MicroBatch], *, blanks: int, old: bool, reference: bool
     ) -> tuple[list[MicroBatch], int]:
-        """Score a mini-batch's micro-batches with the policy (``old``) and its ``reference``, as requested.
-
-        Returns them and the number of times one was halved to fit into memory. ``blanks``: see ``blank``.
-        """
+        """Score a mini-batch's micro-batches, then ``blanks``; returns them and how often one was halved to fit."""
         scored: list[MicroBatch] = []
         waiting, halved = [*batches], 0
         while waiting:
@@ -69,10 +63,7 @@ class Forward:
         return scored, halved
 
     def blank(self) -> MicroBatch:
-        """A micro-batch that adds nothing, for a rank with fewer of its own than another.
-
-        Only a sharded base needs them: every rank takes part in every pass.
-        """
+        """A micro-batch that adds nothing: with a sharded base every rank takes part in every pass."""
         device = self.policy.device
         ids, one = torch.zeros((1, 2), dtype=torch.long, device=device), torch.ones(1, device=device)
         mask = torch.tensor([[False, True]], device=device)
@@ -88,10 +79,7 @@ class Forward:
         return batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
 
     def ran_out(self, batch: MicroBatch) -> None:
-        """Record that a micro-batch did not fit: later ones are no larger than its halves.
-
-        Raises EmailRLError for what cannot be split: a single sample, or any batch with a sharded base.
-        """
+        """Let later micro-batches be no larger than the halves of one that did not fit; EmailRLError if it has none."""
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
         on, lower = "Set GRADIENT_CHECKPOINTING=on, ", "lower MAX_TURNS or MAX_TOKENS, or choose a smaller model."

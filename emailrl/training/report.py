@@ -128,8 +128,7 @@ def training_records(
 def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
     """One trained sequence: lists with one entry per token, null where the mode's mask is 0.
 
-    ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss: 1 where a step makes one
-    update.
+    ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss.
     """
 
     def trained(values: Iterable[float]) -> list[float | None]:
@@ -158,10 +157,7 @@ DROPPED: Final = {
 
 
 def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0) -> str:
-    """One step on one line, with the time left; missing numbers are dashes.
-
-    Loss is the sum of Policy and the weighted KL, unless the algorithm adds an entropy bonus or a critic's loss.
-    """
+    """One step on one line, with the time left; missing numbers are dashes."""
 
     def shown(name: str, form: str) -> str:
         value = metrics.get(name)
@@ -274,11 +270,7 @@ def watch(state: RunState, metrics: Mapping[str, float | None], kl_target: float
 
 
 def signs(steps: Steps, kl_target: float | None) -> dict[str, tuple[float, str]]:
-    """Severity and warning of every sign that the last steps allow to compute, by cause.
-
-    Levels are means over ``WINDOW`` steps. Answers may get longer or offer more only while accuracy rises; that sign is
-    0 if there are too few steps to tell.
-    """
+    """Severity (0 if there are too few steps to tell) and warning of every sign that can be computed, by cause."""
     found: dict[str, tuple[float, str]] = {}
     recent = {name: [value for step in steps if (value := step[name]) is not None][-WINDOW:] for name in WATCHED}
     levels = {name: math.fsum(values) / WINDOW for name, values in recent.items() if len(values) == WINDOW}

@@ -123,19 +123,15 @@ class RunState(State):
         return math.fsum(self.recent_accuracies) / max(1, len(self.recent_accuracies))
 
     @property
-    def has_not_moved(self) -> bool:
-        """Whether every evaluation, the first before any step, found the same share of correct answers by question."""
-        if self.best_accuracy == 0:
-            return self.evaluations_without_better > 0
-        is_all = len(self.shares) == self.evaluations_without_better + 1
-        return self.best_step == 0 and is_all and len(self.shares) > 1 and all(x == self.shares[0] for x in self.shares)
-
-    @property
     def learned_nothing(self) -> bool:
-        """Whether there were steps but no update, or updates without any effect on the evaluations."""
-        updates = self.step - self.steps_without_update
-        fewest = 1 if self.best_accuracy == 0 else FEWEST_UPDATES
-        return self.step > 0 and (not updates or (self.has_not_moved and updates >= fewest))
+        """Whether there were steps but no update, or updates after which each evaluation equaled the first by question."""
+        updates, worse = self.step - self.steps_without_update, self.evaluations_without_better
+        if self.best_accuracy == 0:
+            fewest, still = 1, worse > 0
+        else:
+            same = len(self.shares) == worse + 1 > 1 and all(shares == self.shares[0] for shares in self.shares)
+            fewest, still = FEWEST_UPDATES, self.best_step == 0 and same
+        return self.step > 0 and (not updates or (still and updates >= fewest))
 
     def is_last(self, total_steps: int, epochs: int | None) -> bool:
         """Whether no step follows: all steps or all epochs (None: unlimited) are done."""
@@ -159,27 +155,11 @@ class RunState(State):
         return cls(**(values | {"cursor": Cursor(cursor["epoch"], cursor["position"], tuple(cursor["last"]))}))
 
 
-def next_questions(
-    scenarios: Sequence[Scenario], cursor: Cursor, count: int, seed: int
-) -> tuple[list[Scenario], Cursor]:
-    """The next ``count`` questions in this seed's order of the epoch, and the cursor after them.
-
-    Each epoch covers all questions once, in its own permutation; its last batch may be shorter, so that no step asks a
-    question twice.
-    """
-    order = list(scenarios)
-    random.Random(f"{seed}/questions/{cursor.epoch}").shuffle(order)
-    order.sort(key=lambda scenario: scenario.id in cursor.last)  # stable
-    batch = order[cursor.position : cursor.position + count]
-    behind = cursor.position + len(batch)
-    return batch, (Cursor(cursor.epoch + 1) if behind >= len(order) else replace(cursor, position=behind))
-
-
 class StepQuestions:
     """The questions of one step, without repeats; ``cursor`` points after those taken.
 
-    If a step continues past the end of an epoch, questions it has already asked come last in the next epoch, so every
-    epoch still covers all questions once.
+    Each epoch covers all questions once, in its own permutation, which depends on the seed; its last batch may be
+    shorter. If a step continues past the end of an epoch, questions it has already asked come last in the next epoch.
     """
 
     def __init__(self, scenarios: Sequence[Scenario], cursor: Cursor, seed: int, *, epochs: int | None) -> None:
@@ -190,11 +170,17 @@ class StepQuestions:
 
     def take(self, count: int) -> list[Scenario]:
         """The next ``count`` questions; fewer at the end of an epoch, none if all were asked or no epoch follows."""
-        if self._epochs is not None and self.cursor.epoch >= self._epochs:
+        cursor = self.cursor
+        if self._epochs is not None and cursor.epoch >= self._epochs:
             return []
-        if self.cursor.position == 0:
-            self.cursor = replace(self.cursor, last=self._asked)
-        count = min(count, sum(scenario.id not in self._asked for scenario in self._scenarios))
-        questions, self.cursor = next_questions(self._scenarios, self.cursor, count, self._seed)
-        self._asked += tuple(question.id for question in questions)
-        return questions
+        if cursor.position == 0:
+            cursor = replace(cursor, last=self._asked)
+        order = list(self._scenarios)
+        random.Random(f"{self._seed}/questions/{cursor.epoch}").shuffle(order)
+        order.sort(key=lambda scenario: scenario.id in cursor.last)  # stable
+        count = min(count, sum(scenario.id not in self._asked for scenario in order))
+        taken = order[cursor.position : cursor.position + count]
+        behind = cursor.position + len(taken)
+        self.cursor = Cursor(cursor.epoch + 1) if behind >= len(order) else replace(cursor, position=behind)
+        self._asked += tuple(question.id for question in taken)
+        return taken

@@ -1,9 +1,8 @@
 """The updates of a step: samples and rewards in, an updated adapter and the step's metrics out.
 
-A step is one iteration of the loop; an update is one step of the optimizer. ``Updater.train`` makes all of a step's
-updates: old and reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches``
-mini-batches, one update each, whose micro-batches share one global denominator. Each rank adds its share of one loss,
-however the samples are split, and may have any number of micro-batches, even none.
+An update is one step of the optimizer. ``Updater.train`` makes all those of one iteration of the loop: old and
+reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one update
+each. Each rank adds its share of one loss, however the samples are split, and may have no micro-batch at all.
 """
 
 from __future__ import annotations
@@ -179,8 +178,7 @@ class Updater:
     def take(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor], list[Skipped]]:
         """Make the updates of a step from this rank's share of it.
 
-        Returns its metrics, each sample's tokens ``(3, T)`` by its index in the step, and what was skipped, of all
-        ranks.
+        Returns, of all ranks: metrics, each sample's tokens ``(3, T)`` by its index in the step, and what was skipped.
         """
         training, step, meter = self.training, share.step, Meter()
         critic_only = bool(self.critic) and step <= self.wanted.critic_warmup_steps
@@ -291,11 +289,10 @@ class Updater:
         """Make one update from the micro-batches of a mini-batch, or skip it if it would not be finite.
 
         Returns the micro-batches, halved if they did not fit into memory, the pass with its results, and what was
-        skipped. Gradients are the same on every rank; they are computed again at half the loss scale after an overflow.
-        Raises EmailRLError before an update on log-probabilities that the policy cannot have sampled with.
+        skipped. Raises EmailRLError before an update on what the policy cannot have sampled.
         """
         limit = self.training.max_grad_norm or math.inf
-        while True:
+        while True:  # again at half the loss scale after an overflow
             batches, done = self._gradients(batches, wanted, meter)
             self.loss_scale.unscale_(self.optimizer)
             scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
@@ -363,14 +360,11 @@ class Updater:
         return batches, done
 
     def _accumulate(self, batches: list[MicroBatch], blanks: int, wanted: Pass) -> tuple[list[MicroBatch], Pass, int]:
-        """This rank's gradients, restarted with smaller micro-batches when memory runs out; and the number of restarts.
-
-        It restarts because an interrupted backward pass leaves partial gradients.
-        """
+        """This rank's gradients, restarted with smaller micro-batches when memory runs out; and how often that was."""
         halved = 0
         if not batches:  # an unused scaler has no scale to divide by
             self.loss_scale.scale(torch.zeros((), device=self.policy.device))
-        while True:
+        while True:  # from the start: an interrupted backward pass leaves partial gradients
             self.optimizer.zero_grad(set_to_none=True)
             own, failed = wanted.again(), None
             try:
