@@ -114,7 +114,7 @@ class MailEnvironment:
         ]
 
     def step(self, message: Message) -> StepResult:
-        """Play one assistant message; that of the last allowed turn is the end. Errors of the mailbox itself are raised."""
+        """Play one assistant message; the last allowed turn is the end. Errors of the mailbox itself are raised."""
         if self._state != "running":
             raise RuntimeError(f"step() on a MailEnvironment that is {self._state}")
         self.rubric.num_turns += 1

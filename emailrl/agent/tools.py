@@ -89,7 +89,7 @@ TOOLS = {tool.__name__: tool for tool in _IN_ORDER}
 
 
 def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
-    """OpenAI function schemas of the tools, a fresh copy each call, as the search settings in ``agent`` describe them."""
+    """OpenAI function schemas of the tools, a fresh copy each call; descriptions follow the search settings."""
     schemas = [_schema(tool) for tool in TOOLS.values()]
     search = schemas[0]["function"]
     if agent is not None and agent.search_order == "relevance":

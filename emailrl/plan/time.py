@@ -18,7 +18,12 @@ from emailrl.plan.devices import GIB, Device
 from emailrl.plan.memory import Layout, Memory, most_at_once
 from emailrl.plan.tokens import Job, Known, Tokens
 from emailrl.settings import Settings
+<<<<<<< HEAD
 from emailrl.training.algorithms import needs_old_logprobs, resolve, updates_per_step
+=======
+from emailrl.training.mix import resolve
+from emailrl.training.passes import needs_old_logprobs, needs_reference
+>>>>>>> main
 
 Curve = tuple[tuple[int, float], ...]
 UTILIZATION: Final[dict[str, Curve]] = {
@@ -158,7 +163,7 @@ def plan_seconds(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> 
         utilization=share,
         overlaps=_overlaps(job),
         gather=gather,
-        reduce=updates_per_step(settings) * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
+        reduce=settings.training.updates_per_step * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
     )
     return sampling, playing, seconds
 
@@ -230,8 +235,13 @@ def forward_flops(shape: Shape, tokens: Tokens) -> float:
 def scoring_passes(settings: Settings) -> int:
     """Passes without gradients before the first update of a step."""
     beta = settings.algorithm.beta
+<<<<<<< HEAD
     old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=updates_per_step(settings))
     return (beta > 0) + old
+=======
+    old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=settings.training.updates_per_step)
+    return needs_reference(beta) + old
+>>>>>>> main
 
 
 def server_gpus(job: Job) -> int:

@@ -255,7 +255,7 @@ class Layout:
 def micro_batches(
     samples: Sequence[TrainingSample], layout: Layout, chosen: Sequence[int] | None = None
 ) -> list[MicroBatch]:
-    """Split ``samples``, each trajectory whole, or those ``chosen`` of them into micro-batches; always the same ones."""
+    """Split ``samples``, trajectories whole, or those ``chosen`` of them into micro-batches; always the same ones."""
     chosen = range(len(samples)) if chosen is None else chosen
     max_rows = layout.max_rows or len(chosen)
     if layout.share_prefixes:

@@ -92,7 +92,7 @@ class RunState(State):
     recent_accuracies: list[float] = field(default_factory=list)
     """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
     watched: list[dict[str, float | None]] = field(default_factory=list)
-    """Metrics of the last steps for detecting collapse (``training.watch``)."""
+    """Metrics of the last steps for detecting collapse (``report.watch``)."""
     collapsing: list[str] = field(default_factory=list)  # Signs of collapse already reported and not yet passed
     steps_without_update: int = 0  # Steps without a group to train on
 
@@ -124,7 +124,7 @@ class RunState(State):
 
     @property
     def learned_nothing(self) -> bool:
-        """Whether there were steps but no update, or updates after which each evaluation equaled the first by question."""
+        """Whether there were steps but no update, or updates after which every evaluation equaled the first."""
         updates, worse = self.step - self.steps_without_update, self.evaluations_without_better
         if self.best_accuracy == 0:
             fewest, still = 1, worse > 0
