@@ -16,7 +16,7 @@ from emailrl.agent.static_prompt import StaticPromptEnvironment
 from emailrl.base.errors import UsageError
 from emailrl.settings import AgentSettings, Settings, TrainingSettings
 from emailrl.settings.names import leaves, nearest
-from emailrl.settings.needs import unmet
+from emailrl.settings.needs import errors, notes
 
 if TYPE_CHECKING:
     from emailrl.agent.runner import Environment
@@ -114,50 +114,54 @@ def resolve(settings: Settings) -> Algorithm:
 
     Raises UsageError for an unknown name, for conflicting settings, and for one that another disables.
     """
-    algorithm = override(settings)
-    for reason, remedy in unmet(settings, in_force(algorithm, settings), "error"):
+    algorithm, now = in_force(settings)
+    for reason, remedy in errors(now):
         raise UsageError(reason, remedy)
     return algorithm
 
 
-def override(settings: Settings) -> Algorithm:
-    """The algorithm as ``resolve`` returns it, without a check of the combination."""
+def advice(settings: Settings) -> list[str]:
+    """Settings that were given but have no effect, and combinations that rarely work as meant; for the run's header."""
+    return list(notes(in_force(settings)[1]))
+
+
+def in_force(settings: Settings) -> tuple[Algorithm, SimpleNamespace]:
+    """The algorithm, unchecked, and every setting by name, for `settings.needs`.
+
+    The names have the algorithm's values where they are not set; ``given`` has those that are.
+    """
     name = settings.training.algorithm
     if name not in ALGORITHMS:
         near = nearest(name, ALGORITHMS)
         hint = f"Did you mean {near}? " if near else ""
         raise UsageError(f"Unknown algorithm '{name}'.", f"{hint}Known: {', '.join(ALGORITHMS)}.")
     # vLLM's kernels compute slightly different log-probabilities from the trainer's; other trainers correct too.
-    values: dict[str, Any] = {"importance_correction": "tis" if settings.agent.engine == "vllm" else "off"}
-    given = {field: getattr(settings.algorithm, setting) for setting, field in OVERRIDES.items()}
-    values |= {field: value for field, value in given.items() if value is not None}
-    algorithm = replace(ALGORITHMS[name], **values)
-    return algorithm if algorithm.has_critic else replace(algorithm, value_clip=settings.algorithm.value_clip)
-
-
-def in_force(algorithm: Algorithm, settings: Settings) -> SimpleNamespace:
-    """Every setting by name, with the algorithm's values where it is not set, and what follows for `settings.needs`."""
-    values = {leaf.key: getattr(getattr(settings, leaf.section), leaf.field) for leaf in leaves()}
-    values |= {setting: getattr(algorithm, field) for setting, field in OVERRIDES.items()}
+    fields: dict[str, Any] = {"importance_correction": "tis" if settings.agent.engine == "vllm" else "off"}
+    wanted = {field: getattr(settings.algorithm, setting) for setting, field in OVERRIDES.items()}
+    algorithm = replace(
+        ALGORITHMS[name], **fields | {field: each for field, each in wanted.items() if each is not None}
+    )
+    if not algorithm.has_critic:
+        algorithm = replace(algorithm, value_clip=settings.algorithm.value_clip)
+    sections = {leaf: getattr(settings, leaf.section) for leaf in leaves()}
+    own = {leaf.key: getattr(section, leaf.field) for leaf, section in sections.items()}
+    given = {leaf.key: own[leaf.key] for leaf, section in sections.items() if leaf.field in section.model_fields_set}
+    values = own | {setting: getattr(algorithm, field) for setting, field in OVERRIDES.items()}
     buffer = settings.algorithm.overlong_buffer
     if values["correction_low"] is None:
         values["correction_low"] = default_low(algorithm.importance_correction)
     source = "" if settings.algorithm.advantage_estimator else f" (--algorithm {algorithm.name})"
-    return SimpleNamespace(
+    return algorithm, SimpleNamespace(
         **values,
+        given=given,
         critic=algorithm.has_critic,
         compares=algorithm.compares_rollouts,
         estimator=f"ADVANTAGE_ESTIMATOR={algorithm.advantage}{source}",
         overlong=algorithm.overlong_share if buffer is None else buffer,
-        updates=updates_per_step(settings),
+        updates=settings.training.updates_per_step,
         servers=settings.has_servers,
-        lag=settings.vllm.staleness(servers=settings.has_servers),
+        lag=settings.staleness,
     )
-
-
-def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
-    """Settings that were given but have no effect, and combinations that rarely work as meant; for the run's header."""
-    return [reason for reason, _ in unmet(settings, in_force(algorithm, settings), "note")]
 
 
 def default_low(correction: str) -> float:
@@ -166,11 +170,6 @@ def default_low(correction: str) -> float:
 
 
 # -- passes and steps ---
-
-
-def updates_per_step(settings: Settings) -> int:
-    """Optimizer updates per step; fewer if a step has fewer trajectories than mini-batches."""
-    return settings.training.num_mini_batches * settings.training.update_epochs
 
 
 def needs_old_logprobs(algorithm: Algorithm, *, kl_coef: float, updates: int) -> bool:

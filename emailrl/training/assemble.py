@@ -53,12 +53,6 @@ from emailrl.training.algorithms import (
     resolve,
 )
 from emailrl.training.ending import check_unfinished
-<<<<<<< HEAD
-=======
-from emailrl.training.mix import advice, resolve
-from emailrl.training.modes import MODES, Mode
-from emailrl.training.passes import count_steps, num_epochs, questions_per_step
->>>>>>> main
 from emailrl.training.rollouts import Rollouts, make_filter
 from emailrl.training.run import TrainingRun
 from emailrl.training.state import RunState
@@ -181,38 +175,10 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
     """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
     checkpoint = before.checkpoint if before else None
     start = find_start(settings, checkpoint)
-<<<<<<< HEAD
     settings, training, data = start.settings, start.settings.training, start.settings.data
     # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
     rewards = settings.rewards, settings.reward_weights, settings.agent
     scorer = build_scorer(*rewards, reward=mode.reward)
-=======
-    settings, training = start.settings, start.settings.training
-    scorers: dict[Role, Scores] = {
-        "train": _training_scorer(settings, mode, algorithm),
-        "eval": build_scorer(settings.rewards, settings.reward_weights, settings.agent),
-    }
-    data = load_data(settings.data, settings.store.db, training.seed)
-    notes = [*data.notes, *start.notes, *advice(settings)]
-    if checkpoint:
-        notes += check_agrees(
-            checkpoint, settings, mode.name,
-            database=data.database_fingerprint, questions=data.questions_fingerprint, source=data.source,
-        )  # fmt: skip
-    seed_generators(training.seed)
-    epochs = training.num_train_epochs if mode.epochs_bound else None
-    total = count_steps(len(data.train), questions_per_step(training, ranks.world), training.max_steps, epochs)
-    if before and checkpoint:
-        state = read_state(checkpoint, RunState)
-        ended = state.stop_reason(settings.evaluation, total, epochs)
-        check_unfinished(before.directory, state, ended, confirms=bool(data.confirm))
-    return Prepared(mode, algorithm, before, start, data, notes, scorers, total, epochs)
-
-
-def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Scores:
-    """The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty."""
-    scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent, reward=mode.reward)
->>>>>>> main
     wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
     buffer = wanted.overlong_buffer
     if buffer is None:
@@ -236,7 +202,7 @@ def _training_scorer(settings: Settings, mode: Mode, algorithm: Algorithm) -> Sc
         share = f"{coverage.num_answerable} of {coverage.num_questions}"
         notes.append(f"the database can answer only {share} training questions; the others' source emails are missing")
     prints = database, fingerprint([*train.scenarios, *chosen])
-    notes += [*start.notes, *advice(algorithm, settings)]
+    notes += [*start.notes, *advice(settings)]
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
         notes += check_agrees(checkpoint, settings, mode.name, **asked)
@@ -267,7 +233,6 @@ def _load(ready: Prepared, ranks: Ranks, mesh: DeviceMesh | None, stack: ExitSta
 
 
 def _assembled(
-<<<<<<< HEAD
     ready: Prepared, loaded: Loaded, ranks: Ranks, directory: Path, display: Display, stack: ExitStack
 ) -> TrainingRun:
     settings, mode, state = loaded.settings, ready.mode, loaded.state
@@ -292,7 +257,7 @@ def _assembled(
     }
     wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
     train, epochs = collectors["train"], ready.epochs
-    lag = settings.vllm.staleness(servers=settings.has_servers)
+    lag = settings.staleness
     run = TrainingRun(
         settings=settings,
         directory=directory,
@@ -317,72 +282,6 @@ def _assembled(
     if run.ahead is not None:
         stack.enter_context(closing(run.ahead))
     return run
-=======
-    ready: Prepared, loaded: Loaded, ranks: Ranks, directory: Path, display: Display
-) -> Iterator[TrainingRun]:
-    settings, mode, state, checkpoint = loaded.settings, ready.mode, loaded.state, ready.checkpoint
-    run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
-    origin = Origin(
-        run_id, mode.name, settings.training.algorithm, ready.data.database_fingerprint,
-        ready.data.questions_fingerprint, ready.start.parent, checkpoint.reference if checkpoint else None,
-    )  # fmt: skip
-    with ExitStack() as stack:
-        tracker = stack.enter_context(
-            closing(
-                Tracker(
-                    directory, settings, display, run_id=run_id, mode=mode.name, step=state.step,
-                    evaluated=state.evaluated,
-                )
-            )
-        )  # fmt: skip
-        interrupts = Interrupts(tracker.say)
-        sampler: PolicyEngine | Team = loaded.engine
-        if plays_on_all(settings, ranks):
-            sampler = Team(ranks, loaded.engine, interrupts, per_engine=settings.engine_gpus)
-        stage = build_stage(settings, loaded.policy, mode.make_environment)
-        stages: dict[Role, Stage] = {"train": stage, "eval": build_stage(settings, loaded.policy)}
-        collectors = {
-            role: Collector(_play(sampler, stages[role], ranks, role), scorer, settings.agent, mode.name, run_id)
-            for role, scorer in ready.scorers.items()
-        }
-        wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
-        lag = settings.staleness
-        run = TrainingRun(
-            settings=settings, directory=directory, origin=origin, state=state, policy=loaded.policy,
-            updater=loaded.updater, tracker=tracker, interrupts=interrupts,
-            saved_step=state.step if checkpoint else None, mode=mode, algorithm=ready.algorithm, val=ready.data.val,
-            confirm=ready.data.confirm, engine=sampler, evaluator=collectors["eval"],
-            rollouts=Rollouts(
-                settings.training, ready.data.train, directory, wanted, collectors["train"], ready.epochs, ranks.world
-            ),
-            total_steps=ready.total_steps, staleness=lag, play_on=stage.noted if lag else None,
-        )  # fmt: skip
-        if run.ahead is not None:
-            stack.enter_context(closing(run.ahead))
-        yield run
-
-
-def _play(sampler: PolicyEngine | Team, stage: Stage, ranks: Ranks, role: Role) -> Play:
-    if isinstance(sampler, Team):
-        return play_on_all(sampler, stage, role)
-    return stage.on(sampler) if ranks.is_alone else stage.noted(sampler, ranks.activity)
-
-
-# -- what it says ---------------------------------------------------------------------------------------------------
-
-
-def _announce(run: TrainingRun, ready: Prepared, ranks: Ranks, changes: list[str]) -> None:
-    """Print the header and all notes, and start the display."""
-    settings, data, step, total = run.settings, ready.data, run.state.step, run.total_steps
-    sizes = {"num_train": len(data.train), "num_eval": len(data.val), "num_ranks": ranks.world}
-    run.tracker.say(header(settings, run_dir=run.directory, start=step, total=total, **sizes))
-    notes = [*ready.notes, *run.policy.notes]
-    if plays_on_all(settings, ranks):
-        each, several = settings.engine_gpus, ranks.world
-        notes.append(f"rollouts run on {several // each} engines, each on {each} of {several} ranks")
-    run.tracker.say("\n".join(f"Note: {note}" for note in notes + changes))
-    run.tracker.display.start(run.directory, step, total)
->>>>>>> main
 
 
 def header(
@@ -395,7 +294,7 @@ def header(
     sampling = ""
     if settings.has_servers:
         servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()]
-        steps = settings.vllm.staleness(servers=True)
+        steps = settings.staleness
         ahead = f", up to {counted(steps, 'step')} ahead of training" if steps else ""
         sampling = f" | rollouts on {counted(len(servers), 'vLLM server')}{ahead}"
     on_ranks = f" | ranks: {num_ranks}" if num_ranks > 1 else ""
@@ -415,16 +314,3 @@ def header(
             RULE,
         )
     )
-<<<<<<< HEAD
-=======
-
-
-def _sampling(settings: Settings) -> str:
-    """The servers that sample, and how far ahead, if they do."""
-    if not settings.has_servers:
-        return ""
-    servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()]
-    steps = settings.staleness
-    ahead = f", up to {counted(steps, 'step')} ahead of training" if steps else ""
-    return f" | rollouts on {counted(len(servers), 'vLLM server')}{ahead}"
->>>>>>> main
