@@ -37,7 +37,7 @@ class Forward:
         return self.training.prefix_sharing and shares_prefixes(self.policy.model)
 
     def train(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
-        """Score for a backward pass, with entropy and values; ``critic_only``: only the critic's head gets a gradient."""
+        """Score for a backward pass, with entropy and values; ``critic_only``: only the critic's head learns."""
         critic = self.policy.value_head
         head = (lambda hidden: critic(hidden.detach())) if critic is not None and critic_only else critic
         return self._score(batch, head, entropy=True, entropy_grad=entropy_grad)
