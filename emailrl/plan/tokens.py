@@ -18,8 +18,7 @@ from emailrl.questions.beside import questions_file
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
-from emailrl.training.mix import resolve
-from emailrl.training.passes import count_steps, needs_old_logprobs, needs_reference, num_epochs, questions_per_step
+from emailrl.training.algorithms import count_steps, needs_old_logprobs, num_epochs, questions_per_step, resolve
 
 PROMPT: Final = 900  # Tokens of system prompt, tool schemas and question.
 TOOL_RESULT: Final = 1700  # Tokens of the longest tool result: an email of 5,000 characters with its headers.
@@ -129,7 +128,7 @@ class Job:
     def scoring_passes(self) -> int:
         """Passes without gradients before the first update of a step."""
         beta, updates = self.settings.algorithm.beta, self.settings.training.updates_per_step
-        return needs_reference(beta) + needs_old_logprobs(resolve(self.settings), kl_coef=beta, updates=updates)
+        return (beta > 0) + needs_old_logprobs(resolve(self.settings), kl_coef=beta, updates=updates)
 
     def weights(self, itemsize: int = 2) -> int:
         """Bytes of the base."""

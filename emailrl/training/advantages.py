@@ -50,8 +50,7 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "rloo": rloo,
     "reinforce_baseline": reinforce_baseline,
     "reinforce": reinforce,
-}
-"""The group estimators by name; ``gae`` is separate because it needs a critic's values."""
+}  # The group estimators by name; ``gae`` is separate because it needs a critic's values
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,6 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     from emailrl.model.load import prepare_training
     from emailrl.model.lora import with_fresh_adapter
     from emailrl.model.policy import Policy
-    from emailrl.training.mix import resolve
     from emailrl.training.team import build_updater
 
     device = choose_device(settings.model.device)
@@ -92,7 +91,7 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     tokenizer: Any = SimpleNamespace(pad_token_id=257)
     lora = {"rank": settings.lora.lora_rank}
     policy = Policy(model, tokenizer, "random", "random", device, dtype, trainable=True, lora=lora)
-    return build_updater(policy, resolve(settings), settings, ranks=ranks)
+    return build_updater(policy, settings, ranks=ranks)
 
 
 def steps(updater: Any, given: Given) -> Iterator[Row]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 from emailrl.training.batch import TrainingSample
-from emailrl.training.mix import resolve
 from emailrl.training.team import build_updater
 from emailrl.training.update import Updater
 
@@ -73,7 +72,7 @@ def make_updater(folder: Path, **changes: Any) -> Updater:
         "warmup_steps": 0, "max_grad_norm": 0, "beta": 0.0,
     }  # fmt: skip
     settings = load_settings(given | changes, environ={}, cwd=folder)
-    updater = build_updater(load_policy(settings, trainable=True), resolve(settings), settings)
+    updater = build_updater(load_policy(settings, trainable=True), settings)
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters:
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.device)

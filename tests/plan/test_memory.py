@@ -76,7 +76,6 @@ def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, A
     from emailrl.model.fused.model import fused_backbone
     from emailrl.model.load import load_policy
     from emailrl.model.packing import shares_prefixes
-    from emailrl.training.mix import resolve
     from emailrl.training.team import build_updater
 
     settings = settings_with(tmp_path, model_name="nano", emailrl_device="cpu", **values)
@@ -86,7 +85,7 @@ def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, A
     assert (memory.keep == Keep.INPUT) is policy.model.get_base_model().is_gradient_checkpointing
     assert memory.layout.shares is shares_prefixes(policy.model)
     assert memory.layout.itemsize == policy.dtype.itemsize
-    assert memory.micro_batch_tokens == build_updater(policy, resolve(settings), settings).forward.max_tokens
+    assert memory.micro_batch_tokens == build_updater(policy, settings).forward.max_tokens
 
 
 PEAK_ON_A_CPU = """

@@ -19,7 +19,6 @@ from emailrl.model.load import load_policy
 from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead
 from emailrl.ranks import ALONE
 from emailrl.training.batch import TrainingSample
-from emailrl.training.mix import resolve
 from emailrl.training.team import load_trained
 
 
@@ -122,13 +121,13 @@ def test_saved_beside_the_adapter_and_loaded_with_it(make: Make, tiny_model: Pat
         "weight": updater.critic[0].tolist(), "bias": updater.critic[1].item(),
     }  # fmt: skip
     settings = loaded(tiny_model, algorithm="ppo")
-    again = load_trained(settings, resolve(settings), tmp_path, ALONE, None)
+    again = load_trained(settings, tmp_path, ALONE, None)
     assert again.value_head is not None
     assert all(map(torch.equal, again.value_head.parameters(), updater.critic))
     assert load_policy(settings, adapter=tmp_path).value_head is None  # nothing learns: no critic
     save_file({"weight": torch.zeros(3), "bias": torch.zeros(())}, tmp_path / VALUE_HEAD_FILE)
     with pytest.raises(EmailRLError, match="does not fit this policy's critic") as caught:
-        load_trained(settings, resolve(settings), tmp_path, ALONE, None)
+        load_trained(settings, tmp_path, ALONE, None)
     assert "--algorithm ppo" in caught.value.hint
     make(algorithm="grpo").policy.save_adapter(tmp_path / "plain")
     assert not (tmp_path / "plain" / VALUE_HEAD_FILE).exists()

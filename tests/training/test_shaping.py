@@ -36,13 +36,7 @@ GAPS = {0: [NAN, 0.1, NAN, 0.2], 1: [NAN, 0.3], 2: [NAN, NAN, NAN, NAN, 0.4]}
 
 
 def shape(
-    algorithm: Algorithm,
-    *,
-    cap: int = 5,
-    kl_coef: float = 0.0,
-    order: int = 1,
-    ranks: Ranks = ALONE,
-    **wanted: Any,
+    algorithm: Algorithm, *, cap: int = 5, kl_coef: float = 0.0, order: int = 1, ranks: Ranks = ALONE, **wanted: Any
 ) -> tuple[list[list[float]], list[list[float]] | None, dict[str, float]]:
     """Advantages, and returns, of each sample's trained tokens, and the metrics."""
 

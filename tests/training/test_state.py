@@ -20,15 +20,8 @@ from emailrl.measure.evaluation import wilson_interval
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
 from emailrl.settings.sources import PRESETS
-from emailrl.training.passes import count_steps, questions_per_step
-from emailrl.training.state import (
-    Cursor,
-    RunState,
-    StepQuestions,
-    change,
-    next_questions,
-    no_longer_rising,
-)
+from emailrl.training.algorithms import count_steps, questions_per_step
+from emailrl.training.state import Cursor, RunState, StepQuestions, change, no_longer_rising
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 
@@ -36,8 +29,9 @@ SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(
 def walk(batches: int, count: int, seed: int = 1, cursor: Cursor | None = None) -> tuple[list[list[str]], Cursor]:
     taken, cursor = [], cursor or Cursor()
     for _ in range(batches):
-        questions, cursor = next_questions(SCENARIOS, cursor, count, seed)
-        taken.append([question.id for question in questions])
+        step = StepQuestions(SCENARIOS, cursor, seed, epochs=None)
+        taken.append([question.id for question in step.take(count)])
+        cursor = step.cursor
     return taken, cursor
 
 

@@ -29,10 +29,9 @@ from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE
 from emailrl.settings import Settings
+from emailrl.training.algorithms import learning_rate
 from emailrl.training.batch import TrainingSample, save_batches
-from emailrl.training.mix import resolve
 from emailrl.training.team import build_updater, load_trained
-from emailrl.training.update import learning_rate
 
 
 @pytest.mark.parametrize("cap", [1, 30, 16384])
@@ -165,8 +164,7 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(
     uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
     torch.manual_seed(99)  # whatever the process did in between must not matter
     settings = loaded(tiny_model, **options)
-    resolved = resolve(settings)
-    second = build_updater(load_trained(settings, resolved, tmp_path, ALONE, None), resolved, settings)
+    second = build_updater(load_trained(settings, tmp_path, ALONE, None), settings)
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
     assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
@@ -239,7 +237,7 @@ def test_nothing_to_train(make: Make, tiny_model: Path) -> None:
         make().train([], {}, step=1)
     settings = Settings.model_validate({"model": {"name": str(tiny_model)}})
     with pytest.raises(EmailRLError, match="no trainable parameters"):
-        build_updater(load_policy(settings), resolve(settings), settings)
+        build_updater(load_policy(settings), settings)
 
 
 def test_a_bandit_learns(make: Make) -> None:

@@ -13,7 +13,6 @@ from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE, Ranks
 from emailrl.settings import Settings, load_settings
 from emailrl.training.batch import TrainingSample
-from emailrl.training.mix import resolve
 from emailrl.training.team import build_updater, load_trained
 from emailrl.training.update import Updater
 
@@ -57,9 +56,7 @@ def loaded(model: Path, **changes: Any) -> Settings:
 def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
     """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
     settings = loaded(model, **changes)
-    algorithm, mesh = resolve(settings), ranks.host_mesh()
-    policy = load_trained(settings, algorithm, None, ranks, mesh)
-    updater = build_updater(policy, algorithm, settings, ranks=ranks)
+    updater = build_updater(load_trained(settings, None, ranks, ranks.host_mesh()), settings, ranks=ranks)
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters + updater.critic:
         parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)
