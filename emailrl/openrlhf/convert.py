@@ -87,7 +87,6 @@ class Conversion:
 
     @property
     def ranks(self) -> int:
-        """Ranks of all hosts."""
         return int(self.values.get("nproc", 1) * self.values.get("nnodes", 1))
 
     @property
@@ -190,7 +189,6 @@ def _take_text(name: str, value: str, taken: Conversion) -> bool:
 
 
 def _take_placement(name: str, value: str, taken: Conversion) -> bool:
-    """Convert a flag about what runs where; False for another flag."""
     given = taken.given
     match name:
         case "async_train":

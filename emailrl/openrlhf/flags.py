@@ -19,8 +19,6 @@ Given = dict[str, list[str]]  # Flag (by its old name) → its values as written
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of OpenRLHF: its name in 0.9.2, and its dotted name since 2026-04."""
-
     name: str
     dotted: str
     takes: Takes
@@ -31,7 +29,6 @@ class Flag:
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Its settings as leaves of the tree."""
         return tuple(by_name()[key] for key in self.settings)
 
 

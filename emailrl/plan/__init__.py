@@ -20,17 +20,8 @@ from emailrl.runs.log import duration
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import changed
 
-__all__ = [
-    "Known",
-    "Measured",
-    "Plan",
-    "base_of",
-    "duration",
-    "find_device",
-    "make_plan",
-    "measure_run",
-    "this_machine",
-]
+__all__ = ["Known", "Measured", "Plan", "base_of", "duration", "find_device"]
+__all__ += ["make_plan", "measure_run", "this_machine"]
 
 MOST_GPUS: Final = 1024
 
@@ -82,7 +73,6 @@ class Plan:
 
     @property
     def cost(self) -> float | None:
-        """The run's cost at ``price``."""
         return None if self.price is None else self._cost(self.run_seconds)
 
     def _cost(self, seconds: float) -> float:

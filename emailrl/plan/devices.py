@@ -47,7 +47,6 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """Total GPUs."""
         return self.per_host * self.hosts
 
     @property
@@ -172,7 +171,6 @@ def this_machine() -> Device:
 
 
 def driver_gpus() -> list[tuple[str, float]]:
-    """Name and GiB of each GPU that the driver lists."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]

@@ -167,12 +167,10 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The larger peak."""
         return max(self.sampling_peak, self.training_peak)
 
     @property
     def usable(self) -> int:
-        """Usable memory of the device."""
         return int(USABLE * self.device_bytes)
 
     @property

@@ -90,7 +90,6 @@ class Seconds:
 
     @property
     def update(self) -> float:
-        """Everything of a step but the rollouts."""
         return self.handover + self.score + self.train + self.gather + self.reduce
 
     @property

@@ -43,7 +43,6 @@ class Measured:
     base_model: str | None = None  # From the run's checkpoints; None if it has none.
 
     def differs_from(self, model: str) -> bool:
-        """Whether a checkpoint names another model."""
         return self.base_model is not None and not same_base(self.base_model, model)
 
 
@@ -77,7 +76,6 @@ class Tokens:
 
     @property
     def per_step(self) -> int:
-        """Tokens that a step trains or reads."""
         return self.per_trajectory * self.trajectories
 
 
@@ -91,12 +89,10 @@ class Job:
     known: Known = field(default_factory=Known)
 
     def with_settings(self, **values: object) -> Job:
-        """The same with other values of settings, by field name."""
         return replace(self, settings=changed(self.settings, **values))
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it runs on GPUs."""
         return self.cluster.device.is_gpu
 
     @property
@@ -121,7 +117,6 @@ class Job:
 
     @property
     def has_one_turn(self) -> bool:
-        """Whether a trajectory is a prompt and one completion."""
         return self.settings.training.mode == "simple" or self.settings.agent.max_turns == 1
 
     @property

@@ -57,8 +57,6 @@ CONTINUE: Final = "If a checkpoint was saved, continue from it with --resume lat
 
 
 class Failure(EmailRLError):
-    """Why rollouts must end."""
-
     def __init__(self, message: str, hint: str = "", seconds: float = math.inf) -> None:
         """``seconds``: without progress; infinite for an error, which takes precedence."""
         super().__init__(message, hint)
@@ -76,12 +74,10 @@ class Activity:
         self._noted = _Note(what, count)
 
     def end(self) -> None:
-        """Nothing is under way."""
         self._noted = None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether any work is under way."""
         return self._noted is not None
 
     def stalled(self, who: str, limit: float) -> Failure | None:
@@ -101,7 +97,6 @@ class _Note:
         self._last, self._since = count(), time.monotonic()
 
     def seconds(self) -> float:
-        """Since the last progress."""
         if (now := self._count()) != self._last:
             self._last, self._since = now, time.monotonic()
         return time.monotonic() - self._since
@@ -136,7 +131,6 @@ class Ranks:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this is the only rank."""
         return self.world == 1
 
     def stop_with(self, stop: Callable[[], None]) -> None:

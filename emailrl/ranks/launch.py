@@ -144,7 +144,6 @@ class Launch:
 
 
 def restarts() -> int:
-    """How often the agent has restarted this process's ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

@@ -133,7 +133,6 @@ class Pulse:
         self._own = Failure(f"Rank {self._rank}: {message}", hint)
 
     def end(self) -> None:
-        """Stop being busy."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()

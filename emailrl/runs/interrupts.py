@@ -28,7 +28,6 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals inside the block."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

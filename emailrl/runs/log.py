@@ -38,7 +38,6 @@ class Display:
         self._say = say
 
     def say(self, line: str) -> None:
-        """Print a line."""
         self._say(line)
 
     def result(self, line: str) -> None:
@@ -112,7 +111,6 @@ class Tracker:
             logging.getLogger("emailrl.training").info("%s", line)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Record one evaluation's numbers."""
         self._evaluations.write({"step": evaluation.step} | evaluation.metrics())
         self.display.evaluation(evaluation)
         self._send({f"eval/{name}": value for name, value in evaluation.metrics().items()}, evaluation.step)
@@ -132,7 +130,6 @@ class Tracker:
             log(numbers, step)
 
     def close(self) -> None:
-        """Flush and close everything."""
         for _, end in self._services:
             end()
         self._metrics.close()
@@ -176,7 +173,6 @@ def open_log(path: Path, *, verbose: bool) -> logging.Handler:
 
 
 def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The finite numbers of a nested mapping, keys joined by ``/``."""
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -206,7 +202,6 @@ class Clock:
             self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begun
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, and ``total``."""
         return self.phases | {"total": time.perf_counter() - self._begun}
 
 

@@ -97,13 +97,11 @@ def _damaged_after(directory: Path, step: int) -> dict[Path, str]:
 
 
 def _step_in_name(path: Path) -> int:
-    """The N of ``checkpoint-N``; 0 for other names."""
     digits = path.name.removeprefix("checkpoint-")
     return int(digits) if digits.isdecimal() else 0
 
 
 def _recorded_steps(directory: Path) -> set[int]:
-    """The steps with a line in ``metrics.jsonl``."""
     path = directory / "metrics.jsonl"
     steps = [record.get("step") for record in read_records(path)] if path.exists() else []
     return {step for step in steps if isinstance(step, int)}
@@ -138,7 +136,6 @@ def resumed(
 
 
 def new_run_id(mode: str) -> str:
-    """A unique name for a run."""
     return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -162,7 +159,6 @@ class State:
         return -1 if self.last_evaluated is None else self.last_evaluated
 
     def count_evaluation(self, *, is_best: bool) -> None:
-        """Count an evaluation of the current step."""
         self.last_evaluated = self.step
         self.evaluations_without_better = 0 if is_best else self.evaluations_without_better + 1
         self.best_step = self.step if is_best else self.best_step

@@ -41,8 +41,6 @@ class Origin:
 
 
 class Updates(Protocol):
-    """Makes a run's updates."""
-
     skipped_in_a_row: int  # Consecutive updates that were not finite.
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,7 +100,6 @@ class Run(Generic[S]):
         return checkpoint
 
     def fill(self, folder: Path, kind: str) -> None:
-        """Write a checkpoint's files."""
         write_weights(self.policy, folder)
         save_state(folder / STATE_FILE, self._snapshot, self.updater.state_dict())
 
@@ -137,7 +134,6 @@ class Run(Generic[S]):
 
     @property
     def _step(self) -> int:
-        """The last complete step."""
         step: int = self._snapshot["state"]["step"]
         return step
 
@@ -171,7 +167,6 @@ def write_weights(policy: Policy, folder: Path) -> None:
 
 @cache
 def versions() -> dict[str, str]:
-    """Name → version."""
     packages = {package: version(package) for package in ("torch", "transformers", "peft")}
     return {"emailrl": emailrl.__version__, "python": platform.python_version(), **packages}
 

@@ -21,33 +21,8 @@ from emailrl.settings.tree import (
 )
 from emailrl.settings.trust import Untrusted, check_wandb
 
-__all__ = [
-    "DEFAULT_DB",
-    "PRESETS",
-    "AgentSettings",
-    "AlgorithmSettings",
-    "BenchmarkSettings",
-    "DataSettings",
-    "EvaluationSettings",
-    "GenerationSettings",
-    "LoraSettings",
-    "ModelSettings",
-    "OpenAISettings",
-    "OutputSettings",
-    "PlayingSettings",
-    "PolicySettings",
-    "RewardSettings",
-    "RewardWeightSettings",
-    "Settings",
-    "SftSettings",
-    "StoreSettings",
-    "TrackingSettings",
-    "TrainingSettings",
-    "Untrusted",
-    "VllmSettings",
-    "check_wandb",
-    "folder_risks",
-    "load_settings",
-    "run_root",
-    "trust_folder",
-]
+__all__ = ["DEFAULT_DB", "PRESETS", "AgentSettings", "AlgorithmSettings", "BenchmarkSettings", "DataSettings"]
+__all__ += ["EvaluationSettings", "GenerationSettings", "LoraSettings", "ModelSettings", "OpenAISettings"]
+__all__ += ["OutputSettings", "PlayingSettings", "PolicySettings", "RewardSettings", "RewardWeightSettings"]
+__all__ += ["Settings", "SftSettings", "StoreSettings", "TrackingSettings", "TrainingSettings", "Untrusted"]
+__all__ += ["VllmSettings", "check_wandb", "folder_risks", "load_settings", "run_root", "trust_folder"]

@@ -69,7 +69,6 @@ class Leaf:
 
     @property
     def is_path(self) -> bool:
-        """Whether its value is a file system path."""
         return Path in self.kinds
 
 
@@ -153,7 +152,6 @@ def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
-    """The field's first annotation of this kind."""
     return next((item for item in field.metadata if isinstance(item, kind)), None)
 
 

@@ -46,8 +46,6 @@ class Untrusted(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """One value in a folder's file that requires trust."""
-
     file: str
     setting: str  # The name used in the file.
     value: str  # In ASCII; secrets are hidden.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from settings.places import at
@@ -12,76 +12,36 @@ from emailrl.settings import Settings
 from emailrl.training.algorithms import num_epochs, questions_per_step
 
 Load = Callable[..., Settings]
+PRESETS = tomllib.loads("""
+[quick]
+data = {train_dataset_size = 10, eval_dataset_size = 5}
+training = {per_device_train_batch_size = 2, num_generations = 2, num_train_epochs = 2, max_steps = 10, warmup_steps = 2}
+agent = {max_turns = 5, max_tokens = 512}
+evaluation = {eval_steps = 1, patience = 4}
+[small]
+data = {train_dataset_size = 100, eval_dataset_size = 20}
+evaluation = {eval_steps = 5, patience = 8}
+[medium]
+data = {train_dataset_size = 1000, eval_dataset_size = 50}
+evaluation = {eval_steps = 20, patience = 3}
+[full]
+[paper]
+model = {name = "unsloth/Qwen3-14B-Base"}
+training = {per_device_train_batch_size = 8, num_generations = 6}
+evaluation = {eval_steps = 30, patience = 2}
+agent = {max_turns = 4, search_without_keywords = false}
+[guide]
+data = {train_dataset_size = 4000, eval_dataset_size = 100}
+training = {per_device_train_batch_size = 8, num_generations = 6, num_train_epochs = 4, max_steps = 2000}
+evaluation = {eval_steps = 30, patience = 10}
+agent = {max_tokens = 2048}
+""")
 
 
-@pytest.mark.parametrize(
-    ("preset", "values"),
-    [
-        (
-            "quick",
-            {
-                "data.train_dataset_size": 10,
-                "data.eval_dataset_size": 5,
-                "training.per_device_train_batch_size": 2,
-                "training.num_generations": 2,
-                "agent.max_turns": 5,
-                "agent.max_tokens": 512,
-                "evaluation.eval_steps": 1,
-                "evaluation.patience": 4,
-                "training.num_train_epochs": 2,
-                "training.max_steps": 10,
-                "training.warmup_steps": 2,
-            },
-        ),
-        (
-            "small",
-            {
-                "data.train_dataset_size": 100,
-                "data.eval_dataset_size": 20,
-                "evaluation.eval_steps": 5,
-                "evaluation.patience": 8,
-            },
-        ),
-        (
-            "medium",
-            {
-                "data.train_dataset_size": 1000,
-                "data.eval_dataset_size": 50,
-                "evaluation.eval_steps": 20,
-                "evaluation.patience": 3,
-            },
-        ),
-        ("full", {}),
-        (
-            "paper",
-            {
-                "model.name": "unsloth/Qwen3-14B-Base",
-                "training.per_device_train_batch_size": 8,
-                "training.num_generations": 6,
-                "evaluation.eval_steps": 30,
-                "evaluation.patience": 2,
-                "agent.max_turns": 4,
-                "agent.search_without_keywords": False,
-            },
-        ),
-        (
-            "guide",
-            {
-                "data.train_dataset_size": 4000,
-                "data.eval_dataset_size": 100,
-                "training.per_device_train_batch_size": 8,
-                "training.num_generations": 6,
-                "evaluation.eval_steps": 30,
-                "evaluation.patience": 10,
-                "training.num_train_epochs": 4,
-                "training.max_steps": 2000,
-                "agent.max_tokens": 2048,
-            },
-        ),
-    ],
-)
-def test_presets_set_what_they_say_and_nothing_else(load: Load, preset: str, values: dict[str, Any]) -> None:
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_set_what_they_say_and_nothing_else(load: Load, preset: str) -> None:
     settings, default = load(None, preset).public(), load().public()
+    values = {f"{section}.{name}": value for section, given in PRESETS[preset].items() for name, value in given.items()}
     changed = {
         f"{section}.{name}": value
         for section, fields in settings.items()
@@ -103,6 +63,6 @@ def test_how_often_a_preset_goes_through_its_questions(load: Load, preset: str, 
     assert training.warmup_steps <= training.max_steps / 4
 
 
-def test_an_unknown_preset_names_the_nearest(refused: Any) -> None:
+def test_an_unknown_preset_names_the_nearest(refused: Callable[..., str]) -> None:
     line = refused(None, "qick")
     assert line == "Unknown preset 'qick'. Did you mean quick? Presets: quick, small, medium, full, paper, guide."
