@@ -169,9 +169,6 @@ def default_low(correction: str) -> float:
     return 0.0 if correction == "tis" else 0.5
 
 
-# -- passes and steps ---
-
-
 def needs_old_logprobs(algorithm: Algorithm, *, kl_coef: float, updates: int) -> bool:
     """Whether the policy scores the samples beforehand; otherwise the only update's own pass gives the same numbers.
 

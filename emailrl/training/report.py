@@ -143,8 +143,6 @@ def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
     }
 
 
-# -- lines ---
-
 DROPPED: Final = {
     "trajectories_exception": ("trajectory", "trajectories", "failed"),
     "groups_too_small": ("group", "groups", "too small"),
@@ -217,8 +215,6 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
         lines.append(f"Best accuracy so far: {best} at step {state.best_step}")
     return "\n".join(lines)
 
-
-# -- signs of collapse ---
 
 WATCHED = ("accuracy", "unanswered", "entropy", "kl", "answer_words", "answer_candidates")
 """The metrics of a step that the signs are computed from."""

@@ -55,8 +55,6 @@ class TrainingRun(Run[RunState]):
                 *parts, staleness=self.staleness, last_step=last_step, hand_over=self.hand_over, limit=limit
             )
 
-    # -- rollouts and evaluation
-
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
         self.engine.resume()
@@ -153,8 +151,6 @@ class TrainingRun(Run[RunState]):
         )
         self.engine.release()
         return evaluation
-
-    # -- updates
 
     @property
     def mask_truncated(self) -> bool:

@@ -52,9 +52,6 @@ TIMES_TOLERANCE: Final = 10
 """The limit is at least this multiple of VLLM_PROBE_TOLERANCE, which allows for another base or precision."""
 
 
-# -- what every rank loads ---
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """What rank 0 sends the others before they load the model."""
@@ -129,9 +126,6 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
     return folder if files else None
 
 
-# -- rank 0 ---
-
-
 class Team:
     """Rank 0's side; its own engine is one of those it directs."""
 
@@ -190,9 +184,6 @@ class Team:
         with self.interrupts.held(), self.ranks.at_work():
             self.ranks.scatter(orders)
             yield
-
-
-# -- the other ranks ---
 
 
 def follow(training: TrainingSettings, device: str) -> None:

@@ -41,6 +41,8 @@ def test_an_epoch_takes_each_question_once_and_its_last_batch_may_be_shorter() -
     first, second = (list(chain(*epoch)) for epoch in (batches[:3], batches[3:]))
     assert sorted(first) == sorted(second) == list("01234") and first != second
     assert cursor == Cursor(epoch=2, position=0)
+    batches, cursor = walk(2, 9)  # more than there are
+    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
 
 
 def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -> None:
@@ -51,11 +53,6 @@ def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -
     rest, _ = walk(3, 2, cursor=restored.cursor)
     assert first + rest == whole
     assert walk(3, 2, seed=2)[0] != whole[:3]
-
-
-def test_a_batch_larger_than_the_set_is_the_set() -> None:
-    batches, cursor = walk(2, 9)
-    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
 
 
 def take(counts: list[int], cursor: Cursor | None = None, epochs: int | None = None) -> tuple[list[list[str]], Cursor]:
@@ -106,6 +103,7 @@ def test_a_run_bound_by_epochs_ends_when_a_refill_has_passed_them() -> None:
 )
 def test_steps_of_a_run(questions: int, per_step: int, max_steps: int, epochs: int | None, steps: int) -> None:
     assert count_steps(questions, per_step, max_steps, epochs) == steps
+    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
 
 
 def evaluated(*accuracies: float, patience: int = 2) -> RunState:
@@ -153,10 +151,6 @@ def test_the_moving_accuracy_is_over_the_last_ten_steps() -> None:
     for step in range(12):
         state.end_step(Cursor(), accuracy=float(step >= 11))
     assert state.moving_accuracy == pytest.approx(0.1) and state.step == 12
-
-
-def test_a_step_asks_the_questions_of_all_its_micro_steps() -> None:
-    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
 
 
 def verdicts(text: str) -> dict[str, bool]:
