@@ -15,7 +15,11 @@ Load = Callable[..., Settings]
 PRESETS = tomllib.loads("""
 [quick]
 data = {train_dataset_size = 10, eval_dataset_size = 5}
-training = {per_device_train_batch_size = 2, num_generations = 2, num_train_epochs = 2, max_steps = 10, warmup_steps = 2}
+training.per_device_train_batch_size = 2
+training.num_generations = 2
+training.num_train_epochs = 2
+training.max_steps = 10
+training.warmup_steps = 2
 agent = {max_turns = 5, max_tokens = 512}
 evaluation = {eval_steps = 1, patience = 4}
 [small]
