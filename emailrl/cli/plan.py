@@ -77,14 +77,12 @@ def plan(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.plan import Known, base_of, find_device, make_plan, measure_run, this_machine
+    from emailrl.plan import Known, find_device, make_plan, measure_run, this_machine
     from emailrl.settings import load_settings
 
     settings = load_settings(overrides, preset, trust=trust)
     _check_named(overrides)
     measured = None if run is None else measure_run(run)
-    if measured is not None:
-        settings = base_of(settings, measured)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
     device = this_machine() if name is None else find_device(name)
     known = Known(tokens_per_trajectory, trainable_share, measured, mfu)

@@ -108,9 +108,28 @@ def to_toml(text: str) -> str:
             _take(flag, taken)
     _take_batches(counts, taken)
     _take_objective(taken)
-    _drop_idle(taken)
+    for name, needed in NEEDED.items():
+        if name in taken.given and needed not in taken.given:
+            taken.notes.append(f"--{name}: no effect without --{needed}")
+    decisive = {"importance_correction": "off"} | {key: taken.values[key] for key in DECISIVE if key in taken.values}
+    for key, needed in without_effect(in_force(_settings_of(decisive, taken))[1]).items():
+        if key in taken.values:
+            taken.notes.append(f"{taken.flags.pop(key)}: no effect, it needs {needed}")
+            del taken.values[key]
     resolve(_settings_of(taken.values, taken))
-    _note_the_rest(taken)
+    if "lora_rank" not in taken.given:
+        taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
+    if taken.values.get("shard_offload") and "shard" not in taken.values:
+        taken.notes.append(
+            "shard_offload acts on a sharded base only: shard = auto shards one above 70 % of a GPU's memory, which"
+            " needs vLLM servers (vllm_urls)"
+        )
+    if "max_steps" not in taken.given:
+        taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
+    for key, value in taken.values.items():
+        if isinstance(value, str) and "://" in value and (shown := without_credentials(value)) != value:
+            taken.values[key] = shown
+            taken.flags[key] += f"; credentials removed: set the full URL as {by_name()[key].env_names[0]}"
     return _write(taken)
 
 
@@ -307,19 +326,6 @@ def _take_objective(taken: Conversion) -> None:
             taken.set("correction_high", 5.0, theirs)
 
 
-def _drop_idle(taken: Conversion) -> None:
-    """Remove settings that have no effect given the others, and note why."""
-    for name, needed in NEEDED.items():
-        if name in taken.given and needed not in taken.given:
-            taken.notes.append(f"--{name}: no effect without --{needed}")
-    values = {"importance_correction": "off"} | {key: taken.values[key] for key in DECISIVE if key in taken.values}
-    settings = _settings_of(values, taken)
-    for key, needed in without_effect(in_force(settings)[1]).items():
-        if key in taken.values:
-            taken.notes.append(f"{taken.flags.pop(key)}: no effect, it needs {needed}")
-            del taken.values[key]
-
-
 def _settings_of(values: dict[str, Any], taken: Conversion) -> Settings:
     """The settings with these values; UsageError for an invalid one."""
     if values.get("max_staleness"):
@@ -330,23 +336,6 @@ def _settings_of(values: dict[str, Any], taken: Conversion) -> Settings:
         leaf, reason = first_problem(error)
         problem = f"{taken.flags[leaf.key]}: {leaf.key} should be {reason}."
         raise UsageError(problem, "See docs/reference/settings.md.") from None
-
-
-def _note_the_rest(taken: Conversion) -> None:
-    """Note OpenRLHF's defaults that no setting can express, and remove credentials from URLs."""
-    if "lora_rank" not in taken.given:
-        taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
-    if taken.values.get("shard_offload") and "shard" not in taken.values:
-        taken.notes.append(
-            "shard_offload acts on a sharded base only: shard = auto shards one above 70 % of a GPU's memory, which"
-            " needs vLLM servers (vllm_urls)"
-        )
-    if "max_steps" not in taken.given:
-        taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
-    for key, value in taken.values.items():
-        if isinstance(value, str) and "://" in value and (shown := without_credentials(value)) != value:
-            taken.values[key] = shown
-            taken.flags[key] += f"; credentials removed: set the full URL as {by_name()[key].env_names[0]}"
 
 
 def _write(taken: Conversion) -> str:

@@ -15,13 +15,12 @@ from emailrl.plan.advice import Obstacle, Way, faster_ways, find_obstacles, ways
 from emailrl.plan.devices import GIB, MEASURED, Cluster, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.time import Seconds, Split, one_of, split_of
-from emailrl.plan.tokens import Job, Known, Measured, Tokens, base_of, limit_to_questions, measure_run
+from emailrl.plan.tokens import Job, Known, Measured, Tokens, limit_to_questions, measure_run
 from emailrl.runs.log import duration
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import changed
 
-__all__ = ["Known", "Measured", "Plan", "base_of", "duration", "find_device"]
-__all__ += ["make_plan", "measure_run", "this_machine"]
+__all__ = ["Known", "Measured", "Plan", "duration", "find_device", "make_plan", "measure_run", "this_machine"]
 
 MOST_GPUS: Final = 1024
 
@@ -165,8 +164,11 @@ def make_plan(
     cluster = Cluster(device, num_gpus or ranks.nproc, nodes or ranks.nnodes, network)
     if cluster.gpus > MOST_GPUS:
         raise UsageError(f"A plan covers at most {MOST_GPUS:,} GPUs.", "Lower --num-gpus or --nnodes.")
-    known, model = known or Known(), settings.model.name
-    measured, remarks = known.measured, []
+    known, remarks = known or Known(), []
+    measured = known.measured
+    if measured and measured.base_model and "name" not in settings.model.model_fields_set:
+        settings = settings.with_model(measured.base_model)
+    model = settings.model.name
     if measured and measured.base_model is None:
         remarks.append(f"no checkpoint of the run names its model: assuming {model}")
     elif measured and measured.differs_from(model):

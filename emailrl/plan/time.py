@@ -188,7 +188,10 @@ def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Split:
         batches = math.ceil(own.trajectories / max(memory.micro_batch_tokens // own.per_trajectory, 1))
         train = max(train, batches * job.shape.layers * LAUNCH / (BALANCE if ranks > 1 else 1.0))
     train *= training.update_epochs
-    score, gather = passes * spared * forward_flops(job.shape, own) / speed, 0.0
+    layer = 2 * job.shape.layer_matrix + 2 * own.per_trajectory * job.shape.queries
+    head = 2 * job.shape.hidden * job.shape.vocab * own.trainable_share
+    forward = own.per_step * (job.shape.layers * layer + head)  # operations of a pass without gradients
+    score, gather = passes * spared * forward / speed, 0.0
     if memory.cards > 1:  # what does not overlap with the previous layer's computation
         offload = settings.model.shard_offload
         once = cluster.gather_seconds(job.weights(layout.itemsize), memory.cards, offload=offload)
@@ -265,13 +268,6 @@ def training_flops(shape: Shape, layout: Layout, keep: Keep, tokens: Tokens) -> 
         }[keep]
     head = (4 if layout.fused_head else 6) * shape.hidden * shape.vocab * tokens.trainable_share
     return tokens.per_step * (shape.layers * (products + attentions + again) + head)
-
-
-def forward_flops(shape: Shape, tokens: Tokens) -> float:
-    """Operations of one pass over a step without gradients."""
-    layer = 2 * shape.layer_matrix + 2 * tokens.per_trajectory * shape.queries
-    head = 2 * shape.hidden * shape.vocab * tokens.trainable_share
-    return tokens.per_step * (shape.layers * layer + head)
 
 
 def server_gpus(job: Job) -> int:

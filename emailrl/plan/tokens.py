@@ -38,7 +38,6 @@ class Measured:
     per_trajectory: int
     trainable_share: float
     seconds: dict[str, float]  # Of a step, by phase, and `total`.
-    steps: int
     evaluation: float | None = None  # Seconds of an evaluation; None if no step had one.
     base_model: str | None = None  # From the run's checkpoints; None if it has none.
 
@@ -203,14 +202,6 @@ def measure_run(run: Path) -> Measured:
         per_trajectory=max(round(tokens / trajectories), 1),
         trainable_share=sum(record["trainable_tokens"] for record in trained) / tokens,
         seconds={phase: sum(one["seconds"].get(phase, 0.0) for one in trained) / len(trained) for phase in phases},
-        steps=len(trained),
         evaluation=sum(evaluations) / len(evaluations) if evaluations else None,
         base_model=next((one.metadata.base_model for one in reversed(list_checkpoints(run))), None),
     )
-
-
-def base_of(settings: Settings, measured: Measured) -> Settings:
-    """The settings with the measured run's model, if none was named and its checkpoints name one."""
-    if "name" in settings.model.model_fields_set or measured.base_model is None:
-        return settings
-    return changed(settings, model_name=measured.base_model)

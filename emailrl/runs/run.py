@@ -91,55 +91,12 @@ class Run(Generic[S]):
 
     def write(self, kind: str) -> Checkpoint:
         """Write ``best_model``, ``final`` or ``checkpoint-N`` with the last complete step, and prune the last."""
-        path = self.directory / NAMES.get(kind, f"checkpoint-{self._step}")
-        checkpoint = write_checkpoint(path, self._metadata(kind), lambda folder: self.fill(folder, kind))
-        if kind != SFT:
-            self.saved_step = self._step
-        discard_replaced(self.directory)
-        prune(self.directory, self.settings.output.save_total_limit)
-        return checkpoint
-
-    def fill(self, folder: Path, kind: str) -> None:
-        write_weights(self.policy, folder)
-        save_state(folder / STATE_FILE, self._snapshot, self.updater.state_dict())
-
-    @contextmanager
-    def rescued(self) -> Iterator[None]:
-        """Save the last complete step if the block is interrupted or fails."""
-        try:
-            yield
-        except (Exception, KeyboardInterrupt):
-            self.rescue()
-            raise
-
-    def rescue(self) -> None:
-        """Save the last complete step of a run that ends early, if its weights are still available."""
-        step, saved = self._step, self.saved_step
-        later = "--resume latest continues"
-        up_to = "there is no checkpoint yet" if saved is None else f"saved up to step {saved}; {later}"
-        if saved == step:
-            said = f"after step {step}, which is saved; {later}"
-        elif not step:
-            replaced = (self.directory / REPLACED).exists()
-            then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
-            said = f"before the first step; {then}"
-        elif self._half_done or self.interrupts.impatient:
-            said = f"in step {step + 1}; {up_to}"
-        else:
-            try:
-                said = f"after step {step}, saved in {self.write('checkpoint').path}; {later}"
-            except OSError as error:  # a full disk: what ended the run is raised, not this
-                said = f"after step {step}, which cannot be saved ({error.strerror}); {up_to}"
-        self.tracker.say(f"Stopped {said}.")
-
-    @property
-    def _step(self) -> int:
-        step: int = self._snapshot["state"]["step"]
-        return step
-
-    def _metadata(self, kind: str) -> Metadata:
-        settings, origin = self.settings, self.origin
-        return Metadata(
+        settings, origin, path = (
+            self.settings,
+            self.origin,
+            self.directory / NAMES.get(kind, f"checkpoint-{self._step}"),
+        )
+        metadata = Metadata(
             run_id=origin.run_id,
             kind=kind,
             step=self._step,
@@ -158,6 +115,45 @@ class Run(Generic[S]):
             git_commit=git_commit(),
             created_at=created_after({*run_folders(settings.output.output_dir), self.directory}),
         )
+        checkpoint = write_checkpoint(path, metadata, lambda folder: self.fill(folder, kind))
+        if kind != SFT:
+            self.saved_step = self._step
+        discard_replaced(self.directory)
+        prune(self.directory, self.settings.output.save_total_limit)
+        return checkpoint
+
+    def fill(self, folder: Path, kind: str) -> None:
+        write_weights(self.policy, folder)
+        save_state(folder / STATE_FILE, self._snapshot, self.updater.state_dict())
+
+    @contextmanager
+    def rescued(self) -> Iterator[None]:
+        """Save the last complete step if the block is interrupted or fails and its weights are still available."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt):
+            step, saved, later = self._step, self.saved_step, "--resume latest continues"
+            up_to = "there is no checkpoint yet" if saved is None else f"saved up to step {saved}; {later}"
+            if saved == step:
+                said = f"after step {step}, which is saved; {later}"
+            elif not step:
+                replaced = (self.directory / REPLACED).exists()
+                then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
+                said = f"before the first step; {then}"
+            elif self._half_done or self.interrupts.impatient:
+                said = f"in step {step + 1}; {up_to}"
+            else:
+                try:
+                    said = f"after step {step}, saved in {self.write('checkpoint').path}; {later}"
+                except OSError as full:  # a full disk: what ended the run is raised, not this
+                    said = f"after step {step}, which cannot be saved ({full.strerror}); {up_to}"
+            self.tracker.say(f"Stopped {said}.")
+            raise
+
+    @property
+    def _step(self) -> int:
+        step: int = self._snapshot["state"]["step"]
+        return step
 
 
 def write_weights(policy: Policy, folder: Path) -> None:

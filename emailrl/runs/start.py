@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from emailrl.base.errors import UsageError
-from emailrl.checkpoints import METADATA, SFT, Checkpoint, Metadata, read_checkpoint, sha256_of
+from emailrl.checkpoints import METADATA, SFT, Checkpoint, read_checkpoint, sha256_of
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.model.adapter import WEIGHTS, find_adapter
 from emailrl.model.resolve import same_base
@@ -121,22 +121,17 @@ def check_agrees(
     for (section, name), (old, new) in changes.items():
         if section == "lora" or name in fixed:
             raise UsageError(f"{path} has {name} {old}, not {new}.", f"Resume with {name.upper()}={old}.")
-    if before.questions_fingerprint != questions:
-        raise _other_questions(path, before, source, changes)
+    if before.questions_fingerprint != questions:  # by settings, the file, or a version of emailrl that draws others
+        others = [
+            f"{name.upper()} was {old}, now {new}"
+            for (section, name), (old, new) in changes.items()
+            if name == "seed" or (section == "data" and name not in _NOT_OF_TRAINING)
+        ]
+        if others:
+            problem = f"{path} was trained on other questions: {'; '.join(others)}."
+            raise UsageError(problem, f"Resume with the old values, {_OR_NEW_RUN}")
+        commit = "" if before.git_commit is None else f", commit {before.git_commit[:12]}"
+        version = f"emailrl {before.versions.get('emailrl')}{commit}"
+        problem = f"{path} was trained on other questions than {source} now gives."
+        raise UsageError(problem, f"Resume with the old file and the version that wrote it ({version}), {_OR_NEW_RUN}")
     return [f"changed since the checkpoint: {name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
-
-
-def _other_questions(path: Path, before: Metadata, source: str, changes: Changes) -> UsageError:
-    """The cause: changed settings, changed questions, or another version of emailrl, which may draw others."""
-    others = [
-        f"{name.upper()} was {old}, now {new}"
-        for (section, name), (old, new) in changes.items()
-        if name == "seed" or (section == "data" and name not in _NOT_OF_TRAINING)
-    ]
-    if others:
-        problem = f"{path} was trained on other questions: {'; '.join(others)}."
-        return UsageError(problem, f"Resume with the old values, {_OR_NEW_RUN}")
-    commit = "" if before.git_commit is None else f", commit {before.git_commit[:12]}"
-    version = f"emailrl {before.versions.get('emailrl')}{commit}"
-    problem = f"{path} was trained on other questions than {source} now gives."
-    return UsageError(problem, f"Resume with the old file and the version that wrote it ({version}), {_OR_NEW_RUN}")

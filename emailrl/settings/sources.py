@@ -139,11 +139,17 @@ def from_toml(path: Path) -> Source:
         raise UsageError(f"{path.name} cannot be read: {error}.", "Fix that line.") from error
     except RecursionError as error:
         raise UsageError(f"{path.name} cannot be read: it is nested too deeply.", f"Fix or remove {path}.") from error
-    pairs = []
+    pairs, sections = [], {leaf.section for leaf in leaves()}
     for key, value in tree.items():
-        table = value if isinstance(value, dict) else {key: value}
-        for name, item in table.items():
-            leaf = _toml_leaf(key if isinstance(value, dict) else None, name, path)
+        section = key if isinstance(value, dict) else None
+        for name, item in value.items() if isinstance(value, dict) else [(key, value)]:
+            if section is not None and section not in sections:
+                raise _unknown(f"unknown section [{section}] in {path.name}", section, sections)
+            valid = {alias: leaf for leaf in leaves() if leaf.section == section for alias in leaf.names} or by_name()
+            if name not in valid:
+                written = f"{section}.{name}" if section else name
+                raise _unknown(f"unknown key {written!r} in {path.name}", name, valid)
+            leaf = valid[name]
             # Types that pydantic would coerce are rejected; a relative path is one from the file's directory.
             switch = bool in leaf.kinds or "on" in leaf.choices
             if (isinstance(item, bool) and not switch) or (leaf.is_path and item == ""):
@@ -213,18 +219,6 @@ def _home(leaf: Leaf, value: Any) -> Any:
         return Path(value).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{value}: no such user.", "Write the full path.") from error
-
-
-def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
-    """The setting that ``name`` means in ``[section]``, or at the top level of the file."""
-    sections = {leaf.section for leaf in leaves()}
-    if section is not None and section not in sections:
-        raise _unknown(f"unknown section [{section}] in {path.name}", section, sections)
-    valid = {alias: leaf for leaf in leaves() if leaf.section == section for alias in leaf.names} or by_name()
-    if name in valid:
-        return valid[name]
-    written = f"{section}.{name}" if section else name
-    raise _unknown(f"unknown key {written!r} in {path.name}", name, valid)
 
 
 def _unknown(problem: str, name: str, valid: Iterable[str]) -> UsageError:
