@@ -130,7 +130,22 @@ def to_toml(text: str) -> str:
         if isinstance(value, str) and "://" in value and (shown := without_credentials(value)) != value:
             taken.values[key] = shown
             taken.flags[key] += f"; credentials removed: set the full URL as {by_name()[key].env_names[0]}"
-    return _write(taken)
+    lines = [
+        "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
+        "# Settings not listed keep emailrl's defaults; docs/reference/openrlhf.md shows where OpenRLHF's differ.",
+        *(f"# {one_line(note)}" for note in taken.notes),
+    ]
+    section = ""
+    for leaf in (leaf for leaf in leaves() if leaf.key in taken.values):
+        if leaf.section != section:
+            section = leaf.section
+            lines += ["", f"[{section}]"]
+        value = taken.values[leaf.key]
+        # A JSON value is valid TOML except for DEL in a string, which TOML requires escaped, and infinity.
+        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        text = repr(value) if isinstance(value, float) else text
+        lines.append(f"{leaf.key} = {text}  # {one_line(taken.flags[leaf.key])}")
+    return "\n".join(lines) + "\n"
 
 
 def _take(flag: Flag, taken: Conversion) -> None:
@@ -336,22 +351,3 @@ def _settings_of(values: dict[str, Any], taken: Conversion) -> Settings:
         leaf, reason = first_problem(error)
         problem = f"{taken.flags[leaf.key]}: {leaf.key} should be {reason}."
         raise UsageError(problem, "See docs/reference/settings.md.") from None
-
-
-def _write(taken: Conversion) -> str:
-    lines = [
-        "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
-        "# Settings not listed keep emailrl's defaults; docs/reference/openrlhf.md shows where OpenRLHF's differ.",
-        *(f"# {one_line(note)}" for note in taken.notes),
-    ]
-    section = ""
-    for leaf in (leaf for leaf in leaves() if leaf.key in taken.values):
-        if leaf.section != section:
-            section = leaf.section
-            lines += ["", f"[{section}]"]
-        value = taken.values[leaf.key]
-        # A JSON value is valid TOML except for DEL in a string, which TOML requires escaped, and infinity.
-        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        text = repr(value) if isinstance(value, float) else text
-        lines.append(f"{leaf.key} = {text}  # {one_line(taken.flags[leaf.key])}")
-    return "\n".join(lines) + "\n"

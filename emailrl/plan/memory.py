@@ -182,13 +182,31 @@ class Memory:
 
 def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
     """The memory of one process that samples and trains, one of ``cards`` ranks on its host."""
-    shape, settings, total, layout = job.shape, job.settings, int(job.cluster.device.gib * GIB), layout_of(job)
-    training, checkpointing = settings.training, settings.training.gradient_checkpointing
+    shape, settings, total, on_gpu = job.shape, job.settings, int(job.cluster.device.gib * GIB), job.on_gpu
+    model, training, lora = settings.model, settings.training, settings.lora
+    packs = training.packing and not why_not_packed(model.attn_implementation, fully=shape.plain_attention)
+    plain = not lora.lora_dropout and not model.load_in_4bit and shape.activation == "silu"
+    layers: Layers = "transformers"  # as ``policy.prepare`` decides
+    if model.backend == "unsloth":
+        layers = "unsloth"
+    elif plain and wants_fused(training, packs=packs, on_gpu=on_gpu):
+        layers = "fused"
+    layout = Layout(
+        layers=layers,
+        itemsize=4 if dtype_name(model.dtype, on_gpu=on_gpu) == "fp32" else 2,
+        rank=lora.lora_rank,
+        targets=tuple(shape.lora_targets(lora.target_modules)),
+        dropout=lora.lora_dropout > 0,
+        eager=model.attn_implementation == "eager",
+        on_gpu=on_gpu,
+        fused_head=layers == "fused" and not settings.algorithm.entropy_coef,
+        shares=packs and training.prefix_sharing and not lora.lora_dropout and layers != "unsloth",
+    )
     weights = job.weights(layout.itemsize)
-    if not shards_base(settings.model, weight_bytes=weights, card_bytes=total, cards=cards):
+    if not shards_base(model, weight_bytes=weights, card_bytes=total, cards=cards):
         cards = 1
     resident = _resident(job, layout, cards)
-    free = total - (CONTEXT if layout.on_gpu else 0) - sum(resident.values())
+    free = total - (CONTEXT if on_gpu else 0) - sum(resident.values())
     at_once, room, needs, asleep = (
         min(most_at_once(job), max(tokens.trajectories, tokens.eval_trajectories)),
         None,
@@ -204,11 +222,11 @@ def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
         sampling, room = _sampled_in_process(job, layout, tokens, at_once, free)
         needs = tokens.longest
     # Training's largest forward pass is the cap, or the step if smaller, or one sample if larger.
-    cap = micro_batch_cap(training, on_gpu=job.on_gpu, hidden=shape.hidden)
+    cap = micro_batch_cap(training, on_gpu=on_gpu, hidden=shape.hidden)
     if training.max_rows_per_micro_batch is not None:
         cap = min(cap, training.max_rows_per_micro_batch * tokens.per_trajectory)
     batch = max(min(cap, tokens.per_step), tokens.longest)
-    keep = keep_of(shape, checkpointing, layout, batch, free - sum(beside.values()))
+    keep = keep_of(shape, training.gradient_checkpointing, layout, batch, free - sum(beside.values()))
     return Memory(
         device_bytes=total,
         resident=resident,
@@ -222,29 +240,6 @@ def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
         at_once=at_once if room is None else max(min(at_once, room // tokens.per_trajectory), 1),
         cards=cards,
         vllm_sleeps=asleep,
-    )
-
-
-def layout_of(job: Job) -> Layout:
-    """The layer implementation a policy trains with, as decided by ``policy.prepare``."""
-    model, training, lora, on_gpu = job.settings.model, job.settings.training, job.settings.lora, job.on_gpu
-    packs = training.packing and not why_not_packed(model.attn_implementation, fully=job.shape.plain_attention)
-    plain = not lora.lora_dropout and not model.load_in_4bit and job.shape.activation == "silu"
-    layers: Layers = "transformers"
-    if model.backend == "unsloth":
-        layers = "unsloth"
-    elif plain and wants_fused(training, packs=packs, on_gpu=on_gpu):
-        layers = "fused"
-    return Layout(
-        layers=layers,
-        itemsize=4 if dtype_name(model.dtype, on_gpu=on_gpu) == "fp32" else 2,
-        rank=lora.lora_rank,
-        targets=tuple(job.shape.lora_targets(lora.target_modules)),
-        dropout=lora.lora_dropout > 0,
-        eager=model.attn_implementation == "eager",
-        on_gpu=on_gpu,
-        fused_head=layers == "fused" and not job.settings.algorithm.entropy_coef,
-        shares=packs and training.prefix_sharing and not lora.lora_dropout and layers != "unsloth",
     )
 
 

@@ -91,11 +91,8 @@ class Run(Generic[S]):
 
     def write(self, kind: str) -> Checkpoint:
         """Write ``best_model``, ``final`` or ``checkpoint-N`` with the last complete step, and prune the last."""
-        settings, origin, path = (
-            self.settings,
-            self.origin,
-            self.directory / NAMES.get(kind, f"checkpoint-{self._step}"),
-        )
+        settings, origin = self.settings, self.origin
+        path = self.directory / NAMES.get(kind, f"checkpoint-{self._step}")
         metadata = Metadata(
             run_id=origin.run_id,
             kind=kind,
