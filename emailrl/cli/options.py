@@ -27,15 +27,15 @@ Overrides = dict[str, Any]
 """Settings given on the command line, by name; None means not given, and `load_settings` ignores it."""
 
 
+def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
+    """An option for the path of a file or folder; rejects an empty string."""
+    return typer.Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
+
+
 def _path(value: str) -> Path:
     if not value.strip():  # as a path it would mean the current folder
         raise typer.BadParameter("must not be empty; name a file or folder.")
     return Path(value)
-
-
-def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
-    """An option for the path of a file or folder; rejects an empty string."""
-    return typer.Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
 
 
 def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -47,26 +47,22 @@ def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., No
     """
     from emailrl.settings.names import by_name  # not at the top: commands without settings do not import pydantic
 
-    settings: dict[Leaf, str | None] = {}
+    options: dict[str, inspect.Parameter] = {}
     for line in names:
         group, _, members = line.rpartition(":")
-        settings |= {by_name()[name]: group or None for name in members.split()}
+        for leaf in (by_name()[name] for name in members.split()):
+            options[leaf.key] = _parameter(leaf, summaries.get(leaf.key, leaf.summary), group or None)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
-            if parameter.name == "overrides":
-                parameters += [
-                    _parameter(leaf, summaries.get(leaf.key, leaf.summary), group) for leaf, group in settings.items()
-                ]
-            else:
-                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            is_place = parameter.name == "overrides"
+            parameters += options.values() if is_place else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
         @functools.wraps(command)
         def with_overrides(**given: Any) -> None:
-            overrides = {leaf.key: given.pop(leaf.key, None) for leaf in settings}
-            command(overrides=overrides, **given)
+            command(overrides={key: given.pop(key, None) for key in options}, **given)
 
         with_overrides.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return with_overrides
@@ -83,29 +79,22 @@ def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter
         option = path_option(*leaf.flags, help=help, group=group)
     else:
         kind = list[str] if kind is list else kind
-        choices = f"<{'|'.join(leaf.choices)}>" if leaf.choices else None
-        completion = one_of(*leaf.choices) if leaf.choices else BY_SETTING.get(leaf.key)
         option = typer.Option(
             *leaf.flags,
             help=help,
-            metavar=choices,
+            metavar=f"<{'|'.join(leaf.choices)}>" if leaf.choices else None,
             min=leaf.minimum,
             max=leaf.maximum,
-            autocompletion=completion,
+            autocompletion=one_of(*leaf.choices) if leaf.choices else BY_SETTING.get(leaf.key),
             rich_help_panel=group,
         )
-    return inspect.Parameter(
-        leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:
     """A completer for fixed choices."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [choice for choice in choices if choice.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
 def presets(incomplete: str) -> list[str]:
@@ -151,10 +140,7 @@ def inboxes(context: Context, incomplete: str) -> list[str]:
     return []
 
 
-BY_SETTING: Final[dict[str, Any]] = {
-    "model_name": models,
-    "resume": one_of("auto", "latest", "best"),
-}
+BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("auto", "latest", "best")}
 """Completers of settings without a fixed list of choices, by name."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")]

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from emailrl.checkpoints import Metadata, list_checkpoints, write_checkpoint
-from emailrl.cli.tables import checkpoints_table
+from emailrl.cli.checkpoints import checkpoints_table
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from rich.text import Text
 import emailrl as package
 from emailrl.base.plain import guard_streams, tell
 from emailrl.checkpoints import read_checkpoint
-from emailrl.cli.output import LONGEST_ERROR, fail, print_json, progress_console, result_console, say
+from emailrl.cli.app import LONGEST_ERROR, fail
+from emailrl.cli.output import print_json, progress_console, result_console, say
 from emailrl.engines.vllm.replica import refusal
 from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.build import build_scorer

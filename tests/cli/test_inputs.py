@@ -49,7 +49,7 @@ def test_settings_that_cannot_train_are_refused_before_ranks_start(
     def launched(*_: object) -> int:
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr("emailrl.cli.ranks.launch", launched)
+    monkeypatch.setattr("emailrl.cli.train.launch", launched)
     monkeypatch.setenv("MAX_STALENESS", "1")
     code, _, said = emailrl("train", "--nproc", "2")
     assert code == 2 and said.startswith("error: MAX_STALENESS=1 needs samplers of their own") and said.count("\n") == 1

@@ -15,7 +15,7 @@ import pytest
 from tiny import make_checkpoint, make_model
 from tokenizers import Tokenizer
 
-from emailrl.page.place import follow, pick
+from emailrl.page.place import follow
 from emailrl.records import TrajectoryWriter, trajectory_to_dict, write_records, write_trajectories
 from emailrl.records.trajectory import Message, Scenario, TokenSample, Trajectory, Turn
 
@@ -257,7 +257,8 @@ def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
 def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
     file = run_dir / "trajectories" / "step-000004.jsonl"
     seen = follow([run_dir], poll_seconds=0.01)
-    assert pick(*next(seen))[1].id == "t2"
+    index, position = next(seen)
+    assert index.trajectory(position).id == "t2"
 
     def write() -> None:
         time.sleep(0.05)
@@ -273,5 +274,6 @@ def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert [(found, t.id) for found, t in (pick(*next(seen)), pick(*next(seen)))] == [(3, "t3"), (0, "t4")]
+    appended = [next(seen), next(seen)]
+    assert [(at, index.trajectory(at).id) for index, at in appended] == [(3, "t3"), (0, "t4")]
     thread.join()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny import make_database
 
-from emailrl.cli.next_step import suggest, suggest_benchmark
+from emailrl.cli.inputs import suggest, suggest_benchmark
 from emailrl.settings import Settings, load_settings
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from emailrl.cli.console import PlainConsole
+from emailrl.cli.output import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
 from emailrl.page.tokens import TokenTexts
 from emailrl.records.training import SampleNote, TrainingNote
