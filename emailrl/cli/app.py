@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 import typer.main
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 import emailrl
@@ -111,7 +112,7 @@ def _print_version(wanted: bool) -> None:
 def emailrl_command(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Build a searchable mailbox, let a language model search it, train that model, benchmark it and export it.

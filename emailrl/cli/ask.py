@@ -33,6 +33,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
+from typer import Argument, Option
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted, cut, one_line
@@ -77,15 +78,15 @@ def ask(
     *,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="question", help="The question, quoted or not. Default: read questions from stdin."),
+        Argument(metavar="question", help="The question, quoted or not. Default: read questions from stdin."),
     ] = None,
     inbox: Annotated[
         str | None,
-        typer.Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
+        Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
     ] = None,
     date: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--date",
             parser=_day,
             metavar="YYYY-MM-DD",

@@ -39,6 +39,7 @@ from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from emailrl.agent.mail_env import Rubric
 from emailrl.base.disk import check_place
@@ -88,7 +89,7 @@ def benchmark(
     *,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="<str>",
             help="best, latest, or the folder of a checkpoint or exported adapter; repeatable.",
             autocompletion=checkpoints,
@@ -96,7 +97,7 @@ def benchmark(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="<str>",
             help="A model without adapter (nano, smol, folder, Hub name); repeatable.",
             autocompletion=models,
@@ -104,7 +105,7 @@ def benchmark(
     ] = None,
     overrides: Overrides,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Also run every question on emails with injected instructions.")
+        bool, Option("--attack", help="Also run every question on emails with injected instructions.")
     ] = False,
     out: Annotated[
         Path | None, path_option("--out", help="Output folder for results.json, CSVs and trajectories.")

@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from rich.json import JSON
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from emailrl.base.disk import check_own
 from emailrl.base.errors import UsageError
@@ -38,7 +39,7 @@ from emailrl.settings import Settings, load_settings
 checkpoints = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
 Run = Annotated[
-    Path | None, typer.Argument(help="Folder of a run. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")
+    Path | None, Argument(help="Folder of a run. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")
 ]
 
 
@@ -111,9 +112,9 @@ def show_command(
     overrides: Overrides,
     *,
     which: Annotated[
-        str, typer.Argument(help="best, latest, or the folder of a checkpoint.", autocompletion=options.checkpoints)
+        str, Argument(help="best, latest, or the folder of a checkpoint.", autocompletion=options.checkpoints)
     ] = "best",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all settings, including defaults.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show all settings, including defaults.")] = False,
     json: Json = False,
 ) -> None:
     """Show a checkpoint's metadata and verify its files against their hashes.
@@ -153,9 +154,9 @@ def prune_command(
     *,
     run: Run = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Checkpoints to keep per run. Default: SAVE_TOTAL_LIMIT.")
+        int | None, Option("--keep", min=0, help="Checkpoints to keep per run. Default: SAVE_TOTAL_LIMIT.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation.")] = False,
     overrides: Overrides,
     trust: Trust = False,
     json: Json = False,

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from emailrl.base.plain import plain_line
 from emailrl.cli.options import Json
@@ -27,7 +28,7 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red
 
 
 def doctor(
-    deep: Annotated[bool, typer.Option("--deep", help="Also import every package (about ten seconds).")] = False,
+    deep: Annotated[bool, Option("--deep", help="Also import every package (about ten seconds).")] = False,
     json: Json = False,
 ) -> None:
     from emailrl.measure.doctor import examine, verdict

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from emailrl.checkpoints import find_checkpoint
 from emailrl.cli.inputs import note_runs_without_best
@@ -27,7 +27,7 @@ from emailrl.settings import load_settings
 
 def export(
     checkpoint: Checkpoint = None,
-    format: Annotated[Literal["adapter", "merged"], typer.Option(help="LoRA adapter, or merged weights.")] = "adapter",
+    format: Annotated[Literal["adapter", "merged"], Option(help="LoRA adapter, or merged weights.")] = "adapter",
     out: Annotated[
         Path | None, path_option("--out", help="Output folder. Default: in exports/ next to the runs.")
     ] = None,

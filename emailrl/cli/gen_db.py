@@ -25,9 +25,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from typer import Option
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, one_line
@@ -53,19 +53,17 @@ NUM_SHOWN = 5
 def gen_db(
     *,
     overrides: Overrides,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of emails to store.")] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add emails missing from the database.")] = False,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of emails to store.")] = None,
+    append: Annotated[bool, Option("--append", help="Add emails missing from the database.")] = False,
     overwrite: Overwrite = False,
     allow_truncated: Annotated[
-        bool, typer.Option("--allow-truncated", help="Accept a truncated archive and keep its readable part.")
+        bool, Option("--allow-truncated", help="Accept a truncated archive and keep its readable part.")
     ] = False,
     workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Additional parser processes; 0: none. Default: one per core, up to 4."),
+        int | None, Option(min=0, help="Additional parser processes; 0: none. Default: one per core, up to 4.")
     ] = None,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="List every skipped or repaired message, with the reason, on stderr."),
+        bool, Option("--verbose", "-v", help="List every skipped or repaired message, with the reason, on stderr.")
     ] = False,
     trust: Trust = False,
     json: Json = False,

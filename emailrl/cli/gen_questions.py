@@ -40,6 +40,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from typer import Option
 
 from emailrl.base.disk import check_out, check_own, check_place
 from emailrl.base.errors import UsageError
@@ -62,24 +63,23 @@ def gen_questions(
     *,
     out: Annotated[Path | None, path_option("--out", help="Output JSONL file. Default: next to the database.")] = None,
     generator: Annotated[
-        Literal["template", "llm"], typer.Option(help="template: provable answers, no model; llm: written by a model.")
+        Literal["template", "llm"], Option(help="template: provable answers, no model; llm: written by a model.")
     ] = "template",
     kinds: Annotated[
         Literal["usual", "hard"],
-        typer.Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
+        Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
     ] = "usual",
     inbox: Annotated[
-        list[str] | None,
-        typer.Option(metavar="<str>", help="Ask about this mailbox; repeatable.", autocompletion=inboxes),
+        list[str] | None, Option(metavar="<str>", help="Ask about this mailbox; repeatable.", autocompletion=inboxes)
     ] = None,
     overrides: Overrides,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of questions.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="llm: estimate tokens and cost without sending anything.")
+        bool, Option("--dry-run", help="llm: estimate tokens and cost without sending anything.")
     ] = False,
-    max_cost: Annotated[float | None, typer.Option(min=0, help="llm: maximum cost in US dollars.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="llm: skip the cost confirmation.")] = False,
+    max_cost: Annotated[float | None, Option(min=0, help="llm: maximum cost in US dollars.")] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="llm: skip the cost confirmation.")] = False,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
@@ -195,10 +195,7 @@ def _by_llm(
     console, generation, rewards = progress_console(), settings.generation, settings.rewards
     plan, estimate = _plan(settings, inboxes, limit, console)
     writer = QuestionWriter(
-        generation,
-        openrouter_api_key=rewards.openrouter_api_key,
-        timeout=rewards.litellm_timeout,
-        max_cost=max_cost,
+        generation, openrouter_api_key=rewards.openrouter_api_key, timeout=rewards.litellm_timeout, max_cost=max_cost
     )
     if max_cost is not None and plan.cost is not None and plan.cost > max_cost:
         raise UsageError(

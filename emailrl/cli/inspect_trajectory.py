@@ -22,7 +22,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import plain_line
@@ -40,18 +40,18 @@ from emailrl.settings import Settings, load_settings
 def inspect_trajectory(
     *,
     path: Annotated[
-        Path | None, typer.Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
+        Path | None, Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
     ] = None,
     index: Annotated[
-        int | None, typer.Option("--index", help="Position in the file: 0 is the first, -1 the last. Default: -1.")
+        int | None, Option("--index", help="Position in the file: 0 is the first, -1 the last. Default: -1.")
     ] = None,
     overrides: Overrides,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
     listing: Annotated[
-        bool, typer.Option("--list", help="List trajectories, one per line, from --index on (default: the last ones).")
+        bool, Option("--list", help="List trajectories, one per line, from --index on (default: the last ones).")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Trajectories to list.")] = 50,
-    page: Annotated[bool, typer.Option("--page", help="Go through the file, one trajectory at a time.")] = False,
+    limit: Annotated[int, Option("--limit", min=1, help="Trajectories to list.")] = 50,
+    page: Annotated[bool, Option("--page", help="Go through the file, one trajectory at a time.")] = False,
     html: HtmlFile = None,
     redact: Redact = False,
     overwrite: Overwrite = False,

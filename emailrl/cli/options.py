@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer import Context
+from typer import Context, Option
 
 from emailrl.base.errors import EmailRLError
 
@@ -29,7 +29,7 @@ Overrides = dict[str, Any]
 
 def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
     """An option for the path of a file or folder; rejects an empty string."""
-    return typer.Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
+    return Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
 
 
 def _path(value: str) -> Path:
@@ -79,7 +79,7 @@ def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter
         option = path_option(*leaf.flags, help=help, group=group)
     else:
         kind = list[str] if kind is list else kind
-        option = typer.Option(
+        option = Option(
             *leaf.flags,
             help=help,
             metavar=f"<{'|'.join(leaf.choices)}>" if leaf.choices else None,
@@ -143,17 +143,16 @@ def inboxes(context: Context, incomplete: str) -> list[str]:
 BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("auto", "latest", "best")}
 """Completers of settings without a fixed list of choices, by name."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON on the last line of stdout.")]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.", autocompletion=presets),
+    Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.", autocompletion=presets),
 ]
 Checkpoint = Annotated[
-    str | None,
-    typer.Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints),
+    str | None, Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints)
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
+Resume = Annotated[bool, Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Trust this folder's settings files from now on (docs/reference/security.md).")
+    bool, Option("--trust", help="Trust this folder's settings files from now on (docs/reference/security.md).")
 ]

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from emailrl.base.plain import counted, one_line
 from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, setting_options
@@ -54,22 +55,22 @@ def plan(
     preset: Preset = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="B200, H200, H100, A100-80, L40S, 4090, …, a name from nvidia-smi, or CPU; other GPUs as "
             "'24 GiB, 125 TFLOP/s, 0.6 TB/s'. Default: this machine."
         ),
     ] = None,
     num_gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs per host, to train and to sample. Default: EMAILRL_NPROC.")
+        int | None, Option(min=1, help="GPUs per host, to train and to sample. Default: EMAILRL_NPROC.")
     ] = None,
-    nnodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
-    network: Annotated[float, typer.Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
-    price: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
+    nnodes: Annotated[int | None, Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
+    network: Annotated[float, Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
+    price: Annotated[float | None, Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
     tokens_per_trajectory: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per trajectory, including tool results.")
+        int | None, Option(min=1, help="Tokens per trajectory, including tool results.")
     ] = None,
     trainable_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of those tokens that are trained.")
+        float | None, Option(min=0, max=1, help="Share of those tokens that are trained.")
     ] = None,
     run: Annotated[
         Path | None,
@@ -79,7 +80,7 @@ def plan(
     ] = None,
     mfu: Annotated[
         float | None,
-        typer.Option(min=0.001, max=1, help="Model FLOP/s utilization in training, as a share. Default: measured."),
+        Option(min=0.001, max=1, help="Model FLOP/s utilization in training, as a share. Default: measured."),
     ] = None,
     trust: Trust = False,
     json: Json = False,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from emailrl.cli.live import LiveRun, Tally
 from emailrl.cli.options import Json, Overwrite, path_option
@@ -34,10 +34,9 @@ UNTRAINED = (
 
 
 def quickstart(
-    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
+    max_steps: Annotated[int, Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
     out: Annotated[
-        Path | None,
-        path_option("--out", help="Output folder. Default: quickstart, or the next free number."),
+        Path | None, path_option("--out", help="Output folder. Default: quickstart, or the next free number.")
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,

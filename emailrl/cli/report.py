@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from emailrl.base.disk import check_out, write_out
 from emailrl.base.errors import EmailRLError, UsageError
@@ -31,14 +31,13 @@ from emailrl.settings import Settings, load_settings
 
 HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
 Redact = Annotated[
-    bool,
-    typer.Option("--redact", help="Replace addresses, and names in addresses and headers; other facts in texts stay."),
+    bool, Option("--redact", help="Replace addresses, and names in addresses and headers; other facts in texts stay.")
 ]
 
 
 def report(
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of a run or benchmark. Default: the newest run, else benchmark.")
+        Path | None, Argument(help="Folder of a run or benchmark. Default: the newest run, else benchmark.")
     ] = None,
     html: Annotated[
         Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")

@@ -23,10 +23,10 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from emailrl.base.disk import check_out, check_own
 from emailrl.base.errors import EmailRLError, UsageError
@@ -58,9 +58,9 @@ def rollout(
     *,
     checkpoint: Checkpoint = None,
     overrides: Overrides,
-    limit: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 20,
-    num_generations: Annotated[int, typer.Option(min=1, help="Rollouts per question.")] = 1,
-    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="Split of the questions.")] = "test",
+    limit: Annotated[int, Option(min=1, help="Number of questions.")] = 20,
+    num_generations: Annotated[int, Option(min=1, help="Rollouts per question.")] = 1,
+    split: Annotated[Literal["train", "val", "test", "all"], Option(help="Split of the questions.")] = "test",
     out: Annotated[
         Path | None, path_option("--out", help="Output JSONL file. Default: the next in outputs/rollouts/.")
     ] = None,

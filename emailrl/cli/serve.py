@@ -18,7 +18,7 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from emailrl.base.disk import check_own
 from emailrl.base.plain import counted
@@ -37,19 +37,18 @@ EVERYWHERE = ("0.0.0.0", "::")
 def serve(
     *,
     overrides: Overrides,
-    replicas: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 1,
+    replicas: Annotated[int, Option(min=1, help="Number of servers.")] = 1,
     gpus: Annotated[
-        str | None,
-        typer.Option(metavar="<ids>", help="Comma-separated GPUs. Default: CUDA_VISIBLE_DEVICES, else all."),
+        str | None, Option(metavar="<ids>", help="Comma-separated GPUs. Default: CUDA_VISIBLE_DEVICES, else all.")
     ] = None,
-    host: Annotated[str, typer.Option(metavar="<address>", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
+    host: Annotated[str, Option(metavar="<address>", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
     log_dir: Annotated[
         Path | None, path_option("--log-dir", help="Folder for the logs. Default: servers/ next to OUTPUT_DIR.")
     ] = None,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a server must be ready.")] = 900,
-    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts per server.")] = 3,
-    vllm_flags: Annotated[list[str] | None, typer.Argument(metavar="-- <vllm flags>", help="Flags for vLLM.")] = None,
+    start_timeout: Annotated[float, Option(min=1, help="Seconds until a server must be ready.")] = 900,
+    max_restarts: Annotated[int, Option(min=0, help="Restarts per server.")] = 3,
+    vllm_flags: Annotated[list[str] | None, Argument(metavar="-- <vllm flags>", help="Flags for vLLM.")] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:

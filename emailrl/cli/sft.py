@@ -21,7 +21,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from emailrl.cli.inputs import check_inputs, suggest, with_inputs
 from emailrl.cli.live import LiveRun
@@ -40,14 +40,14 @@ from emailrl.settings import Settings, load_settings
 def sft(
     overrides: Overrides,
     trajectories: Annotated[
-        list[Path] | None, typer.Option(metavar="<path>", help="Trajectory file to imitate; repeatable.")
+        list[Path] | None, Option(metavar="<path>", help="Trajectory file to imitate; repeatable.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
+        int | None, Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
     ] = None,
     out: Annotated[Path | None, path_option("--out", help="Folder of the run. Default: OUTPUT_DIR_sft.")] = None,
     resume: Annotated[
-        str | None, typer.Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")
+        str | None, Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")
     ] = None,
     trust: Trust = False,
     json: Json = False,

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from emailrl.base.errors import UsageError
 from emailrl.base.process import INTERRUPTED, leave
@@ -57,30 +58,25 @@ def train(
     *,
     overrides: Overrides,
     node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Number of this host, from 0.", rich_help_panel="Cluster")
+        int | None, Option(min=0, help="Number of this host, from 0.", rich_help_panel="Cluster")
     ] = None,
     rdzv_endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="<host:port>", help="First host and a free port on it.", rich_help_panel="Cluster"),
+        str | None, Option(metavar="<host:port>", help="First host and a free port on it.", rich_help_panel="Cluster")
     ] = None,
     max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Restarts from the last checkpoint after a rank has failed.", rich_help_panel="Cluster"
-        ),
+        int, Option(min=0, help="Restarts from the last checkpoint after a rank has failed.", rich_help_panel="Cluster")
     ] = 0,
     preset: Preset = None,
     from_openrlhf: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="<flags>",
             help="Print OpenRLHF flags as an emailrl.toml, without training.",
             rich_help_panel="Advanced",
         ),
     ] = None,
     overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace the first run in the output folder; with --resume, its later steps."),
+        bool, Option("--overwrite", help="Replace the first run in the output folder; with --resume, its later steps.")
     ] = False,
     trust: Trust = False,
     json: Json = False,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import one_line, tell
@@ -29,12 +30,10 @@ from emailrl.cli.output import confirm, print_json
 
 
 def trust(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="dir", help="Folder to trust. Default: the current one.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the folder.")] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="List the trusted folders.")] = False,
+    folder: Annotated[Path | None, Argument(metavar="dir", help="Folder to trust. Default: the current one.")] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    revoke: Annotated[bool, Option("--revoke", help="Revoke trust in the folder.")] = False,
+    list_all: Annotated[bool, Option("--list", help="List the trusted folders.")] = False,
     json: Json = False,
 ) -> None:
     from emailrl.settings import folder_risks, trust_folder

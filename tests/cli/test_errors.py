@@ -19,7 +19,7 @@ CAUSES = {
     "no-questions": [f"{command} --questions none.jsonl" for command in ("rollout", "benchmark", "train", "plan")],
     "no-checkpoint": [f"{command} --checkpoint nowhere" for command in ("rollout", "benchmark", "export", "ask When?")],
     "nothing-to-resume": [
-        *("rollout --resume", "benchmark --resume", "rollout --resume --out a.jsonl", "benchmark --resume --out a"),
+        *("rollout --resume", "benchmark --resume", "rollout --resume --out a.jsonl", "benchmark --resume --out a")
     ],
     "exists": ["rollout --out mail.db", "gen-questions --out mail.db"],
     "not-a-file": ["rollout --out model", "gen-questions --out model"],

@@ -23,10 +23,7 @@ def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch: p
         tally.advance("trained", 10)
     # nano, begun at 60, the first ended at 100: 3 in the 14 s since, 6 are left; after 4 s it is too early.
     # trained: 1 in 60 s, 8 are left.
-    assert out.getvalue().splitlines() == [
-        "nano: 4 of 10, about 28 s left",
-        "trained: 2 of 10, about 480 s left",
-    ]
+    assert out.getvalue().splitlines() == ["nano: 4 of 10, about 28 s left", "trained: 2 of 10, about 480 s left"]
 
 
 def test_the_first_few_of_many_predict_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

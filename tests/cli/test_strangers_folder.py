@@ -48,10 +48,7 @@ WRITERS = {
         ["benchmark", "--limit", 1, "--out", "b", "--overwrite"],
         ["b", "b/trajectories", "b/results.csv"],
     ),
-    "rollout": (
-        ["rollout", "--limit", 1],
-        ["outputs/rollouts", "outputs/rollouts/rollout-001.jsonl.index"],
-    ),
+    "rollout": (["rollout", "--limit", 1], ["outputs/rollouts", "outputs/rollouts/rollout-001.jsonl.index"]),
     "rollout --out": (
         ["rollout", "--limit", 1, "--out", "r.jsonl", "--overwrite"],
         ["r.jsonl", "r.conditions.json", "r.jsonl.index"],
