@@ -41,12 +41,12 @@ def trust(
 
     if list_all:
         known = sorted(folders())
+        if not known:
+            tell(f"No trusted folders ({record_file()}).")
+        for name in known if not json else ():
+            print(one_line(name))
         if json:
             print_json({"folders": known})
-        elif not known:
-            tell(f"No trusted folders ({record_file()}).")
-        else:
-            print(*map(one_line, known), sep="\n")
         return
     here = (folder or Path()).absolute()
     if not here.is_dir():

@@ -151,7 +151,7 @@ def _conversation(trajectory: Trajectory) -> Iterator[Record]:
         if message.role == "assistant":
             yield from _unanswered(current, number)
             number, current = turns.pop(0) if turns else (0, None)
-            calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+            calls: list[Record] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
             facts = _turn_facts(number, current) if current else {}
             yield {"role": "assistant", "text": message.content, "calls": calls, "error": message.parse_error, **facts}
         else:

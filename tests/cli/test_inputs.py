@@ -23,26 +23,6 @@ from emailrl.sft.data import source_of
 Emailrl = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.parametrize("command", ["train", "benchmark", "rollout"])
-def test_a_missing_database_or_question_file_is_the_only_line(emailrl: Emailrl, tmp_path: Path, command: str) -> None:
-    code, _, said = emailrl(command, "--db", "none.db")
-    assert code == 2 and said.startswith("error: No such mail database: none.db.") and said.count("\n") == 1
-    (tmp_path / "link.db").symlink_to("gone.db")
-    code, _, said = emailrl(command, "--db", "link.db")
-    assert code == 2 and said.startswith("error: No such mail database: link.db (a broken link to gone.db).")
-    (tmp_path / "mail.db").touch()
-    code, _, said = emailrl(command, "--db", "mail.db", "--questions", "none.jsonl")
-    assert code == 2 and said.startswith("error: No such question file: none.jsonl. Choose another with --questions")
-    assert said.count("\n") == 1
-
-
-def test_an_unknown_model_is_told_before_it_is_loaded(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "mail.db").touch()
-    (tmp_path / "q.jsonl").touch()
-    code, _, said = emailrl("train", "--db", "mail.db", "--questions", "q.jsonl", "--model", "nanoo")
-    assert code == 2 and said.startswith("error: Unknown model 'nanoo'.") and said.count("\n") == 1
-
-
 def test_settings_that_cannot_train_are_refused_before_ranks_start(
     emailrl: Emailrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,20 +38,6 @@ def test_settings_that_cannot_train_are_refused_before_ranks_start(
     assert code == 2 and said.startswith(f"error: --nproc {2**63 - 1} needs more memory") and said.count("\n") == 1
 
 
-def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "there" / "something").mkdir(parents=True)
-    code, _, said = emailrl("sft", "--out", "there")
-    told = "error: there already exists. Choose another folder with --out, or continue it with --resume latest.\n"
-    assert code == 2 and said == told
-
-
-def test_the_questions_of_the_demo_are_found_without_naming_them(emailrl: Emailrl, tmp_path: Path) -> None:
-    assert emailrl("gen-db", "--source", "demo")[0] == 0
-    code, out, said = emailrl("rollout", "--model", "nano", "--limit", 1)
-    assert code == 0 and "accuracy" in out
-    assert said.startswith("Questions: data/enron_emails_questions.jsonl (next to the database)\n")
-
-
 def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path: Path) -> None:
     (tmp_path / "mail").mkdir()
     (tmp_path / "mail" / "1.eml").write_text("From: kay@enron.com\nTo: bob@x.org\nMessage-ID: <1@x>\n\nhello\n")
@@ -85,18 +51,6 @@ def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path:
     )
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "the hub cannot be reached. Name a local file or folder with --questions" in done.stderr
-
-
-def test_benchmark_says_before_it_loads_anything_that_out_is_a_file(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").touch()
-    (tmp_path / "mail.db").touch()
-    code, _, said = emailrl("benchmark", "--db", "mail.db", "--questions", "q.jsonl", "--out", "q.jsonl")
-    assert (code, said) == (2, "error: q.jsonl is a file. Name a folder with --out.\n")
-
-
-def test_quickstart_does_not_offer_to_overwrite_a_file(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    assert emailrl("quickstart", "--out", "notes.txt")[2] == "error: notes.txt is a file. Name a folder with --out.\n"
 
 
 @pytest.mark.parametrize("command", ["report", "view", "inspect-trajectory"])

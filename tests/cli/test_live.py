@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from two_turns import trajectory
 
 from emailrl.cli.live import LiveRun, sparkline
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records import write_records
 from emailrl.records.trajectory import Trajectory
 from emailrl.settings import OutputSettings, Settings
-
-__all__ = ["trajectory"]
 
 
 def metrics(step: int, **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import UsageError
 from emailrl.page import gather, page, place_of, redacted, served_page
@@ -23,8 +22,6 @@ from emailrl.page.server import Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 from emailrl.training.report import DROPPED
-
-__all__ = ["tokenizer_folder", "trajectory"]
 
 
 def block(text: str, name: str) -> Any:

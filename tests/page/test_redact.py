@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_turns import trajectory
 
 from emailrl.page import gather, page, place_of
 from emailrl.page.redact import Redactor, redacted
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Message, Scenario, Trajectory
-
-__all__ = ["trajectory"]
 
 
 def learned(*texts: str) -> Redactor:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from two_turns import tokenizer_folder, trajectory
 
 from emailrl.page import detail, rows
 from emailrl.page.shapes import evidence, failure
@@ -16,8 +15,6 @@ from emailrl.page.tokens import TokenTexts
 from emailrl.records import Entry, TrainingNote, TrajectoryIndex, write_trajectories
 from emailrl.records.training import SampleNote
 from emailrl.records.trajectory import Message, Trajectory, Turn
-
-__all__ = ["tokenizer_folder", "trajectory"]
 
 
 def played(trajectory: Trajectory, *turns: tuple[str, object], answer: str | None, sources: list[str]) -> Trajectory:
