@@ -181,7 +181,7 @@ def _usage(error: Any) -> tuple[str, str]:
     command = error.ctx.command_path if error.ctx else "emailrl"
     hint = f"See {command} --help."
     is_unknown = error.message.startswith("No such option") and error.ctx is not None
-    text = (error.message if is_unknown else error.format_message()).rstrip(".")
+    text = (error.message if is_unknown else error.format_message()).rstrip(".").replace("Value error, ", "")
     if isinstance(cause := error.__cause__, ValidationError):
         text = text.replace("Input should be", f"{cause.errors(include_url=False)[0]['input']!r} should be")
     if is_unknown:

@@ -39,6 +39,16 @@ class LiveRun(Display):
         self._results: list[str] = []
         self._console = console or progress_console()
         self._live: Live | None = None
+        self._reset(0, 1)
+
+    def _reset(self, step: int, total: int) -> None:
+        self._step, self._total = step, total
+        self._rewards: list[float] = []
+        self._accuracies: list[float] = []
+        self._evaluations: list[float] = []
+        self._last: Mapping[str, Any] = {}
+        self._begun, self._ends = time.monotonic(), 0.0
+        self.phase("")
 
     def __enter__(self) -> Self:
         return self
@@ -56,15 +66,10 @@ class LiveRun(Display):
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
         """Start showing a run; curves from before a resume are read from its files."""
-        self._step, self._total = step, total
-        self._rewards: list[float] = []
-        self._accuracies: list[float] = []
-        self._last: Mapping[str, Any] = {}
-        self._begun, self._ends = time.monotonic(), 0.0
-        self.phase("")
+        self._reset(step, total)
         for metrics in _records(run_dir / "metrics.jsonl"):
             self._take_curves(metrics)
-        self._evaluations: list[float] = [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
+        self._evaluations += [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self, console=self._console, refresh_per_second=REFRESH, vertical_overflow="crop")
             self._live.start()

@@ -67,7 +67,7 @@ EXTRA = "error: Got unexpected extra argument(s) "
         ("trian", "error: No such command 'trian'. Did you mean 'train'? See emailrl --help.\n"),
         ("gen-db --limit few", "error: Invalid value for '--limit': 'few' "),
         ("train --learning-rate fast", "error: Invalid value for '--learning-rate': 'fast' "),
-        ("rollout --split dev", "error: Invalid value for '--split': "),
+        ("rollout --split dev", "error: Invalid value for '--split': 'dev' is not one of 'train', "),
         (
             "benchmark best latest",
             f"{EXTRA}(best latest). Values need an option, such as --checkpoint or --model; see ",
