@@ -143,10 +143,7 @@ class _ClosedStdout(io.TextIOWrapper):
 
 
 def _prepare_streams() -> _ClosedStdout | None:
-    """Make printing safe: a stream may be closed, a terminal may lack characters of an email or a name, or obey some.
-
-    Returns what stands in for a closed stdout.
-    """
+    """Make printing safe: a terminal may lack or obey characters. Returns what stands in for a closed stdout."""
     closed = None if sys.stdout else _ClosedStdout(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb"))
     sys.stdout = sys.stdout or closed
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -160,18 +157,12 @@ def _prepare_streams() -> _ClosedStdout | None:
 
 
 _OTHER_WORDS: Final = {
-    "group_size": "--num-generations",
-    "num_questions": "--limit",
-    "num_scenarios": "--limit",
-    "output": "--out",
-    "output_dir": "--out",
-    "save_path": "--out",
-    "steps": "--max-steps",
+    "--num-generations": ("group_size",),
+    "--limit": ("num_questions", "num_scenarios"),
+    "--out": ("output", "output_dir", "save_path"),
+    "--max-steps": ("steps",),
 }
-"""Words for options in other programs, by which they are suggested."""
-_LEARNING: Final = ("training", "algorithm", "evaluation")
-_TRAINS: Final = ("emailrl train", "emailrl plan")
-"""Commands that read the settings of training without an option for them."""
+"""Words of other programs for options, by which they are suggested."""
 
 
 def _usage(error: Any) -> tuple[str, str]:
@@ -201,9 +192,11 @@ def _instead(error: Any, command: str) -> str | None:
     word = error.option_name.lstrip("-").replace("-", "_")
     options = {spelling: each.name for each in error.ctx.command.params for spelling in each.opts}
     leaf = by_name().get(word)
-    meant = next((spelling for spelling, name in options.items() if leaf and name == leaf.key), _OTHER_WORDS.get(word))
+    known = [spelling for spelling, name in options.items() if leaf and name == leaf.key]
+    meant = next(iter([*known, *(spelling for spelling, words in _OTHER_WORDS.items() if word in words)]), None)
     if meant not in options:
-        if leaf and error.ctx.parent and (command in _TRAINS or leaf.section not in _LEARNING):
+        trains = command in ("emailrl train", "emailrl plan")  # they read all settings of training
+        if leaf and error.ctx.parent and (trains or leaf.section not in ("training", "algorithm", "evaluation")):
             return f"Set {leaf.env_names[0]} in the environment or emailrl.toml; options: {command} --help."
         words = {spelling.lstrip("-").replace("-", "_"): spelling for spelling in options if spelling.startswith("--")}
         meant = words.get(nearest(word, words) or "")

@@ -47,7 +47,6 @@ from emailrl.settings import Settings, load_settings
 if TYPE_CHECKING:
     from emailrl.agent import StepResult
     from emailrl.agent.email_agent import Answer, EmailAgent
-    from emailrl.mail import Email
 
 PROMPT: Final = "ask> "
 I_DONT_KNOW: Final = "I don't know."
@@ -239,24 +238,21 @@ def render_answer(answer: Answer) -> RenderableType:
     held = {email.message_id: email for email in answer.emails}
     for message_id in answer.sources:
         parts.append(Text())
-        if message_id in held:
-            parts += _quoted(held[message_id])
-        else:
+        email = held.get(message_id)
+        if email is None:
             parts.append(Text(f"Source {cut(one_line(message_id), LONGEST_ID)}: not in this mailbox.", style="yellow"))
+            continue
+        sender = f"{one_line(email.from_address)}, {(email.date or 'no date')[:10]}"
+        parts.append(Text(f"Source: {one_line(email.subject) or '(no subject)'}", style="bold cyan"))
+        parts.append(Text(sender, style="cyan"))
+        lines = [one_line(line) for line in email.body.split("\n") if line.strip()]
+        quoted = (Text(f"> {line}", no_wrap=True, overflow="ellipsis") for line in lines[:NUM_LINES])
+        parts += [Padding(line, (0, 0, 0, 2), expand=False) for line in quoted]
+        if len(lines) > NUM_LINES:
+            parts.append(Text("  > …", style="dim"))
     if not answer.sources:
         parts.append(Text("No source cited.", style="yellow"))
     return Group(*parts)
-
-
-def _quoted(email: Email) -> Iterator[RenderableType]:
-    sent = email.date[:10] if email.date else "no date"
-    yield Text(f"Source: {one_line(email.subject) or '(no subject)'}", style="bold cyan")
-    yield Text(f"{one_line(email.from_address)}, {sent}", style="cyan")
-    lines = [line for line in email.body.split("\n") if line.strip()]
-    for line in lines[:NUM_LINES]:
-        yield Padding(Text(f"> {one_line(line)}", no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2), expand=False)
-    if len(lines) > NUM_LINES:
-        yield Text("  > …", style="dim")
 
 
 def _lines(step: StepResult) -> Iterator[Text]:

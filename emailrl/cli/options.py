@@ -8,6 +8,7 @@ def train(overrides: Overrides, trust: Trust = False, json: Json = False) -> Non
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -97,18 +98,14 @@ def one_of(*choices: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
-def presets(incomplete: str) -> list[str]:
-    """The size presets."""
-    from emailrl.settings import PRESETS
-
-    return one_of(*PRESETS)(incomplete)
+def names_of(module: str, table: str) -> Callable[[str], list[str]]:
+    """A completer for the names in a module's table, which is imported only then."""
+    return lambda incomplete: one_of(*getattr(importlib.import_module(module), table))(incomplete)
 
 
-def models(incomplete: str) -> list[str]:
-    """The packaged models; for anything else, shells complete file names."""
-    from emailrl.model.resolve import PACKAGED
-
-    return one_of(*PACKAGED)(incomplete)
+presets = names_of("emailrl.settings", "PRESETS")
+models = names_of("emailrl.model.resolve", "PACKAGED")
+"""The packaged models; for anything else, shells complete file names."""
 
 
 def checkpoints(incomplete: str) -> list[str]:

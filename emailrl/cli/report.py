@@ -79,7 +79,8 @@ def write_page(
 
     Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
     """
-    from emailrl.page import gather, page, redacted
+    from emailrl.page.build import gather, page
+    from emailrl.page.redact import redacted
 
     check_out(target, may_exist=overwrite, option="--html")
     place = place_of(path, index)

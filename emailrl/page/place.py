@@ -263,7 +263,17 @@ def run_record(place: Place, files: list[Record]) -> Record:
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
     results = read_object(folder / "results.json")
-    tested = _tested(folder.resolve())
+    own = folder.resolve()
+    tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
+    tested = next(  # the newest complete benchmark of one of the run's checkpoints, if there is one beside the run
+        (
+            each
+            for file in tests
+            for each in _list(read_object(file), "results", dict)
+            if each.get("complete") and Path(str(each.get("checkpoint"))).parent == own
+        ),
+        None,
+    )
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     # The settings of a benchmark or rollout are its conditions.
@@ -272,7 +282,11 @@ def run_record(place: Place, files: list[Record]) -> Record:
     at = place.files[0].parent if place.files else place.root / "trajectories"
     named = sorted(at.glob("*.jsonl")) if place.kind == "run" else []
     not_files = [f"{each.name} is {instead}" for each in named if (instead := not_a_file(each))]
-    notes = [*_shared_inbox(folder), *_list(results, "notes", str)]
+    said: dict[str, None] = {}  # by a run at its start, of training and validation on the same inbox
+    if (log := folder / "training.log").is_file():
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            said = dict.fromkeys(match[1] for match in map(_SHARED.search, islice(lines, 200)) if match)
+    notes = [*said, *_list(results, "notes", str)]
     return {
         "title": place.name if place.kind == "run" else f"{place.name} / {place.files[0].name}",
         "kind": place.kind,
@@ -297,25 +311,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
     }
 
 
-def _shared_inbox(run: Path) -> list[str]:
-    """What a run said at its start of training and validation on the same inbox."""
-    if not (log := run / "training.log").is_file():
-        return []
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        found = [_SHARED.search(line) for line in islice(lines, 200)]
-    return list(dict.fromkeys(match[1] for match in found if match))
-
-
 def _list(results: Record, name: str, kind: type) -> list[Any]:
     """A list of a benchmark's results or notes; empty if another program wrote the file."""
     found = results.get(name)
     return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []
-
-
-def _tested(run: Path) -> Record | None:
-    """The newest complete benchmark of one of the run's checkpoints, if there is one beside the run."""
-    files = sorted(run.parent.glob("benchmarks/*/results.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    for each in (each for file in files for each in _list(read_object(file), "results", dict)):
-        if each.get("complete") and Path(str(each.get("checkpoint"))).parent == run:
-            return dict(each)
-    return None

@@ -20,8 +20,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.page import Place, detail, dump, place_of, rows, run_record, served_page
-from emailrl.page.place import file_record
+from emailrl.page.build import dump, served_page
+from emailrl.page.place import Place, file_record, place_of, run_record
+from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
 

@@ -146,13 +146,6 @@ def test_what_training_noted_is_shown(emailrl, run_dir: Path) -> None:
     write_records(run_dir / "training" / "step-000004.jsonl", notes)
     assert "-1.2500" in emailrl("inspect-trajectory", run_dir)[1]
     assert "Advantage" not in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
-    two = replace(make("two"), samples=[make("a", ids=(7, 8)).samples[0], make("b", ids=(9,)).samples[0]])
-    write_trajectories(run_dir / "trajectories" / "step-000006.jsonl", [two])
-    samples = [{"loss_mask": [1, 1], "advantages": [0.25, -0.75]}, {"loss_mask": [1], "advantages": [1.5]}]
-    write_records(run_dir / "training" / "step-000006.jsonl", [{"id": "two", "advantage": None, "samples": samples}])
-    code, out, _ = emailrl("inspect-trajectory", run_dir / "trajectories" / "step-000006.jsonl", "--verbose")
-    assert code == 0 and "+0.3333 on average, -0.7500 to +1.5000 by token" in out
-    assert "7 ⟨-0.50 +0.25⟩8 ⟨-0.50 -0.75⟩" in out and "9 ⟨-0.50 +1.50⟩" in out
 
 
 def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: Path) -> None:

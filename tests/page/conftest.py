@@ -7,7 +7,8 @@ from pathlib import Path
 
 from two_turns import UNSEEN, tokenizer_folder, trajectory
 
-from emailrl.page import gather, page, place_of
+from emailrl.page.build import gather, page
+from emailrl.page.place import place_of
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 
