@@ -1,23 +1,26 @@
-"""Commands look for what they read before they load anything."""
+"""Commands look for what they read before they load anything, and suggest the next one with its options."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import ANN, make_database
 
 from emailrl.base.errors import UsageError
+from emailrl.cli.inputs import suggest, suggest_benchmark
 from emailrl.questions import write_scenarios
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario
-from emailrl.settings import Settings
+from emailrl.settings import Settings, load_settings
 from emailrl.sft.data import source_of
 
 Emailrl = Callable[..., tuple[int, str, str]]
@@ -108,3 +111,43 @@ def test_train_refuses_what_needs_no_model_before_loading_one(
     code, _, said = emailrl("train", "--db", "mail.db", "--model", "nano", *arguments)
     assert code and said.splitlines()[-1].startswith(error), said
     assert "Loading the model" not in said and not (tmp_path / "outputs").exists()
+
+
+# -- the next command
+
+
+def settings_with(folder: Path, **values: Any) -> Settings:
+    return load_settings(values, environ={}, cwd=folder)
+
+
+def suggested(capsys: pytest.CaptureFixture[str]) -> str:
+    """The printed command without its program."""
+    out, error = capsys.readouterr()
+    assert out == ""
+    return shlex.join(shlex.split(error)[2:])
+
+
+def test_a_benchmark_names_its_model_and_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = settings_with(tmp_path, model_name="m", db=Path("mine.db"))
+    for questions, options in ((Path("mine_questions.jsonl"), ""), (Path("other.jsonl"), " --questions other.jsonl")):
+        suggest_benchmark(settings, questions)
+        assert suggested(capsys) == f"benchmark --db mine.db{options}"
+    db = make_database(tmp_path / "mail.db")
+    suggest_benchmark(settings_with(tmp_path, db=db), tmp_path / "mail_questions.jsonl")
+    assert suggested(capsys) == f"benchmark --model smol --limit 40 --db {db}"
+
+
+def test_a_command_keeps_the_data_and_the_task_that_the_folder_does_not_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"db": Path("mine.db"), "questions": Path("mine_questions.jsonl"), "allow_shared_inbox": True}
+    bare, given = settings_with(tmp_path), settings_with(tmp_path, **data)
+    task = {"environment": "my.py:Env", "reward": "http://me:pw@host/r"}
+    for settings, before, options in (
+        (bare, bare, ""),
+        (given, bare, " --db mine.db --allow-shared-inbox"),
+        (settings_with(tmp_path, **data | {"questions": Path("b.jsonl")}), given, " --questions b.jsonl"),
+        (settings_with(tmp_path, **task), bare, " --environment my.py:Env --reward http://host/r"),
+    ):
+        suggest(["train", "--adapter", "a"], settings, before)
+        assert suggested(capsys) == f"train --adapter a{options}"
