@@ -14,7 +14,7 @@ from emailrl.mail.connection import opened
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.schema import addresses, emails
 from emailrl.questions.load import missing_ids
-from emailrl.questions.rows import HUB_QUESTIONS, download, write_scenarios
+from emailrl.questions.rows import HUB_QUESTIONS, load_splits, write_scenarios
 from emailrl.settings import DataSettings, StoreSettings
 
 
@@ -56,7 +56,7 @@ def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | No
             f"No questions are named, and {db} has none next to it ({beside.name}).",
             "Generate some (emailrl gen-questions), or name a file with --questions.",
         )
-    download()
+    load_splits(HUB_QUESTIONS)  # into the hub's cache
     return data, f"Questions: {HUB_QUESTIONS}, from the hub"
 
 

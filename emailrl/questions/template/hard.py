@@ -36,7 +36,7 @@ _ABSENT_FACTS = [usual for usual in FACT_KINDS if usual.name in ("phone", "amoun
 )
 def both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The subjects of a sender's only two emails of a day."""
-    if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
+    if not box.received(mail) or not box.is_unmistakable(mail.sender):
         return None
     both = [other for other in box.on_day(mail.day) if other.sender == mail.sender]
     if len(both) != 2 or both[-1] is not mail or both[0].topic.key == mail.topic.key:
@@ -100,7 +100,7 @@ def last_in_thread(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         return None
     if all(other.sender == mail.sender for other in thread):
         return None
-    return Finding(box.people.called(mail.sender), day)
+    return Finding(box.called(mail.sender), day)
 
 
 @kind(0.5, "{question}", answerable=False)
@@ -118,14 +118,14 @@ def absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 @kind(0.4, "{question}", answerable=False)
 def absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """A day between two emails of a sender without any on that day and the days around it."""
-    if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
+    if not box.received(mail) or not box.is_unmistakable(mail.sender):
         return None
     days = [other.day for other in box.sent_by(mail.sender)]
     later = [day for day in days if day > mail.day]
     if len(days) < 3 or not later or (later[0] - mail.day).days < 4:
         return None
     asked = mail.day + timedelta(days=rng.randint(2, (later[0] - mail.day).days - 2))
-    slots = {"person": box.people.called(mail.sender), "date": spell_day(asked)}
+    slots = {"person": box.called(mail.sender), "date": spell_day(asked)}
     return _nothing(subject, asked + timedelta(days=rng.randint(1, 30)), slots, rng)
 
 

@@ -65,7 +65,7 @@ def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:
     """Return a phrase for one email by its sender and topic, as the mailbox's owner would say it."""
     if mail.sender == box.me:
         return rng.choice(MY_MAIL).format(topic=mail.topic.text)
-    person = box.people.called(mail.sender)
+    person = box.called(mail.sender)
     return rng.choice(THEIR_MAIL).format(persons=possessive(person), person=person, topic=mail.topic.text)
 
 
@@ -91,7 +91,7 @@ def sender(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or not box.is_told_by_topic(mail, day, with_sender=False):
         return None
-    return Finding(box.people.called(mail.sender), day)
+    return Finding(box.called(mail.sender), day)
 
 
 @kind(
@@ -129,7 +129,7 @@ def date_sent(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 )
 def subject(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
-    if not box.received(mail) or not mail.topic.is_telling or not box.people.is_unmistakable(mail.sender):
+    if not box.received(mail) or not mail.topic.is_telling or not box.is_unmistakable(mail.sender):
         return None
     if sum(other.sender == mail.sender for other in box.on_day(mail.day)) != 1:
         return None
@@ -146,7 +146,7 @@ def only_sender_of_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or sum(other.sender != box.me for other in box.on_day(mail.day)) != 1:
         return None
-    return Finding(box.people.called(mail.sender), day, {"date": f"{mail.day:%A}, {spell_day(mail.day)}"})
+    return Finding(box.called(mail.sender), day, {"date": f"{mail.day:%A}, {spell_day(mail.day)}"})
 
 
 @kind(
@@ -190,9 +190,9 @@ def sent_to(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding | None:
     """Ask for one recipient of an email that its sender and topic identify."""
     day = box.ask_day(mail, rng)
-    if box.people.is_me(address) or not box.is_told_by_topic(mail, day, with_sender=True):
+    if box.is_me(address) or not box.is_told_by_topic(mail, day, with_sender=True):
         return None
-    return Finding(box.people.called(address), day, {"mail": refer_to(box, mail, rng)})
+    return Finding(box.called(address), day, {"mail": refer_to(box, mail, rng)})
 
 
 # -- threads: who replied, when, and who started them -----------------------------------------------------------------
@@ -214,7 +214,7 @@ def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     others = [other for other in thread if other.sender != box.me]
     if not mine or others != [mail] or mail.sender not in mine[-1].addresses:
         return None
-    return Finding(box.people.called(mail.sender), day)
+    return Finding(box.called(mail.sender), day)
 
 
 @kind(
@@ -249,7 +249,7 @@ def my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     person = theirs.pop()
     if person not in mail.addresses:
         return None
-    return Finding(spell_day(mail.day), day, {"person": box.people.called(person)})
+    return Finding(spell_day(mail.day), day, {"person": box.called(person)})
 
 
 @kind(
@@ -271,7 +271,7 @@ def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         return None
     if not any(other.sender != mail.sender for other in later) or later[0].sent_at == mail.sent_at:
         return None
-    return Finding(box.people.called(mail.sender), day)
+    return Finding(box.called(mail.sender), day)
 
 
 # -- one correspondent over time: the first email, the last before a date, the count in a month -----------------------
@@ -279,7 +279,7 @@ def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
     """The emails of a received email's sender, oldest first; empty if the person may have another address."""
-    if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
+    if not box.received(mail) or not box.is_unmistakable(mail.sender):
         return []
     return list(box.sent_by(mail.sender))
 
