@@ -30,11 +30,6 @@ def questions_file(db: Path) -> Path:
     return beside
 
 
-def has_questions_beside(db: Path) -> bool:
-    """Whether a file, or a link, has the default path of the database's questions."""
-    return os.path.lexists(questions_file(db))
-
-
 def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | None]:
     """The settings with a database's default questions, and a line naming them; None if questions are already set.
 

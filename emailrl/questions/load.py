@@ -102,19 +102,6 @@ class Questions:
         return ScenarioSet(chosen, source, self.dropped, notes)
 
 
-def load_scenarios(
-    questions: Path | None,
-    split: Split | None,
-    *,
-    limit: int | None,
-    seed: int,
-    data: DataSettings,
-    check_inboxes: bool = True,
-) -> list[Scenario]:
-    """Return the questions of ``split``; see ``read_questions`` and ``Questions.of``."""
-    return load_scenario_set(questions, split, limit=limit, seed=seed, data=data, check_inboxes=check_inboxes).scenarios
-
-
 def load_scenario_set(
     questions: Path | None,
     split: Split | None,
