@@ -113,7 +113,10 @@ def split_of_mail(sizes: Mapping[str, Mapping[str, int]], *, allow_shared: bool)
     split to have one, the subject determines the split instead, so that a thread stays in one split.
     """
     if allow_shared and len(sizes) < len(FEW):
-        by_subject = assign_subjects(sum(map(Counter, sizes.values()), Counter()))
+        subjects: Counter[str] = Counter()
+        for counts in sizes.values():
+            subjects.update(counts)
+        by_subject = assign_subjects(subjects)
         return lambda inbox, subject: by_subject[subject]
     splits = assign_inboxes({inbox: sum(counts.values()) for inbox, counts in sizes.items()})
     return lambda inbox, subject: splits[inbox]
