@@ -31,7 +31,7 @@ def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) ->
     This is the output of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if
     a reward is not finite, ValueError for a group too small to compare.
     """
-    estimator = ESTIMATORS[algorithm.group_estimator]
+    estimator = ESTIMATORS["reinforce" if algorithm.has_critic else algorithm.advantage]
     paid: dict[str, float] = {}
     for group in groups:
         rewards = {trajectory.id: trajectory.reward for trajectory in group.trajectories}
