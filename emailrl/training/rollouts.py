@@ -1,9 +1,8 @@
 """The rollouts of a step: ask questions, select the groups to train on, replace dropped ones, record everything.
 
 A group is kept if its advantage is informative: enough members, rewards that differ, and, under dynamic filtering
-(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. Drops are counted by reason. A refill asks
-exactly as many questions as groups are missing, so none is left over: each group of a step was sampled from the policy
-that the step updates, and nothing is carried over between steps (docs/decisions/0010).
+(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. A refill asks exactly as many questions as groups
+are missing, so each group was sampled from the policy that the step updates (docs/decisions/0010).
 """
 
 from __future__ import annotations

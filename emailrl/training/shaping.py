@@ -1,8 +1,7 @@
-"""From a trajectory's reward to per-token advantages: group, KL, discount, critic, whitening.
+"""From a trajectory's reward to per-token advantages: group, KL, discount, critic, whitening; on the CPU, as GAE loops.
 
-A trajectory that its chat template split into several samples is one row here: its trained tokens are in sampling
-order, so that reward and value flow back from the last sample to the first (docs/decisions/0003). Arithmetic is on the
-CPU: GAE is a loop over tokens, which would be slow on a GPU.
+A trajectory that its chat template split into several samples is one row here, its trained tokens in sampling order, so
+that reward and value flow back from the last sample to the first (docs/decisions/0003).
 """
 
 from __future__ import annotations
