@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from emailrl.agent import StepResult
-    from emailrl.engines import OpenPolicy
+    from emailrl.engines import Engine, OpenPolicy
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import Email, Mailbox
 
@@ -66,14 +66,14 @@ class EmailAgent:
         config: PlayingSettings | Mapping[str, Any] | None = None,
     ) -> None:
         from emailrl.agent import tool_schemas
-        from emailrl.engines import Engine, build_chat_engine
+        from emailrl.engines.openai import OpenAIEngine
 
         settings = config if isinstance(config, PlayingSettings) else load_settings(config)
         schemas = tool_schemas(settings.agent)
         self._renderer: ChatRenderer | None = None
         if settings.is_chat:
             self.settings = settings.with_model(_name_on_server(model))
-            self._engine: Engine = build_chat_engine(self.settings, schemas)
+            self._engine: Engine = OpenAIEngine(self.settings, schemas)
             return
         from emailrl.engines.renderer import ChatRenderer
 

@@ -91,7 +91,6 @@ def _servers(
         check_port,
         deal_gpus,
         find_gpus,
-        log_file,
         server_command,
         server_environment,
     )
@@ -99,7 +98,7 @@ def _servers(
     shares = deal_gpus(find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
     servers = []
     for number, share in enumerate(shares, start=port):
-        check_own(log := log_file(folder, number), "--log-dir")
+        check_own(log := folder / f"vllm-{number}.log", "--log-dir")
         check_port(host, number)
         command = server_command(settings, host=host, port=number, on_gpu=bool(share), extra=extra)
         environment = server_environment(settings.vllm, share)

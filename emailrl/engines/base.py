@@ -22,10 +22,6 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
 
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-
 
 @dataclass(slots=True)
 class Request:
@@ -55,21 +51,15 @@ class Completion:
     trajectory_id: str
     token_ids: list[int]
     logprobs: list[float]
-    finish_reason: str
-    """``stop``, ``length``, or ``error`` (then ``error`` says what happened)."""
+    finish_reason: str  # ``stop``, ``length``, or ``error`` (then ``error`` says what happened)
     seconds: float = 0.0
     prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    """The chat server's count; None means ``len(token_ids)``."""
-    message: Message | None = None
-    """Set by chat engines: the assistant message as the server parsed it."""
+    completion_tokens: int | None = None  # the chat server's count; None means ``len(token_ids)``
+    message: Message | None = None  # set by chat engines: the assistant message as the server parsed it
     error: str | None = None
-    cost: float | None = None
-    """US dollars; None for engines without a price."""
-    policy_version: str = ""
-    """The weights that sampled it: the ``version`` given to ``load_adapter``."""
-    adapter_sha256: str | None = None
-    """The hash of that adapter's file; None: the bare base model."""
+    cost: float | None = None  # US dollars; None for engines without a price
+    policy_version: str = ""  # the weights that sampled it: the ``version`` given to ``load_adapter``
+    adapter_sha256: str | None = None  # the hash of that adapter's file; None: the bare base model
 
     @property
     def num_tokens(self) -> int:
@@ -122,8 +112,7 @@ class PolicyEngine(Engine, Sampler, Protocol):
 class LocalEngine(Engine, Protocol):
     """An engine that samples in this process."""
 
-    steps: int
-    """Passes over all running conversations so far: the number grows as long as it samples."""
+    steps: int  # passes over all running conversations so far: the number grows as long as it samples
 
 
 class Ended:

@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Tags with a meaning in Qwen / Hermes templates, whether or not they are control tokens."""
-
-MAX_DEPTH = 64
-"""Maximum nesting of a call's arguments; Python's own JSON parser stops at some hundreds."""
-
+MAX_DEPTH = 64  # maximum nesting of a call's arguments; Python's own JSON parser stops at some hundreds
 REMEMBERED = 256
 """Size of the tokenization cache: a group's rollouts share their prompt, and often their first tool results."""
-
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _PROBE = "emailrl-probe"
 
@@ -43,8 +39,7 @@ class Rendered:
 
     ids: list[int]
     text: str
-    extends: bool = True
-    """False: the text does not extend the previous one, and ``ids`` cover the whole new prompt."""
+    extends: bool = True  # False: the text does not extend the previous one, and ``ids`` cover the whole new prompt
 
 
 class ChatRenderer:
@@ -61,7 +56,12 @@ class ChatRenderer:
             )
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
-        self._controls = _control_pattern(tokenizer)
+        # All special tokens, all added tokens in angle brackets, and the tags of ``MARKUP``, longest first.
+        added = tokenizer.added_tokens_decoder.values()
+        controls = {t.content for t in added if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
+        controls = {control for control in controls | set(MARKUP) if len(control) > 1}
+        ordered = sorted(controls, key=lambda control: (-len(control), control))
+        self._controls = re.compile("|".join(map(re.escape, ordered)))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
         self.stop_ids = stop_ids(tokenizer)
@@ -109,7 +109,18 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The template's text for a conversation, with control strings in untrusted content neutralized."""
-        plain = [self._as_dict(message) for message in messages]
+        plain = []
+        for message in messages:
+            # The system prompt names an inbox, and addresses come from mail; the model's own text stays as it is.
+            content = message.content if message.role == "assistant" else self.harmless(message.content)
+            told: dict[str, Any] = {"role": message.role, "content": content}
+            if message.name is not None:
+                told["name"] = message.name
+            if message.tool_calls and "<tool_call>" not in message.content:
+                # Handwritten or from a chat server; sampled text already holds its calls and must not change.
+                functions = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+                told["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+            plain.append(told)
         return apply_template(self.tokenizer, plain, self.tools or None, add_generation_prompt=add_generation_prompt)
 
     def harmless(self, text: str) -> str:
@@ -125,23 +136,6 @@ class ChatRenderer:
         while self._controls.search(text):
             text = self._controls.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
         return text
-
-    def _as_dict(self, message: Message) -> dict[str, Any]:
-        # The system prompt names an inbox, and addresses come from mail; the model's own text stays as it is.
-        trusted = message.role == "assistant"
-        plain: dict[str, Any] = {
-            "role": message.role,
-            "content": message.content if trusted else self.harmless(message.content),
-        }
-        if message.name is not None:
-            plain["name"] = message.name
-        if message.tool_calls and "<tool_call>" not in message.content:
-            # Handwritten or from a chat server; sampled text already holds its calls and must not change.
-            plain["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in message.tool_calls
-            ]
-        return plain
 
 
 def parse_tool_calls(text: str) -> list[ToolCall]:
@@ -159,9 +153,9 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
         try:
             calls.append(_read_call(body, is_closed=bool(end)))
         except ValueError as error:
-            raise (
-                error if end else ValueError("<tool_call> is not closed, and what there is of it is no call")
-            ) from error
+            if end:
+                raise
+            raise ValueError("<tool_call> is not closed, and what there is of it is no call") from error
     if not calls and "</tool_call>" in answer:
         raise ValueError("</tool_call> without <tool_call>")
     return calls
@@ -216,8 +210,7 @@ def apply_template(
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that end a completion: the tokenizer's end of text, and the token its template puts after an assistant
-    message."""
+    """The ids that end a completion: the end of text, and the token that the template puts after a reply."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     text = apply_template(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}])
     after = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False)
@@ -226,11 +219,3 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     if not ids:
         raise EmailRLError("The model's tokenizer defines no end-of-turn token.", "Set its eos_token.")
     return frozenset(ids)
-
-
-def _control_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """All special tokens, all added tokens in angle brackets, and the tags of ``MARKUP``, longest first."""
-    added = tokenizer.added_tokens_decoder.values()
-    controls = {t.content for t in added if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
-    controls = {control for control in controls | set(MARKUP) if len(control) > 1}
-    return re.compile("|".join(re.escape(control) for control in sorted(controls, key=lambda c: (-len(c), c))))

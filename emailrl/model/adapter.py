@@ -12,7 +12,6 @@ from emailrl.checkpoints import (
     METADATA,
     SFT,
     Checkpoint,
-    Metadata,
     checkpoint_of,
     find_checkpoint,
     find_runs,
@@ -32,8 +31,7 @@ class Adapter:
 
     path: Path
     base_model: str
-    run_id: str = ""
-    """Empty if unknown."""
+    run_id: str = ""  # empty if unknown
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Adapter:
@@ -95,13 +93,9 @@ def untrained_note(path: Path, output_dir: Path) -> str | None:
     if not (path / METADATA).is_file() or not (said := (used := read_checkpoint(path).metadata).untrained):
         return None
 
-    def accuracy(metadata: Metadata) -> float:
-        return metadata.metrics.get("accuracy") or 0.0
-
-    bests = [one for run in find_runs(output_dir) for one in list_checkpoints(run) if one.metadata.kind == "best"]
-    better = [one for one in bests if one.metadata.step and accuracy(one.metadata) > accuracy(used)]
-    most = max(better, key=lambda one: accuracy(one.metadata), default=None)
-    if most is None:
+    everyone = [one for run in find_runs(output_dir) for one in list_checkpoints(run)]
+    bests = [one for one in everyone if one.metadata.kind == "best" and one.metadata.step]
+    reached, most = max(((one.metadata.metrics.get("accuracy") or 0.0, one.path) for one in bests), default=(0.0, path))
+    if reached <= (used.metrics.get("accuracy") or 0.0):
         return f"{path} {said}."
-    reached = f"{most.path.parent.name} reached {accuracy(most.metadata):.1%}"
-    return f"{path} {said}; {reached}: --checkpoint {most.path}"
+    return f"{path} {said}; {most.parent.name} reached {reached:.1%}: --checkpoint {most}"

@@ -53,8 +53,7 @@ def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0
 
 def sampling_dtype(model: ModelSettings) -> torch.dtype:
     """Return the dtype of a model that only samples; raises UsageError or EmailRLError if it is not found."""
-    path = resolve_model(model.name, model.smol_base)
-    sampled = parameters_of(model.name, path)
+    sampled = parameters_of(model.name, resolve_model(model.name, model.smol_base))
     return choose_dtype(model.dtype, choose_device(model.device), sampled_parameters=sampled)
 
 
@@ -71,12 +70,23 @@ def check_fits(
     The size comes from the name (``...-14B-...``) if present, else from the config, local or fetched separately.
     Returns whether to shard the base over the ``cards`` of this host that train together.
     """
-    num_parameters = parameters_of(model.name, path)
-    sharded = cards > 1 and shards_base(
-        model, weight_bytes=num_parameters * dtype.itemsize, card_bytes=card_bytes(device), cards=cards
-    )
-    if not (sharded and model.shard_offload):
-        _refuse_if_too_large(model, num_parameters, device, dtype, cards if sharded else 1)
+    num_parameters, card = parameters_of(model.name, path), card_bytes(device)
+    whole = num_parameters * dtype.itemsize
+    sharded = cards > 1 and shards_base(model, weight_bytes=whole, card_bytes=card, cards=cards)
+    need = num_parameters * (0.6 if model.load_in_4bit else dtype.itemsize)
+    refused = f"The model '{model.name}' ({num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB)"
+    if sharded and model.shard_offload:
+        pass  # the host's memory holds it
+    elif device.type == "cuda":
+        if need / (cards if sharded else 1) > card:
+            hint = "Use more GPUs (docs/guides/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
+            raise EmailRLError(f"{refused} does not fit this GPU ({card / 1e9:.0f} GB).", hint)
+    elif need > (free := available_memory()):
+        have = f"{free / 1e9:.0f} GB of {total_memory() / 1e9:.0f} GB of memory"
+        raise EmailRLError(f"{refused} needs a GPU; this machine has {have} free.", _REMEDY)
+    elif num_parameters > GPU_SIZED and model.device == "auto":
+        hint = f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly."
+        raise EmailRLError(f"{refused} needs a GPU, but this machine has none.", hint)
     load_config(model.name, path)
     return sharded
 
@@ -84,28 +94,6 @@ def check_fits(
 def card_bytes(device: torch.device) -> float:
     """Memory of the GPU ``device``; infinite for a CPU, whose memory all ranks share."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-
-
-def _refuse_if_too_large(
-    model: ModelSettings, num_parameters: int, device: torch.device, dtype: torch.dtype, parts: int
-) -> None:
-    need = num_parameters * (0.6 if model.load_in_4bit else dtype.itemsize)
-    size = f"{num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB"
-    if device.type == "cuda":
-        have = card_bytes(device)
-        if need / parts > have:
-            hint = "Use more GPUs (docs/guides/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
-            raise EmailRLError(f"The model '{model.name}' ({size}) does not fit this GPU ({have / 1e9:.0f} GB).", hint)
-        return
-    have = available_memory()
-    if need > have:
-        free = f"{have / 1e9:.0f} GB of {total_memory() / 1e9:.0f} GB of memory"
-        raise EmailRLError(f"The model '{model.name}' ({size}) needs a GPU; this machine has {free} free.", _REMEDY)
-    if num_parameters > GPU_SIZED and model.device == "auto":
-        raise EmailRLError(
-            f"The model '{model.name}' ({size}) needs a GPU, but this machine has none.",
-            f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly.",
-        )
 
 
 @contextmanager

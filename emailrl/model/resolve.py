@@ -14,8 +14,7 @@ from emailrl.settings import AgentSettings
 
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
-PACKAGED = (NANO, SMOL, SMOL_BASE)
-"""Names of packaged models, the same in every installation."""
+PACKAGED = (NANO, SMOL, SMOL_BASE)  # names of models that are the same in every installation
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HINT = "Use nano, smol or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
 
@@ -58,12 +57,9 @@ def base_name(name: str) -> str:
 
 def same_base(left: str, right: str) -> bool:
     """Whether two names mean the same base model; the packaged folder's own path counts as ``nano``."""
-
-    def canonical(name: str) -> str:
-        full = base_name(name)
-        return NANO if full == str(NANO_DIR.resolve()) else full
-
-    return canonical(left) == canonical(right)
+    packaged = {str(NANO_DIR.resolve()): NANO}
+    first, second = (packaged.get(full, full) for full in (base_name(left), base_name(right)))
+    return first == second
 
 
 def with_token_limit(agent: AgentSettings, model: Any) -> AgentSettings:

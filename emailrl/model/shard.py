@@ -25,8 +25,7 @@ from emailrl.base.errors import UsageError
 from emailrl.model.lora import causal_lm
 from emailrl.settings import AgentSettings, ModelSettings, VllmSettings
 
-FORWARD: Final = "emailrl_forward"
-"""The attribute under which FSDP hooks a module's second forward method."""
+FORWARD: Final = "emailrl_forward"  # the attribute under which FSDP hooks a module's second forward method
 
 
 def check_shardable(model: ModelSettings, agent: AgentSettings, vllm: VllmSettings) -> None:
@@ -80,8 +79,7 @@ def gathering(module: nn.Module, method: Callable[..., Any]) -> Callable[..., An
         return method
     setattr(module, FORWARD, method)
     register_fsdp_forward_method(module, FORWARD)
-    hooked: Callable[..., Any] = getattr(module, FORWARD)
-    return hooked
+    return getattr(module, FORWARD)
 
 
 def is_sharded(model: Any) -> bool:

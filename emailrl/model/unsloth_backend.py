@@ -29,8 +29,7 @@ from emailrl.model.lora import causal_lm
 from emailrl.model.shape import FAMILIES
 from emailrl.settings import ModelSettings
 
-ADDED = ("peft_config", "_saved_temp_tokenizer")
-"""Attributes other than methods that PEFT and Unsloth leave on a base model."""
+ADDED = ("peft_config", "_saved_temp_tokenizer")  # attributes other than methods that both leave on a base model
 
 
 def check_unsloth(model: ModelSettings) -> None:
@@ -111,7 +110,14 @@ def unpatched(model: Any) -> Any:
     The classes are loaded again from transformers' source, and get the states of the modules.
     """
     base = causal_lm(model)
-    return _twin(base, _read_again(type(base).__module__), base.config)
+    name = type(base).__module__
+    file = sys.modules[name].__file__
+    spec = spec_from_file_location(name, file) if file else None
+    if spec is None or spec.loader is None:
+        raise EmailRLError(f"The source code of {name} was not found.", "Use --backend transformers, or --engine vllm.")
+    again = module_from_spec(spec)  # executed without an entry in ``sys.modules``
+    spec.loader.exec_module(again)
+    return _twin(base, again, base.config)
 
 
 def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
@@ -134,17 +140,6 @@ def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
     if type(module).__module__ == own.__name__:
         twin.__class__ = getattr(own, type(module).__name__)
     return twin
-
-
-def _read_again(name: str) -> ModuleType:
-    """The imported module ``name``, executed again without an entry in ``sys.modules``."""
-    file = sys.modules[name].__file__
-    spec = spec_from_file_location(name, file) if file else None
-    if spec is None or spec.loader is None:
-        raise EmailRLError(f"The source code of {name} was not found.", "Use --backend transformers, or --engine vllm.")
-    again = module_from_spec(spec)
-    spec.loader.exec_module(again)
-    return again
 
 
 def _does_not_load(name: str, error: Exception) -> EmailRLError:

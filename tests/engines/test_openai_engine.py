@@ -19,9 +19,9 @@ from tiny import make_database, make_questions
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless
-from emailrl.engines import build_chat_engine, check_engine
+from emailrl.engines import check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.openai import as_api
+from emailrl.engines.openai import OpenAIEngine, as_api
 from emailrl.measure.benchmark import Subject, players
 from emailrl.measure.evaluation import Evaluation
 from emailrl.questions import write_scenarios
@@ -33,7 +33,7 @@ from emailrl.settings import load_settings
 def test_what_is_sent_and_read(serve: Callable[..., StubServer], tmp_path: Path) -> None:
     server = serve(lambda body: (200, said(None, SEARCH, ANSWER, finish="tool_calls")))
     settings = settings_for(server.url, tmp_path, openai_api_key="sk-own", openrouter_api_key="sk-router")
-    with closing(build_chat_engine(settings, tool_schemas())) as engine:
+    with closing(OpenAIEngine(settings, tool_schemas())) as engine:
         sampling = SamplingParams(9, temperature=0.5, top_p=0.9, top_k=7)
         [completion] = engine.generate(
             [Request("a", sampling, messages=[Message("user", "When?")], seed=(5 << 31) + 3)]
@@ -68,7 +68,7 @@ def test_a_broken_call_is_a_parse_error(
     serve: Callable[..., StubServer], tmp_path: Path, call: tuple[str, str], problem: str
 ) -> None:
     server = serve(lambda body: (200, said("", call)))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
         [completion] = ask(engine, "?")
     assert completion.error is None and completion.message is not None
     assert completion.message.parse_error is not None and problem in completion.message.parse_error
@@ -85,7 +85,7 @@ def test_markup_that_the_server_did_not_read_is_a_parse_error(
     serve: Callable[..., StubServer], tmp_path: Path, text: str, problem: str
 ) -> None:
     server = serve(lambda body: (200, said(text)))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
         [completion] = ask(engine, "?")
     assert completion.message is not None and completion.message.tool_calls == []
     assert completion.message.parse_error is not None and problem in completion.message.parse_error
@@ -109,7 +109,7 @@ def test_cost_comes_from_the_prices_set_else_from_the_server(
 ) -> None:
     counted = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120} | usage
     server = serve(lambda body: (200, said("hm", usage=counted)))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path, **prices), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path, **prices), [])) as engine:
         [completion] = ask(engine, "?")
     assert completion.cost == (None if cost is None else pytest.approx(cost, abs=1e-12))
 
@@ -119,7 +119,7 @@ def test_conversations_go_on_at_their_own_pace_and_never_too_many_at_once(
 ) -> None:
     server = serve(lambda body: (200, said("more")), delay=0.02)
     ended: list[str] = []
-    with closing(build_chat_engine(settings_for(server.url, tmp_path, rollout_concurrency=2), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path, rollout_concurrency=2), [])) as engine:
 
         def advance(completion: Completion) -> Request | None:
             ended.append(completion.trajectory_id)
@@ -213,7 +213,7 @@ def test_passing_failures_are_tried_again(
 ) -> None:
     count = itertools.count()
     server = serve(lambda body: failure if next(count) < 2 else (200, said("at last")))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
         [completion] = ask(engine, "?")
     assert completion.error is None and completion.message == Message("assistant", "at last")
     assert len(server.requests) == 3
@@ -231,7 +231,7 @@ def test_what_stays_wrong_ends_its_own_request_alone_and_shows_no_key(
         return 200, said("fine")
 
     server = serve(reply)
-    with closing(build_chat_engine(settings_for(server.url, tmp_path, openai_api_key="geheim"), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path, openai_api_key="geheim"), [])) as engine:
         refused, empty, fine = ask(engine, "refused", "empty", "fine")
     assert refused.error is not None and refused.error.startswith("HTTP 401") and "geheim" not in refused.error
     assert "sk-" not in refused.error
@@ -248,7 +248,7 @@ def test_a_full_context_window_is_length_and_a_small_one_gives_what_is_left(
         return 200, said("fits", finish="length")
 
     server = serve(reply)
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
         long, short = ask(engine, "long", "short")
     assert (long.finish_reason, long.error, long.message) == ("length", None, Message("assistant", ""))
     assert (short.finish_reason, short.error, short.message) == ("length", None, Message("assistant", "fits"))
@@ -413,7 +413,7 @@ def test_half_of_a_character_that_a_server_said_is_not_sent_back(
 ) -> None:
     server = serve(lambda body: (200, said("ja")))
     calls = [ToolCall("search_emails", {"keywords": ["a\ud83d"]}, "id0")]
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
+    with closing(OpenAIEngine(settings_for(server.url, tmp_path), [])) as engine:
         request = Request("0", SamplingParams(9), messages=[Message("assistant", "b\udcff", calls)], seed=1)
         [completion] = engine.generate([request])
     assert completion.error is None
@@ -425,7 +425,7 @@ def test_half_of_a_character_that_a_server_said_is_not_sent_back(
 def test_openrouter_needs_its_key_and_training_is_refused(tmp_path: Path) -> None:
     settings = load_settings({"engine": "openai", "openai_api_key": "sk-x"}, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="OPENROUTER_API_KEY"):
-        build_chat_engine(settings, [])
+        OpenAIEngine(settings, [])
     with pytest.raises(UsageError, match="no token ids"):
         check_engine(settings, trainable=True)
     assert "sk-x" not in json.dumps(settings.public())
@@ -438,7 +438,7 @@ def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def key(url: str) -> str:
         keys = {"openai_api_key": "sk-own", "openrouter_api_key": "sk-router"}
         with pytest.raises(ConnectionAbortedError) as aborted:
-            ask(build_chat_engine(settings_for(url, tmp_path, **keys), []), "?")
+            ask(OpenAIEngine(settings_for(url, tmp_path, **keys), []), "?")
         return str(aborted.value)
 
     monkeypatch.setattr("emailrl.base.chat.connect", connect)
@@ -454,12 +454,12 @@ def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )  # fmt: skip
 def test_an_invalid_address_is_refused_at_the_start(tmp_path: Path, url: str) -> None:
     with pytest.raises(UsageError, match=r"^OPENAI_BASE_URL is not a valid URL\. Expected something like https://"):
-        build_chat_engine(settings_for(url, tmp_path), [])
+        OpenAIEngine(settings_for(url, tmp_path), [])
 
 
 @pytest.mark.parametrize("key", ["geheim\u2026", "geheim\n", "ge heim", "\x1b[31mgeheim"])
 def test_a_key_that_no_header_can_hold_is_refused_unshown(tmp_path: Path, key: str) -> None:
     for url, name in (("http://127.0.0.1:9/v1", "openai_api_key"), ("https://openrouter.ai/v1", "openrouter_api_key")):
         with pytest.raises(UsageError, match=rf"^{name.upper()} is not a valid key: ") as caught:
-            build_chat_engine(settings_for(url, tmp_path, **{name: key}), [])
+            OpenAIEngine(settings_for(url, tmp_path, **{name: key}), [])
         assert "heim" not in str(caught.value)

@@ -16,7 +16,7 @@ from engines.asking import ask, settings_for
 from local_server import Answer, answering
 
 from emailrl.base.errors import UsageError
-from emailrl.engines import build_chat_engine
+from emailrl.engines.openai import OpenAIEngine
 
 KEY = "my-own-key-0123"
 
@@ -57,7 +57,7 @@ def serve() -> Iterator[Callable[[Answer], str]]:
 def failure(url: str, tmp_path: Path, *, key: str | None = KEY, timeout: float = 30) -> str:
     """The error of one completion, with the server's address as ``URL``."""
     settings = settings_for(url, tmp_path, openai_api_key=key, openai_retries=0, litellm_timeout=timeout)
-    with closing(build_chat_engine(settings, [])) as engine:
+    with closing(OpenAIEngine(settings, [])) as engine:
         [completion] = ask(engine, "?")
     error = completion.error
     assert error is not None and KEY not in error and "\n" not in error

@@ -36,8 +36,7 @@ from emailrl.settings import (
 if TYPE_CHECKING:
     from emailrl.model.policy import Policy
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values vLLM takes for ``max_lora_rank``."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values vLLM takes for ``max_lora_rank``
 EXAMPLE = """Example: VLLM_ENGINE_ARGS='{"max_num_batched_tokens": 4096}'."""
 SET_BY = {
     "model": "MODEL_NAME",
@@ -54,26 +53,18 @@ SET_BY = {
     "max_cpu_loras": "MAX_STALENESS",
     "max_lora_rank": "LORA_RANK",
     "kv_cache_memory_bytes": "KV_CACHE_GIB",
-    "served_model_name": "",
-    "config": "",
-    "host": "",
-    "port": "",
-    "enable_lora": "",
-    "logprobs_mode": "",
-    "skip_tokenizer_init": "",
-    "disable_log_stats": "",
 }
-"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; empty: emailrl depends on the
-value."""
-VLLM_WORK: Final = 2 * GIB
-"""Part of vLLM's share reserved for activations and CUDA graphs. Assumed."""
+"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead."""
+DEPENDED_ON = (
+    *("served_model_name", "config", "host", "port", "enable_lora", "logprobs_mode", "skip_tokenizer_init"),
+    "disable_log_stats",
+)
+"""Those for which there is no setting."""
+VLLM_WORK: Final = 2 * GIB  # part of vLLM's share reserved for activations and CUDA graphs; assumed
 ADAPTER_BYTES: Final = 24
-"""Per parameter of the adapter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's
-dtype."""
-SHARE_FOR_BOTH: Final = 0.9
-"""Share of a GPU that trainer and sampler may take together; the rest is CUDA's, the logits and fragmentation."""
-GRAPHS_FROM_GIB: Final = 64
-"""Memory of a GPU from which graphs are captured for steps that read prompts. Smaller ones need it for the cache."""
+"""Per parameter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's dtype."""
+SHARE_FOR_BOTH: Final = 0.9  # of a GPU for trainer and sampler; the rest is CUDA's, the logits and fragmentation
+GRAPHS_FROM_GIB: Final = 64  # smaller GPUs need the memory of graphs for steps that read prompts for the cache
 LARGE_STEPS: Final = (96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of such steps: tool results, of one conversation or several, and a token each of the others.
 
@@ -149,13 +140,14 @@ def further_arguments(vllm: VllmSettings, model: ModelSettings) -> dict[str, Any
         raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
     if not isinstance(arguments, dict):
         raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
-    owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if model.load_in_4bit else {})
+    owned = SET_BY | dict.fromkeys(DEPENDED_ON, "") | ({"quantization": "LOAD_IN_4BIT"} if model.load_in_4bit else {})
     owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise UsageError(f"VLLM_ENGINE_ARGS: {name!r} is not an argument name.", EXAMPLE)
+        # Also abbreviated, as on vLLM's command line.
         setting = next((owned[each] for each in owned if each.startswith(name.removeprefix("no_"))), None)
-        if setting is not None:  # also abbreviated, as on vLLM's command line
+        if setting is not None:
             hint = f"Set {setting} instead." if setting else "emailrl depends on its value."
             raise UsageError(f"VLLM_ENGINE_ARGS cannot set {name}.", hint)
     return arguments
@@ -175,10 +167,9 @@ def as_flags(arguments: Mapping[str, Any]) -> list[str]:
 
 def lora_rank_limit(rank: int) -> int:
     """The smallest ``max_lora_rank`` that holds adapters of this rank; UsageError if vLLM has none."""
-    for limit in LORA_RANKS:
-        if rank <= limit:
-            return limit
-    raise UsageError(f"vLLM supports adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
+    if rank > LORA_RANKS[-1]:
+        raise UsageError(f"vLLM supports adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
+    return next(limit for limit in LORA_RANKS if rank <= limit)
 
 
 def adapter_rank(path: Path) -> int:
@@ -244,7 +235,19 @@ def read_urls(text: str) -> list[str]:
     urls = []
     for number, address in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
         try:
-            urls.append(_read_url(address))
+            parts = urlsplit(address)
+            wrong = {
+                "it does not start with http:// or https://": parts.scheme not in ("http", "https"),
+                "it has a space or a control character": not address.isprintable() or " " in address,
+                "it has a query or a fragment": "?" in address or "#" in address,
+                "it has no host name": not parts.hostname,
+                "port 0 cannot be used": parts.port == 0,  # the attribute raises for all other invalid ports
+            }
+            for reason in (reason for reason, holds in wrong.items() if holds):
+                raise ValueError(reason)
+            userinfo, at, host = parts.netloc.rpartition("@")
+            host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
+            urls.append(f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}")
         except (ValueError, httpx.InvalidURL) as error:
             if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
                 hint = "Expected http://user:password@host:8000, percent-encoded."
@@ -252,23 +255,6 @@ def read_urls(text: str) -> list[str]:
             what = f"{without_credentials(address)!r} is not a server's address ({error})"
             raise UsageError(f"VLLM_URLS: {what}.", "Expected http://host:8000.") from None
     return list(dict.fromkeys(urls))
-
-
-def _read_url(address: str) -> str:
-    """A server's address in its shortest form; ValueError or httpx.InvalidURL if no request can be sent to it."""
-    parts = urlsplit(address)
-    wrong = {
-        "it does not start with http:// or https://": parts.scheme not in ("http", "https"),
-        "it has a space or a control character": not address.isprintable() or " " in address,
-        "it has a query or a fragment": "?" in address or "#" in address,
-        "it has no host name": not parts.hostname,
-        "port 0 cannot be used": parts.port == 0,  # the attribute raises for all other invalid ports
-    }
-    if reason := next((reason for reason, holds in wrong.items() if holds), None):
-        raise ValueError(reason)
-    userinfo, at, host = parts.netloc.rpartition("@")
-    host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
-    return f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def read_path_map(text: str) -> tuple[Path, Path] | None:
@@ -288,13 +274,10 @@ def read_path_map(text: str) -> tuple[Path, Path] | None:
 class Trainer:
     """What a trainer with fused layers needs of a GPU, in bytes."""
 
-    weights: int
-    """Of the frozen base."""
+    weights: int  # of the frozen base
     adapter: int
-    activations: int
-    """Of a full micro-batch, with everything kept that GRADIENT_CHECKPOINTING keeps where memory is ample."""
-    graphs: int = 0
-    """Of vLLM's CUDA graphs for this model, if it captures ``LARGE_STEPS``."""
+    activations: int  # of a full micro-batch, with all kept that GRADIENT_CHECKPOINTING keeps where memory is ample
+    graphs: int = 0  # of vLLM's CUDA graphs for this model, if it captures ``LARGE_STEPS``
 
     @classmethod
     def of_sizes(

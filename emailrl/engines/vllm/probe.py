@@ -34,15 +34,11 @@ TEXT = (
 LONGEST = 120
 """Length of the text in tokens, and how many tokens of a rollout's completion are compared. All prefixes together have
 fewer than the 2,048 tokens that a server reads in one step: on a CPU, vLLM fails on a seeded prompt read in parts."""
-SHORTEST = 8
-"""Tokens that a rollout's completion needs to be compared."""
-PREFIXES = 32
-"""Prefixes of the text, of evenly spaced lengths, after each of which an engine draws one token."""
+SHORTEST = 8  # tokens that a rollout's completion needs to be compared
+PREFIXES = 32  # prefixes of the text, of evenly spaced lengths, after each of which an engine draws one token
 TOLERANCE = {torch.float32: 3e-3, torch.float64: 3e-3}
-ROUNDING = 0.3
-"""Mean gap allowed in 16 bits, as different kernels round differently."""
-STALE = 300
-"""An unchanged answer is wrong if the trainer's own moved by more than this part of the tolerance."""
+ROUNDING = 0.3  # mean gap allowed in 16 bits, as different kernels round differently
+STALE = 300  # an unchanged answer is wrong if the trainer's own moved by more than this part of the tolerance
 
 
 class ProbeError(EmailRLError):
@@ -53,10 +49,8 @@ class ProbeError(EmailRLError):
 class Expected:
     """What an engine must answer under one adapter, by the trainer's model; usable in any thread."""
 
-    adapter_sha256: str | None
-    """None is the bare base model."""
-    logits: Tensor
-    """``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
+    adapter_sha256: str | None  # None is the bare base model
+    logits: Tensor  # ``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU
 
 
 class Probe:
@@ -67,17 +61,12 @@ class Probe:
 
     def __init__(self, policy: Policy, *, temperature: float, tolerance: float | None = None) -> None:
         self._policy, self._weights = policy, sampling_weights(policy.model)
-        self.temperature = temperature
+        self.vocabulary, self.temperature = policy.vocabulary, temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
         self.prefixes = [self.ids[: len(self.ids) * number // PREFIXES] for number in range(1, PREFIXES + 1)]
         self._answers: dict[str, tuple[Expected, list[int], list[float]]] = {}
         """The last tokens that every engine drew after the prefixes, and what was expected."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Vocabulary size of the trainer's model."""
-        return self._policy.vocabulary
 
     def load(self, path: Path | None) -> Expected:
         """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.
@@ -127,8 +116,7 @@ class Probe:
     def check_completion(
         self, who: str, prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[float]
     ) -> None:
-        """Compare the tokens that an engine sampled after ``prompt`` with the trainer's model; raises ProbeError naming
-        ``who``."""
+        """Compare what ``who`` sampled after ``prompt`` with the trainer's model; raises ProbeError."""
         ids, start = [*prompt, *sampled[:LONGEST]], len(prompt)
         self._compare(who, logprobs[:LONGEST], partial(self.score, ids, start))
 
@@ -136,16 +124,17 @@ class Probe:
         gap = mean_gap(logprobs, own(self.temperature))
         if gap <= self.tolerance:
             return
-        what, hint = (
+        if mean_gap(logprobs, own(1.0)) <= self.tolerance:
+            raise ProbeError(
+                f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature.",
+                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0.",
+            )
+        raise ProbeError(
             f"{who} is not sampling from the adapter it was given: log-probabilities of sampled tokens are off by "
             f"{gap:.4f} nats.",
             "Check its base model and dtype, and that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is "
             f"{self.tolerance:g}.",
         )
-        if mean_gap(logprobs, own(1.0)) <= self.tolerance:
-            what = f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature."
-            hint = "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
-        raise ProbeError(what, hint)
 
 
 def _logprobs(logits: Tensor, tokens: Sequence[int], temperature: float) -> list[float]:

@@ -38,10 +38,8 @@ from emailrl.settings import AgentSettings, VllmSettings
 KEPT: Final = 16
 """Connections per pool above which idle ones are closed: httpcore compares every idle one with all others, twice per
 request."""
-LOOK_AGAIN: Final = 2.0
-"""Poll interval in seconds while all servers are down."""
-LONGEST_WAIT: Final = 8.0
-"""Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
+LOOK_AGAIN: Final = 2.0  # seconds between polls while all servers are down
+LONGEST_WAIT: Final = 8.0  # seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this
 
 T = TypeVar("T")
 Act = Callable[[httpx.AsyncClient], Awaitable[T]]
@@ -51,15 +49,11 @@ Act = Callable[[httpx.AsyncClient], Awaitable[T]]
 class Version:
     """An adapter as the servers know it, or the bare base model (``served`` and ``path`` are None)."""
 
-    label: str
-    """The trainer's name for it."""
+    label: str  # the trainer's name for it
     expected: Expected
-    served: str | None = None
-    """Its name on the servers, never used for another adapter."""
-    folder: Path | None = None
-    """Where the trainer has it."""
-    path: str | None = None
-    """The same folder, as the servers see it."""
+    served: str | None = None  # its name on the servers, never used for another adapter
+    folder: Path | None = None  # where the trainer has it
+    path: str | None = None  # the same folder, as the servers see it
 
 
 class VllmServers:
@@ -78,20 +72,20 @@ class VllmServers:
         self.replicas = _replicas(vllm, max_model_len)
         self.conversations = most_requests(agent, len(self.replicas))
         self.retries, self.timeout = vllm.vllm_retries, vllm.vllm_timeout
-        self._return_timeout = vllm.vllm_return_timeout
-        self._key = api_key(vllm)
+        self._return_timeout, self._key = vllm.vllm_return_timeout, api_key(vllm)
         self._sampling = SamplingParams(1, agent.temperature, agent.top_p, agent.top_k)
         self._kept = vllm.staleness(servers=True) + 2
         self._path_map = read_path_map(vllm.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
-        self._version: Version | None = None
-        """The version that new conversations sample from; None before the first is verified."""
+        self._version: Version | None = None  # what new conversations sample from; None before the first is verified
         self.held: Counter[str | None] = Counter()
         """How many engines are pinned to a version, by its name on the servers."""
         self._rollouts: dict[Version, dict[str, tuple[Request, Completion] | None]] = {}
-        """For each recent version, by replica, its first completion in a rollout, until it is scored; then None. The
-        probe's model has the last version."""
-        _allow_connections()
+        """For each recent version, by replica, its first completion in a rollout, until it is scored; then None."""
+        self._probed: Version | None = None  # the version that the probe's model has
+        # Every request has a connection: without a free handle, of often 1,024, all servers would be excluded.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     @property
     def alive(self) -> list[Replica]:
@@ -132,24 +126,15 @@ class VllmServers:
 
         Raises EmailRLError if it is wrong.
         """
-        newest = next(reversed(self._rollouts), None)
         for version, drawn in self._rollouts.items():
-            if version is newest:
-                self._score(drawn)
-            elif any(list(drawn.values())):  # a copy: other threads add to it
-                self.probe.load(version.folder)
-                try:
-                    self._score(drawn)
-                finally:
-                    self.probe.load(newest.folder if newest is not None else None)
-
-    def _score(self, drawn: dict[str, tuple[Request, Completion] | None]) -> None:
-        """Compare completions with the probe's model, which has their version."""
-        for who, kept in list(drawn.items()):
-            if kept is not None:
-                request, completion = kept
-                self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
-                drawn[who] = None
+            for who, kept in list(drawn.items()):  # a copy: other threads add to it
+                if kept is not None:
+                    if version is not self._probed:
+                        self._probe(version.folder)
+                        self._probed = version
+                    request, completion = kept
+                    self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
+                    drawn[who] = None
 
     def keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
         """Keep a replica's first completion by a version that is long enough to be scored."""
@@ -157,24 +142,27 @@ class VllmServers:
         if like_training and len(completion.token_ids) >= SHORTEST:
             self._rollouts.get(version, {}).setdefault(who, (request, completion))
 
+    def _probe(self, path: Path | None) -> Expected:
+        self._probed = None  # if it fails
+        return self.probe.load(path)
+
     def _prepare(self, path: Path | None, version: str) -> Version:
         """A version with all that must be computed by the trainer's model."""
-        expected = self.probe.load(path)  # also checks its files before a server reads them
+        expected = self._probe(path)  # also checks its files before a server reads them
         new = Version(version, expected)
         if path is not None:
+            seen = path.absolute()
+            if self._path_map is not None:
+                here, there = self._path_map
+                if not seen.is_relative_to(here):
+                    raise UsageError(f"The adapter {seen} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
+                seen = there / seen.relative_to(here)
             plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
             served = f"emailrl-{self._run}-{plain}-{str(expected.adapter_sha256)[:12]}"
-            new = Version(version, expected, served, path, self._as_seen_there(path.absolute()))
+            new = Version(version, expected, served, path, str(seen))
         self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
+        self._probed = new
         return new
-
-    def _as_seen_there(self, path: Path) -> str:
-        if self._path_map is None:
-            return str(path)
-        here, there = self._path_map
-        if not path.is_relative_to(here):
-            raise UsageError(f"The adapter {path} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
-        return str(there / path.relative_to(here))
 
     async def take(self, version: Version, client: httpx.AsyncClient) -> None:
         """Load and verify a version on all replicas, and unload old ones."""
@@ -275,8 +263,7 @@ class PinnedVersion:
 
     def __init__(self, servers: VllmServers, version: Version, *, is_new: bool = False) -> None:
         self._servers, self.version, self._is_new = servers, version, is_new
-        self._homes: dict[str, Replica] = {}
-        """Where each conversation has its KV cache."""
+        self._homes: dict[str, Replica] = {}  # where each conversation has its KV cache
         self._mending = asyncio.Lock()
         self._cancelled = False
         self._under_way: tuple[asyncio.AbstractEventLoop, asyncio.Task[object]] | None = None
@@ -342,10 +329,12 @@ class PinnedVersion:
         for attempt in range(servers.retries + 1):
             await asyncio.sleep(min(LONGEST_WAIT, pause))
             replica = await self._choose(client, request.trajectory_id, shunned, failure)
-            room = _room(replica, len(request.prompt_ids), servers.max_model_len)
+            window = min(replica.max_model_len or sys.maxsize, servers.max_model_len or sys.maxsize)
+            room = window - len(request.prompt_ids)
             if room < 1:
                 return Completion(request.trajectory_id, [], [], "length")
-            body = completion_body(request, self.version.served or replica.base, servers.stop_ids, room)
+            name = self.version.served or replica.base
+            body = completion_body(name, request.sampling, request.prompt_ids, request.seed, room, servers.stop_ids)
             try:
                 response = await replica.complete(client, body)
                 if response.status_code == 200:
@@ -396,19 +385,12 @@ def check_servers(vllm: VllmSettings) -> None:
     """Raise EmailRLError if none of the servers in VLLM_URLS answers; for use before a model is loaded."""
     replicas = _replicas(vllm)
 
-    async def failure(client: httpx.AsyncClient, replica: Replica) -> str | None:
-        try:
-            await replica.check_health(client)
-        except (ReplicaDown, EmailRLError) as error:
-            return str(error)
-        return None
-
-    async def failures(client: httpx.AsyncClient) -> list[str | None]:
-        return await asyncio.gather(*(failure(client, replica) for replica in replicas))
+    async def failures(client: httpx.AsyncClient) -> list[BaseException | None]:
+        return await asyncio.gather(*(replica.check_health(client) for replica in replicas), return_exceptions=True)
 
     found = _with_client(api_key(vllm), HEALTH_TIMEOUT, failures)
     if all(found):
-        raise _none_available(len(replicas), found[0] or "")
+        raise _none_available(len(replicas), str(found[0]))
 
 
 def _replicas(vllm: VllmSettings, needed: int | None = None) -> list[Replica]:
@@ -418,20 +400,6 @@ def _replicas(vllm: VllmSettings, needed: int | None = None) -> list[Replica]:
     for replica in replicas:
         tell(replica.url, "policy", with_key=bool(key))
     return replicas
-
-
-def _room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> int:
-    """Maximum tokens after a prompt."""
-    return min(replica.max_model_len or sys.maxsize, max_model_len or sys.maxsize) - prompt_tokens
-
-
-def _allow_connections() -> None:
-    """Raise this process's limit of open files, often 1,024, as far as it may.
-
-    Every request has a connection: without a free handle no server can be reached, so that all would be excluded.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _none_available(count: int, why: str) -> EmailRLError:
