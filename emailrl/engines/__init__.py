@@ -43,9 +43,7 @@ def check_player(settings: PlayingSettings) -> None:
 
 def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
     """The engine that ``settings.agent.engine`` names, sampling from the policy's base model until it gets an adapter.
-
-    ``auto`` means transformers, in this process. Raises UsageError for an engine that cannot serve a policy.
-    """
+    ``auto`` means transformers, in this process. Raises UsageError for an engine that cannot serve a policy."""
     check_engine(settings, trainable=policy.trainable)
     from emailrl.engines.local.engine import TransformersEngine, generation_stop_ids
     from emailrl.engines.renderer import stop_ids
@@ -93,10 +91,8 @@ class OpenPolicy(Generic[P]):
 
 
 def open_policy(settings: P, adapter: Path | None = None) -> OpenPolicy[P]:
-    """Load the base model that the settings name, and an engine that samples from it with ``adapter``.
-
-    Raises the errors of `load_policy` and `build_engine`.
-    """
+    """Load the base model that the settings name, and an engine that samples from it with ``adapter``. Raises the
+    errors of `load_policy` and `build_engine`."""
     from emailrl.model.load import load_policy
     from emailrl.model.resolve import with_token_limit
 

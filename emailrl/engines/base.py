@@ -25,12 +25,9 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Request:
-    """Ask for one completion.
-
-    ``trajectory_id`` names the conversation: if ``prompt_ids`` of a follow-up extend its tokens, its KV cache is
-    reused. Token engines read ``prompt_ids``; chat engines read ``messages``. ``seed`` determines the sampled
-    ids independently of the rest of the batch.
-    """
+    """Ask for one completion. ``trajectory_id`` names the conversation: if ``prompt_ids`` of a follow-up extend its
+    tokens, its KV cache is reused. Token engines read ``prompt_ids``; chat engines read ``messages``. ``seed``
+    determines the sampled ids independently of the rest of the batch."""
 
     trajectory_id: str
     sampling: SamplingParams
@@ -41,12 +38,9 @@ class Request:
 
 @dataclass(slots=True)
 class Completion:
-    """The policy's completion of one request.
-
-    ``token_ids`` include a sampled stop token. ``logprobs`` has one value per id: natural logarithm, after
-    temperature, before top-p / top-k; at temperature 0 those of the untempered distribution. Both are empty for engines
-    that only return text.
-    """
+    """The policy's completion of one request. ``token_ids`` include a sampled stop token. ``logprobs`` has one value
+    per id: natural logarithm, after temperature, before top-p / top-k; at temperature 0 those of the untempered
+    distribution. Both are empty for engines that only return text."""
 
     trajectory_id: str
     token_ids: list[int]
@@ -75,11 +69,9 @@ class Engine(Protocol):
     """An engine that completes prompts."""
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """Complete every request, and every follow-up that ``advance`` returns, batched over all of them.
-
-        A follow-up joins the running batch immediately; no trajectory waits for another's turn. Returns all
-        completions in the order they ended (without ``advance``: in the order of ``requests``).
-        """
+        """Complete every request, and every follow-up that ``advance`` returns, batched over all of them. A follow-up
+        joins the running batch immediately; no trajectory waits for another's turn. Returns all completions in the
+        order they ended (without ``advance``: in the order of ``requests``)."""
         ...
 
     def close(self) -> None:
@@ -141,11 +133,9 @@ async def converse(
     *,
     limit: int,
 ) -> list[Completion]:
-    """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time.
-
-    A conversation keeps its slot until it ends, so that its next turn soon hits the server's prompt cache. An exception
-    from ``complete`` cancels all of them and propagates.
-    """
+    """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time. A conversation keeps its slot
+    until it ends, so that its next turn soon hits the server's prompt cache. An exception from ``complete`` cancels all
+    of them and propagates."""
     gate, ended = asyncio.Semaphore(limit), Ended(advance)
 
     async def conversation(place: int, request: Request | None) -> None:

@@ -32,9 +32,7 @@ MERGE_LIMIT: Final = 1_000_000_000  # models with more parameters are not copied
 
 def most_rows(agent: AgentSettings, parameters: int, *, on_gpu: bool) -> int:
     """Maximum concurrent conversations of the in-process engine: MAX_BATCH_TRAJECTORIES, or its default for the model.
-
-    Memory grows with their caches: SmolLM2 takes about 40 MB for each, on top of 1.1 GB.
-    """
+    Memory grows with their caches: SmolLM2 takes about 40 MB for each, on top of 1.1 GB."""
     small = on_gpu or parameters < LARGE_FROM or "max_batch_trajectories" in agent.model_fields_set
     return agent.max_batch_trajectories if small else min(agent.max_batch_trajectories, LARGE_ROWS_ON_CPU)
 
@@ -50,10 +48,8 @@ def server_share(vllm: VllmSettings) -> float:
 
 
 def most_requests(agent: AgentSettings, servers: int) -> int:
-    """Maximum concurrent requests to so many vLLM servers together.
-
-    The default of ROLLOUT_CONCURRENCY suits shared chat servers; it applies here only if set explicitly.
-    """
+    """Maximum concurrent requests to so many vLLM servers together. The default of ROLLOUT_CONCURRENCY suits shared
+    chat servers; it applies here only if set explicitly."""
     chosen = "rollout_concurrency" in agent.model_fields_set
     return agent.rollout_concurrency if chosen else servers * rows_per_server(agent)
 
@@ -69,11 +65,9 @@ def blocks_of(tokens: int) -> int:
 
 
 def blocks_within(budget: float, layers: int, token_bytes: int) -> int:
-    """The number of conversation blocks that fit in ``budget`` bytes, at least 0.
-
-    ``token_bytes`` is the size of one token's keys and values in all ``layers``. Includes the block that receives
-    padding writes, and the temporary copy of one of the 2 · layers tensors while the cache grows.
-    """
+    """The number of conversation blocks that fit in ``budget`` bytes, at least 0. ``token_bytes`` is the size of one
+    token's keys and values in all ``layers``. Includes the block that receives padding writes, and the temporary copy
+    of one of the 2 · layers tensors while the cache grows."""
     tensors = 2 * layers
     return max(int(budget * tensors / ((tensors + 1) * BLOCK * token_bytes)) - 1, 0)
 

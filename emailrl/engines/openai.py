@@ -178,11 +178,9 @@ class OpenAIEngine:
 
 
 def as_api(message: Message) -> dict[str, Any]:
-    """The message in the chat API's format.
-
-    Of several tool calls only the first was executed, so only that one is sent: servers reject a call without a result.
-    A space is inserted into control-token strings in all text that the model did not write.
-    """
+    """The message in the chat API's format. Of several tool calls only the first was executed, so only that one is
+    sent: servers reject a call without a result. A space is inserted into control-token strings in all text that the
+    model did not write."""
     if message.role == "tool":
         return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": harmless(message.content)}
     if message.role != "assistant":
@@ -197,9 +195,7 @@ def as_api(message: Message) -> dict[str, Any]:
 
 def as_message(received: ChatMessage) -> Message:
     """The server's message; sets ``parse_error`` if arguments are not a JSON object or markup is left in the text.
-
-    Arguments are JSON text by the spec, an object at some servers, or missing.
-    """
+    Arguments are JSON text by the spec, an object at some servers, or missing."""
     message = Message("assistant", received.text)
     try:
         if not received.tool_calls and parse_tool_calls(message.content):
@@ -219,10 +215,8 @@ def as_message(received: ChatMessage) -> Message:
 
 
 def checked_key(openai: OpenAISettings, rewards: RewardSettings) -> tuple[str, str]:
-    """The name and value of the API key, which may be empty; OpenRouter's key is sent to OpenRouter only.
-
-    Raises UsageError for an address or a key with which no request can be sent, and if OpenRouter's key is missing.
-    """
+    """The name and value of the API key, which may be empty; OpenRouter's key is sent to OpenRouter only. Raises
+    UsageError for an address or a key with which no request can be sent, and if OpenRouter's key is missing."""
     url = openai.openai_base_url
     at_openrouter = names_openrouter("OPENAI_BASE_URL", url)
     if urlsplit(url).scheme not in ("http", "https"):

@@ -43,11 +43,8 @@ class Rendered:
 
 
 class ChatRenderer:
-    """Renders one model's conversations with its tokenizer's chat template and the given tools.
-
-    ``tools`` are OpenAI function schemas; an empty list renders no tools. Raises EmailRLError when the tokenizer has no
-    chat template.
-    """
+    """Renders one model's conversations with its tokenizer's chat template and the given tools. ``tools`` are OpenAI
+    function schemas; an empty list renders no tools. Raises EmailRLError when the tokenizer has no chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
         if not tokenizer.chat_template:
@@ -73,10 +70,8 @@ class ChatRenderer:
         return Rendered(self.tokenize(text), text)
 
     def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
-        """Render the next prompt, given the text of the last prompt plus its completion.
-
-        ``messages`` are the whole conversation. The suffix is tokenized alone, so no id already sampled can change.
-        """
+        """Render the next prompt, given the text of the last prompt plus its completion. ``messages`` are the whole
+        conversation. The suffix is tokenized alone, so no id already sampled can change."""
         text = self.render(messages)
         if text.startswith(text_so_far):
             return Rendered(self.tokenize(text[len(text_so_far) :]), text)

@@ -40,11 +40,9 @@ class Adapter:
 
 
 def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
-    """Return ``best`` or ``latest`` of the newest run, or the adapter in a folder, with its file hashes checked.
-
-    The folder of an ``sft`` run means its ``best_model``. Files needed only to resume a run (trainer state, even
-    ``metadata.json``) are optional. Raises UsageError if there is no adapter, EmailRLError if it is damaged.
-    """
+    """Return ``best`` or ``latest`` of the newest run, or the adapter in a folder, with its file hashes checked. The
+    folder of an ``sft`` run means its ``best_model``. Files needed only to resume a run (trainer state, even
+    ``metadata.json``) are optional. Raises UsageError if there is no adapter, EmailRLError if it is damaged."""
     if which in ("best", "latest"):
         path = find_checkpoint(which, output_dir).path
     else:

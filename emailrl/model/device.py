@@ -41,11 +41,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0) -> torch.dtype:
-    """Return the named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU.
-
-    A model that only samples, of ``sampled_parameters``, takes bf16 on a CPU too if it has ``BF16_FROM`` or more and
-    the CPU has instructions for it.
-    """
+    """Return the named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU. A model that only samples, of
+    ``sampled_parameters``, takes bf16 on a CPU too if it has ``BF16_FROM`` or more and the CPU has instructions for
+    it."""
     if name == "auto" and device.type == "cpu" and sampled_parameters >= BF16_FROM and computes_bf16():
         return torch.bfloat16
     return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]
@@ -65,11 +63,9 @@ def computes_bf16() -> bool:
 def check_fits(
     model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype, *, cards: int = 1
 ) -> bool:
-    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach.
-
-    The size comes from the name (``...-14B-...``) if present, else from the config, local or fetched separately.
-    Returns whether to shard the base over the ``cards`` of this host that train together.
-    """
+    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach. The size comes
+    from the name (``...-14B-...``) if present, else from the config, local or fetched separately. Returns whether to
+    shard the base over the ``cards`` of this host that train together."""
     num_parameters, card = parameters_of(model.name, path), card_bytes(device)
     whole = num_parameters * dtype.itemsize
     sharded = cards > 1 and shards_base(model, weight_bytes=whole, card_bytes=card, cards=cards)

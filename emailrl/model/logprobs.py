@@ -149,10 +149,8 @@ def output_embeddings(model: Any) -> Any:
 
 @torch.no_grad()
 def check_projection(model: Any) -> None:
-    """Compare ``projection`` of the hidden states with the model's own logits on a few tokens.
-
-    Raises EmailRLError if the model computes its logits differently: training it would be wrong.
-    """
+    """Compare ``projection`` of the hidden states with the model's own logits on a few tokens. Raises EmailRLError if
+    the model computes its logits differently: training it would be wrong."""
     was_training = model.training
     model.eval()
     head = output_embeddings(model)
@@ -215,7 +213,5 @@ class _Head(torch.autograd.Function):
 
 def fused_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of ``labels`` ``(P,)`` and entropies (without a gradient) from ``hidden`` ``(P, hidden)``.
-
-    ``weight`` ``(vocabulary, hidden)`` is the frozen output embedding.
-    """
+    ``weight`` ``(vocabulary, hidden)`` is the frozen output embedding."""
     return _Head.apply(hidden, weight, labels, temperature)

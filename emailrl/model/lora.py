@@ -99,10 +99,8 @@ def with_fresh_adapter(model: Any, lora: LoraSettings, *, seed: int) -> Any:
 
 
 def with_adapter(model: Any, lora: LoraSettings, folder: Path, *, trainable: bool) -> Any:
-    """A PEFT model around ``model`` with the adapter in ``folder``.
-
-    Raises EmailRLError for an adapter that does not fit, UsageError if a LoRA setting differs from one to train.
-    """
+    """A PEFT model around ``model`` with the adapter in ``folder``. Raises EmailRLError for an adapter that does not
+    fit, UsageError if a LoRA setting differs from one to train."""
     read_plain_lora(folder, model)
     if trainable:
         config = read_adapter_config(folder)
@@ -141,10 +139,8 @@ def lora_facts(model: Any) -> dict[str, Any]:
 
 def lora_targets(model: Any, wanted: str) -> list[str]:
     """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
-
     ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
-    layer's full path into the adapter's config.
-    """
+    layer's full path into the adapter's config."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if wanted == "all-linear":
         head = causal_lm(model).get_output_embeddings()
@@ -157,10 +153,8 @@ def lora_targets(model: Any, wanted: str) -> list[str]:
 
 def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
     """Return the adapter in ``folder``, checked against ``base``; None skips the checks that need the base model.
-
     ``base`` may be on the meta device and may already have adapters. Raises EmailRLError for anything but finite LoRA
-    matrices, one pair per linear layer named by the config, with the shapes that layer and rank require.
-    """
+    matrices, one pair per linear layer named by the config, with the shapes that layer and rank require."""
     rank, scale, targets = _plain(folder, read_adapter_config(folder))
     lora = PlainLora(_read_pairs(folder, rank), rank, scale)
     if base is None:

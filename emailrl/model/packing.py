@@ -96,9 +96,8 @@ def varlen_forward(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention within segments: ``query`` ``(P, heads, D)``, ``key`` and ``value`` ``(P, kv_heads, D)``.
-
-    Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the kernel.
-    """
+    Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the
+    kernel."""
     if segments.keys is not None:
         key, value = segments.keys.spread(key), segments.keys.spread(value)
     if not uses_flash(query):
@@ -229,10 +228,8 @@ def packed_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each segment of ``query`` ``(1, heads, P, D)``, ``key``, ``value`` ``(1, kv_heads, P, D)``.
-
-    Returns ``(1, P, heads, D)``. Uses one variable-length FlashAttention kernel on a GPU, SDPA per segment elsewhere.
-    """
+    """Attend within each segment of ``query`` ``(1, heads, P, D)``, ``key``, ``value`` ``(1, kv_heads, P, D)``. Returns
+    ``(1, P, heads, D)``. Uses one variable-length FlashAttention kernel on a GPU, SDPA per segment elsewhere."""
     if segments is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
@@ -257,11 +254,9 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
 def enable_packing(model: Any) -> str | None:
-    """Make ``model`` (PEFT or bare) take packed rows if possible; returns the reason if not, else None.
-
-    Only plain causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix
-    samples or see too far, and a model loaded with another attention than SDPA keeps it.
-    """
+    """Make ``model`` (PEFT or bare) take packed rows if possible; returns the reason if not, else None. Only plain
+    causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix samples or see too
+    far, and a model loaded with another attention than SDPA keeps it."""
     base = causal_lm(model)
     fully = attends_fully(base.config.get_text_config().to_dict()) and base._supports_attention_backend
     if reason := why_not_packed(base.config._attn_implementation, fully=fully):
@@ -279,10 +274,8 @@ def takes_packed(model: Any) -> bool:
 
 
 def shares_prefixes(model: Any) -> bool:
-    """Whether ``model`` may compute shared prefixes once: with packing and without dropout.
-
-    Dropout masks differ by sample; a shared prefix would have one mask for all.
-    """
+    """Whether ``model`` may compute shared prefixes once: with packing and without dropout. Dropout masks differ by
+    sample; a shared prefix would have one mask for all."""
     base = causal_lm(model)
     drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in base.modules())
     return takes_packed(model) and not drops and not getattr(base.config.get_text_config(), "attention_dropout", 0.0)

@@ -28,10 +28,8 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 class ValueHead(nn.Module):
     """The critic of PPO: maps hidden states ``(P, hidden)`` to values ``(P,)``, in float32 (float64 for such a model).
-
     It starts at zero: the first values are 0, the first advantages equal plain returns, and no additional random
-    numbers are drawn.
-    """
+    numbers are drawn."""
 
     def __init__(self, hidden_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -40,10 +38,8 @@ class ValueHead(nn.Module):
 
     @classmethod
     def of(cls, model: Any, adapter: Path | None = None) -> ValueHead:
-        """The critic for a model's hidden states: as saved beside ``adapter``, or a new one.
-
-        Raises EmailRLError for a saved one that is damaged or does not fit.
-        """
+        """The critic for a model's hidden states: as saved beside ``adapter``, or a new one. Raises EmailRLError for a
+        saved one that is damaged or does not fit."""
         embedding = model.get_output_embeddings().weight
         dtype = torch.float64 if embedding.dtype == torch.float64 else torch.float32
         head = cls(model.config.get_text_config().hidden_size, device=embedding.device, dtype=dtype)

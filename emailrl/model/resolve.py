@@ -20,11 +20,9 @@ _HINT = "Use nano, smol or smol-base, a model folder, or a hub name such as Qwen
 
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
-    """Find the model: packaged names and folders give a Path, a hub name is returned as is.
-
-    Only ``smol`` and ``smol-base`` take time: their base (the setting ``smol_base``, or as ``smol_folder`` finds it) is
-    converted, once. Raises UsageError for a name that cannot be a model, with the nearest that can.
-    """
+    """Find the model: packaged names and folders give a Path, a hub name is returned as is. Only ``smol`` and
+    ``smol-base`` take time: their base (the setting ``smol_base``, or as ``smol_folder`` finds it) is converted, once.
+    Raises UsageError for a name that cannot be a model, with the nearest that can."""
     if name == NANO:
         if not (NANO_DIR / "config.json").is_file():
             raise EmailRLError("The packaged policy nano is missing.", "Reinstall emailrl, or use another --model.")
@@ -64,9 +62,7 @@ def same_base(left: str, right: str) -> bool:
 
 def with_token_limit(agent: AgentSettings, model: Any) -> AgentSettings:
     """Return the settings for sampling ``model``: MAX_TOKENS, unless set, is limited to its ``max_new_tokens``.
-
-    Otherwise a small model that does not stop would write until its context is full, delaying all others.
-    """
+    Otherwise a small model that does not stop would write until its context is full, delaying all others."""
     own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
     if "max_tokens" in agent.model_fields_set or own is None or own >= agent.max_tokens:
         return agent

@@ -145,10 +145,8 @@ _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct
 
 def find_shape(name: str) -> Shape:
     """The shape of the model named: packaged, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
-
     Raises UsageError for a name that cannot be a model, EmailRLError for a config that is not a dense decoder or is
-    unavailable.
-    """
+    unavailable."""
     if name in (SMOL, SMOL_BASE):
         return SMOLLM2_135M
     path = resolve_model(name)
@@ -223,10 +221,8 @@ def _cached_config(name: str) -> Path | None:
 
 
 def parameters_of(name: str, path: str | Path) -> int:
-    """Parameter count of a model, from its name if possible, else from its config.
-
-    So a 14B model on a CPU is refused without waiting for a network.
-    """
+    """Parameter count of a model, from its name if possible, else from its config. So a 14B model on a CPU is refused
+    without waiting for a network."""
     if isinstance(path, str):
         if shape := known_shape(name):
             return shape.parameters
@@ -246,11 +242,8 @@ def empty_model(config: Any) -> Any:
 
 
 def load_config(name: str, path: str | Path) -> Any:
-    """Read a model's config from its folder, the local cache or the hub, without long retries.
-
-    Raises UsageError for a name the hub does not know or knows as an adapter, EmailRLError if the hub cannot be
-    reached.
-    """
+    """Read a model's config from its folder, the local cache or the hub, without long retries. Raises UsageError for a
+    name the hub does not know or knows as an adapter, EmailRLError if the hub cannot be reached."""
     from transformers import AutoConfig
     from transformers.utils.peft_utils import find_adapter_config_file
 

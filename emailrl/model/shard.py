@@ -47,10 +47,8 @@ def check_shardable(model: ModelSettings, agent: AgentSettings, vllm: VllmSettin
 
 def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Spread the frozen weights of ``model`` (PEFT or bare, on the CPU) over ``mesh``; trainable ones stay complete.
-
     Each layer is moved to this rank's device and sharded before the next one, so that only one is complete at a time.
-    ``offload`` keeps the shards in host memory, from which a layer is copied whenever it is gathered.
-    """
+    ``offload`` keeps the shards in host memory, from which a layer is copied whenever it is gathered."""
     base = causal_lm(model)
     backbone, embedding, head = base.base_model, base.get_input_embeddings(), base.get_output_embeddings()
     if not hasattr(backbone, "layers"):
@@ -71,10 +69,8 @@ def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:
 
 
 def gathering(module: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``method`` with the parameters of a sharded ``module`` gathered for each call and its backward pass.
-
-    FSDP itself does this only for ``module(...)``. The method of an unsharded module is returned unchanged.
-    """
+    """Return ``method`` with the parameters of a sharded ``module`` gathered for each call and its backward pass. FSDP
+    itself does this only for ``module(...)``. The method of an unsharded module is returned unchanged."""
     if not isinstance(module, FSDPModule):
         return method
     setattr(module, FORWARD, method)

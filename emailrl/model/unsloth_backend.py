@@ -51,10 +51,8 @@ def check_unsloth(model: ModelSettings) -> None:
 
 
 def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: torch.dtype) -> Any:
-    """Load the base in ``path``, of this ``config``, through ``unsloth.FastLanguageModel``.
-
-    Raises EmailRLError if it is unavailable or not of ``FAMILIES``.
-    """
+    """Load the base in ``path``, of this ``config``, through ``unsloth.FastLanguageModel``. Raises EmailRLError if it
+    is unavailable or not of ``FAMILIES``."""
     if config.model_type not in FAMILIES:
         raise EmailRLError(
             f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
@@ -81,10 +79,8 @@ def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: to
 
 
 def prepare_unsloth(model: Any, name: str, checkpointing: Checkpointing) -> Any:
-    """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing.
-
-    Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory.
-    """
+    """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing. Anything
+    but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory."""
     try:
         with redirect_stdout(sys.stderr):
             recomputed = False if checkpointing == "off" else "unsloth"
@@ -105,10 +101,8 @@ def _unsloth() -> Any:
 
 
 def unpatched(model: Any) -> Any:
-    """Return the base of ``model`` without adapters, in transformers' own classes, with the same weight tensors.
-
-    The classes are loaded again from transformers' source, and get the states of the modules.
-    """
+    """Return the base of ``model`` without adapters, in transformers' own classes, with the same weight tensors. The
+    classes are loaded again from transformers' source, and get the states of the modules."""
     base = causal_lm(model)
     name = type(base).__module__
     file = sys.modules[name].__file__

@@ -54,10 +54,8 @@ class Filled(Exception):
 
 
 class BlockCache(Cache):
-    """The cache of all layers; call ``place`` before each forward pass to set where its new tokens go.
-
-    A pass that only ``fills`` it ends with ``Filled``. All tables together never hold more than ``most`` blocks.
-    """
+    """The cache of all layers; call ``place`` before each forward pass to set where its new tokens go. A pass that only
+    ``fills`` it ends with ``Filled``. All tables together never hold more than ``most`` blocks."""
 
     layers: list[BlockLayer]  # type: ignore[assignment]
 
@@ -117,10 +115,8 @@ class BlockCache(Cache):
     def place(
         self, tables: Sequence[Table], starts: Sequence[int], new: int, device: torch.device, *, fills: bool
     ) -> Tensor:
-        """Set where the next forward pass writes: rows of ``new`` tokens beginning at ascending ``starts``.
-
-        A row's table covers its own tokens; padding goes to block 0. Returns positions [rows, new].
-        """
+        """Set where the next forward pass writes: rows of ``new`` tokens beginning at ascending ``starts``. A row's
+        table covers its own tokens; padding goes to block 0. Returns positions [rows, new]."""
         for layer in self.layers:
             layer.grow()
         widths = [blocks_of(start + new) for start in starts]
@@ -239,11 +235,9 @@ def block_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window.
-
-    ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new,
-    longest window], is added to the scores. Returns [rows, new, heads, head_dim].
-    """
+    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
+    ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new, longest window],
+    is added to the scores. Returns [rows, new, heads, head_dim]."""
     outs = []
     start = 0
     for keys, values in zip(key, value, strict=True):
@@ -278,10 +272,8 @@ def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after.
-
-    [rows, 1, new, window].
-    """
+    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after. [rows, 1,
+    new, window]."""
     seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
     return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))
 

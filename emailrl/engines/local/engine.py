@@ -75,10 +75,8 @@ class TransformersEngine:
         )
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache.
-
-        On failure the previous version stays loaded.
-        """
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache. On
+        failure the previous version stays loaded."""
         self.release()
         self.weights.load(path)
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
@@ -152,10 +150,8 @@ class TransformersEngine:
                     schedule.leave(conversation)
 
     def _pass(self) -> list[tuple[Conversation, str]]:
-        """Prefill new tokens, then sample one for every running conversation; returns those that ended, and why.
-
-        If memory runs out, nothing is sampled and ``_start_over`` makes room.
-        """
+        """Prefill new tokens, then sample one for every running conversation; returns those that ended, and why. If
+        memory runs out, nothing is sampled and ``_start_over`` makes room."""
         rows = None
         try:
             if self.schedule.make_room():

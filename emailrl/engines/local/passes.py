@@ -107,10 +107,8 @@ class Schedule:
         return len(self.running) < self.limit
 
     def admit(self, conversation: Conversation) -> bool:
-        """Run a conversation if its tokens fit with one spare block per running one; else pause it.
-
-        It starts with the blocks of the conversation with the longest common prefix; of several, the first.
-        """
+        """Run a conversation if its tokens fit with one spare block per running one; else pause it. It starts with the
+        blocks of the conversation with the longest common prefix; of several, the first."""
         same, source = 0, None
         for other in self.running:
             if (longer := blocks_alike(conversation, other, same)) > same:
@@ -129,9 +127,7 @@ class Schedule:
 
     def make_room(self) -> int:
         """Give every running conversation blocks for all its tokens; if too few are left, pause the latest ones.
-
-        Returns how many were paused. The first always continues.
-        """
+        Returns how many were paused. The first always continues."""
         place = pauses = 0
         if self.running:
             self._let_alone(self.running[0])
@@ -150,9 +146,7 @@ class Schedule:
 
     def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
         """Replace a conversation by its next turn, in its blocks; if history changed, from the first that differs.
-
-        Blocks are reused whole or not at all, because others may share them.
-        """
+        Blocks are reused whole or not at all, because others may share them."""
         next_turn.held = conversation.held
         if next_turn.tokens[:-1][: conversation.held] != conversation.tokens[: conversation.held]:
             same = blocks_alike(next_turn, conversation)
@@ -187,10 +181,8 @@ class Schedule:
 
 
 def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
-    """The number of another's blocks that a new conversation can share, at least ``least``.
-
-    Only whole blocks, which their owner no longer writes to once it has read its tokens.
-    """
+    """The number of another's blocks that a new conversation can share, at least ``least``. Only whole blocks, which
+    their owner no longer writes to once it has read its tokens."""
     most = min((len(new.tokens) - 1) // BLOCK, (len(other.tokens) - 1) // BLOCK, len(other.blocks))
     if least >= most or new.tokens[: least * BLOCK] != other.tokens[: least * BLOCK]:
         return least
@@ -201,10 +193,8 @@ def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
 
 
 class Passes:
-    """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens.
-
-    ``max_model_len`` bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass.
-    """
+    """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens. ``max_model_len``
+    bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass."""
 
     def __init__(
         self, weights: Weights, cache: BlockCache, *, max_model_len: int, max_pass_tokens: int | None = None
@@ -280,11 +270,9 @@ class Passes:
 def sample(
     logits: Tensor, sampling: Sequence[SamplingParams], uniforms: Sequence[Uniforms]
 ) -> tuple[list[int], list[float]]:
-    """One token per row of ``logits`` (rows, vocabulary), and its log-probability.
-
-    Log-probabilities are natural, float32, after temperature and before top-p / top-k; at temperature 0 the token is
-    the first of the most likely ones and its log-probability that of the untempered distribution.
-    """
+    """One token per row of ``logits`` (rows, vocabulary), and its log-probability. Log-probabilities are natural,
+    float32, after temperature and before top-p / top-k; at temperature 0 the token is the first of the most likely ones
+    and its log-probability that of the untempered distribution."""
     logits = logits.float()
     greedy = [params.temperature == 0 for params in sampling]
     temperatures = [params.temperature or 1.0 for params in sampling]

@@ -107,11 +107,9 @@ class SharedWeights:
         self._bare = path is None
 
     def _overwrite(self, lora: PlainLora) -> bool:
-        """Copy ``lora`` into the sampler's adapter, if the model has one of the same rank on the same layers.
-
-        PEFT takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of
-        modules.
-        """
+        """Copy ``lora`` into the sampler's adapter, if the model has one of the same rank on the same layers. PEFT
+        takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of
+        modules."""
         modules = ((name.removeprefix("base_model.model."), module) for name, module in self.model.named_modules())
         layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and SAMPLER in one.lora_A}
         if layers.keys() != lora.pairs.keys() or any(one.r[SAMPLER] != lora.rank for one in layers.values()):

@@ -74,11 +74,9 @@ and an H200 a step of reading prompts and sampling then takes 82 ms instead of 4
 
 
 def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSettings, *, on_gpu: bool) -> dict[str, Any]:
-    """The fields of ``vllm.EngineArgs`` that servers and in-process vLLM have in common.
-
-    Log-probabilities are taken after temperature, unless top-p or top-k would change them too (``check_sampling``).
-    vLLM loads no tokenizer: ids in, ids out, which with no statistics halves a server's own time per sampled token.
-    """
+    """The fields of ``vllm.EngineArgs`` that servers and in-process vLLM have in common. Log-probabilities are taken
+    after temperature, unless top-p or top-k would change them too (``check_sampling``). vLLM loads no tokenizer: ids
+    in, ids out, which with no statistics halves a server's own time per sampled token."""
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
         "max_model_len": model.max_model_len,
@@ -109,11 +107,8 @@ def engine_arguments(
     sleeps: bool,
     graphs: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The fields of ``vllm.EngineArgs`` for vLLM in this process.
-
-    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``sleeps``,
-    ``graphs`` by ``capture_sizes``.
-    """
+    """The fields of ``vllm.EngineArgs`` for vLLM in this process. ``lora_rank`` is the maximum adapter rank; ``dtype``
+    a torch dtype's name; ``sleeps`` as decided by ``sleeps``, ``graphs`` by ``capture_sizes``."""
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
@@ -310,10 +305,8 @@ class Trainer:
 
 
 def sleeps(agent: AgentSettings, vllm: VllmSettings, trainer: Trainer | None, card_bytes: float) -> bool:
-    """Whether vLLM releases a GPU of ``card_bytes`` to the trainer between rollouts.
-
-    It does as VLLM_ENABLE_SLEEP says; with ``auto``, unless both are known to fit.
-    """
+    """Whether vLLM releases a GPU of ``card_bytes`` to the trainer between rollouts. It does as VLLM_ENABLE_SLEEP says;
+    with ``auto``, unless both are known to fit."""
     if vllm.vllm_enable_sleep != "auto" or trainer is None:
         return vllm.vllm_enable_sleep != "off"
     both: float = trainer.weights + trainer.adapter + trainer.activations
@@ -331,11 +324,8 @@ def vllm_share(agent: AgentSettings, vllm: VllmSettings, weight_bytes: int, card
 
 
 def capture_sizes(agent: AgentSettings, vllm: VllmSettings, card_bytes: float) -> list[int]:
-    """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them.
-
-    It chooses on small GPUs and on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if
-    VLLM_ENGINE_ARGS bears on it.
-    """
+    """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them. It chooses on small GPUs and
+    on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if VLLM_ENGINE_ARGS bears on it."""
     given = any(word in vllm.vllm_engine_args for word in ("cudagraph", "compilation", "batched_tokens", "speculative"))
     is_large = GRAPHS_FROM_GIB * GIB <= card_bytes < math.inf
     if not is_large or given or vllm.vllm_enforce_eager or vllm.vllm_tensor_parallel_size > 1:

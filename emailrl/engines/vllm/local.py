@@ -42,11 +42,8 @@ ENVIRONMENT = {
 
 
 class VllmEngine:
-    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` sets a version.
-
-    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank.
-    ``check_vllm`` checks the preconditions.
-    """
+    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` sets a version. vLLM starts with the first
+    adapter or request, so that it can make room for the adapter's rank. ``check_vllm`` checks the preconditions."""
 
     def __init__(self, settings: PolicySettings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
         self._settings, self._probe, self._stop_ids = settings, probe, sorted(stop_ids)
@@ -67,10 +64,8 @@ class VllmEngine:
         self.adapter_sha256: str | None = None
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it is verified.
-
-        Raises ProbeError if verification fails, UsageError if its rank is too large.
-        """
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it is verified. Raises
+        ProbeError if verification fails, UsageError if its rank is too large."""
         self._path = None if path is None else path.absolute()
         self.version, self._proven = version, False
         self._prove()
@@ -129,10 +124,8 @@ class VllmEngine:
             self._proven = False
 
     def close(self) -> None:
-        """Stop vLLM and free its memory; if it hangs, the process ends (``bounded``).
-
-        It also destroys the torch.distributed process group, so ranks must leave it first.
-        """
+        """Stop vLLM and free its memory; if it hangs, the process ends (``bounded``). It also destroys the
+        torch.distributed process group, so ranks must leave it first."""
         if self._engine is None:
             return
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory

@@ -54,10 +54,8 @@ class Expected:
 
 
 class Probe:
-    """A text, and what the trainer's base model with one adapter after another makes of it.
-
-    ``temperature`` is the training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype).
-    """
+    """A text, and what the trainer's base model with one adapter after another makes of it. ``temperature`` is the
+    training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype)."""
 
     def __init__(self, policy: Policy, *, temperature: float, tolerance: float | None = None) -> None:
         self._policy, self._weights = policy, sampling_weights(policy.model)
@@ -70,9 +68,7 @@ class Probe:
 
     def load(self, path: Path | None) -> Expected:
         """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.
-
-        ``score`` and ``check_completion`` use that adapter from now on.
-        """
+        ``score`` and ``check_completion`` use that adapter from now on."""
         with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
             sha256 = None if path is None else pool.submit(adapter_sha256, path)
             self._weights.load(path)
@@ -95,10 +91,8 @@ class Probe:
         return logits
 
     def check(self, who: str, drawn: Sequence[int], logprobs: Sequence[float], expected: Expected) -> None:
-        """Compare the token that an engine drew after each of ``prefixes`` with the expected logits.
-
-        Raises ProbeError naming ``who``, also if they are those of another adapter bit for bit.
-        """
+        """Compare the token that an engine drew after each of ``prefixes`` with the expected logits. Raises ProbeError
+        naming ``who``, also if they are those of another adapter bit for bit."""
         own = partial(_logprobs, expected.logits, drawn)
         self._compare(who, logprobs, own)
         before, *answer = self._answers.get(who, (expected,))

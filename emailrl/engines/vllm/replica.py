@@ -37,10 +37,8 @@ class ReplicaDown(Exception):
 
 @dataclass(eq=False)
 class Replica:
-    """A server's address, state and adapters.
-
-    Methods raise ReplicaDown, or EmailRLError for answers that a retry cannot fix.
-    """
+    """A server's address, state and adapters. Methods raise ReplicaDown, or EmailRLError for answers that a retry
+    cannot fix."""
 
     url: str  # without ``/v1``; user and password, if any, are kept separately
     key: str = ""
@@ -77,10 +75,8 @@ class Replica:
         await self.models(client)
 
     async def models(self, client: httpx.AsyncClient) -> list[str]:
-        """The models it lists; also records its base model and context window.
-
-        Raises ReplicaDown if the window has become smaller, as conversations would be cut earlier from then on.
-        """
+        """The models it lists; also records its base model and context window. Raises ReplicaDown if the window has
+        become smaller, as conversations would be cut earlier from then on."""
         response = await self._call(client, "/v1/models", quick=True)
         listed = read_answer(_ModelList, str(self), response).data
         base = next((model for model in listed if not model.parent), None)
@@ -132,10 +128,8 @@ class Replica:
     async def _call(
         self, client: httpx.AsyncClient, path: str, body: Any = None, *, quick: bool = False, refused: bool = False
     ) -> httpx.Response:
-        """Get ``path``, or post ``body`` to it, within ``HEALTH_TIMEOUT`` if ``quick``.
-
-        A 4xx that a retry cannot change is returned if it may be ``refused``, else raised as EmailRLError.
-        """
+        """Get ``path``, or post ``body`` to it, within ``HEALTH_TIMEOUT`` if ``quick``. A 4xx that a retry cannot
+        change is returned if it may be ``refused``, else raised as EmailRLError."""
         try:
             response = await self._send(client, path, body, HEALTH_TIMEOUT if quick else httpx.USE_CLIENT_DEFAULT)
         except httpx.RequestError as error:
@@ -162,10 +156,8 @@ def completion_body(
     room: int,
     stop_ids: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out.
-
-    Every sampling parameter is explicit: the server takes missing ones from the model's generation config.
-    """
+    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out. Every sampling parameter
+    is explicit: the server takes missing ones from the model's generation config."""
     return {
         "model": name,
         "prompt": prompt,
@@ -189,11 +181,9 @@ def completion_body(
 def read_completion(
     replica: Replica, request: Request, body: dict[str, Any], response: httpx.Response, vocabulary: int
 ) -> Completion:
-    """Parse the completion of ``body``.
-
-    Raises as ``read_choices``, and EmailRLError if its prompt ids differ or it stopped at a token that ends no turn of
-    the trainer's model: the next prompt would continue a turn that the policy did not end.
-    """
+    """Parse the completion of ``body``. Raises as ``read_choices``, and EmailRLError if its prompt ids differ or it
+    stopped at a token that ends no turn of the trainer's model: the next prompt would continue a turn that the policy
+    did not end."""
     [choice] = read_choices(str(replica), response, body["model"], vocabulary, most=body["max_tokens"])
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", TOO_OLD)
@@ -253,11 +243,8 @@ A = TypeVar("A", bound=_Answer)
 
 
 def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
-    """A response's body as ``shape``.
-
-    Raises ReplicaDown for a body that is not JSON (a proxy's error page), EmailRLError naming ``who`` and the field for
-    JSON of another format.
-    """
+    """A response's body as ``shape``. Raises ReplicaDown for a body that is not JSON (a proxy's error page),
+    EmailRLError naming ``who`` and the field for JSON of another format."""
     try:
         return shape.model_validate_json(response.content)
     except ValidationError as error:
@@ -274,11 +261,9 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
 def read_choices(
     who: str, response: httpx.Response, name: str, vocabulary: int, *, most: int, count: int = 1
 ) -> list[_Choice]:
-    """The completions of ``count`` prompts by model ``name``.
-
-    Raises as ``read_answer``, and EmailRLError for a completion that no sampler can draw: more than ``most`` tokens, or
-    fewer though it ended by length, ids outside ``vocabulary``, implausible log-probabilities.
-    """
+    """The completions of ``count`` prompts by model ``name``. Raises as ``read_answer``, and EmailRLError for a
+    completion that no sampler can draw: more than ``most`` tokens, or fewer though it ended by length, ids outside
+    ``vocabulary``, implausible log-probabilities."""
     answer = read_answer(_Completions, who, response)
     if answer.model != name:
         raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")

@@ -54,9 +54,7 @@ def server_command(
     settings: PolicySettings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()
 ) -> list[str]:
     """The command of one server, with room for the adapters of MAX_STALENESS + 2 versions; ``extra`` flags come last.
-
-    Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed.
-    """
+    Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise EmailRLError("vLLM is not installed.", "Run in the clone: pip install -e '.[vllm]'.")
     vllm, model = settings.vllm, settings.model
@@ -82,9 +80,7 @@ def server_command(
 
 def server_environment(vllm: VllmSettings, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of one server: only ``gpus`` are visible (none: a CPU build); the API key is not in its flags.
-
-    Raises UsageError for a key that no request can carry.
-    """
+    Raises UsageError for a key that no request can carry."""
     environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if key := api_key(vllm):
@@ -220,10 +216,8 @@ def running(servers: Sequence[Server]) -> Iterator[None]:
 
 
 def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
-    """Wait until every server answers; returns the seconds it took.
-
-    Raises EmailRLError with the end of its log for one that dies first or is not healthy after ``timeout`` seconds.
-    """
+    """Wait until every server answers; returns the seconds it took. Raises EmailRLError with the end of its log for one
+    that dies first or is not healthy after ``timeout`` seconds."""
     begun = told = time.monotonic()
     while waiting := [server for server in servers if not server.was_well]:
         for server in waiting:
@@ -246,11 +240,8 @@ def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> f
 
 
 def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: Say) -> None:
-    """Restart servers that die or hang, each at most ``restarts`` times; never returns.
-
-    A server that is not healthy ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is
-    left.
-    """
+    """Restart servers that die or hang, each at most ``restarts`` times; never returns. A server that is not healthy
+    ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is left."""
     alive = list(servers)
     while alive:
         for server in list(alive):

@@ -95,18 +95,14 @@ class VllmServers:
     # -- versions
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before.
-
-        Running conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the
-        replica), or none is left; new conversations then keep using the previous version.
-        """
+        """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before. Running
+        conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the replica),
+        or none is left; new conversations then keep using the previous version."""
         self.run(partial(self.take, self._prepare(path, version)))
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
-        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest.
-
-        Call it, and anything else that loads a version, only after the last one's ``load`` has ended and ``settle``.
-        """
+        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest. Call it, and
+        anything else that loads a version, only after the last one's ``load`` has ended and ``settle``."""
         return PinnedVersion(self, self._prepare(path, version), is_new=True)
 
     def pin(self) -> PinnedVersion:
@@ -122,10 +118,8 @@ class VllmServers:
             return pinned.generate(requests, advance)
 
     def settle(self) -> None:
-        """Check everything sampled since the last call against the trainer's model, before training on it.
-
-        Raises EmailRLError if it is wrong.
-        """
+        """Check everything sampled since the last call against the trainer's model, before training on it. Raises
+        EmailRLError if it is wrong."""
         for version, drawn in self._rollouts.items():
             for who, kept in list(drawn.items()):  # a copy: other threads add to it
                 if kept is not None:
@@ -196,11 +190,9 @@ class VllmServers:
         self.run(partial(self._unload, kept=0))
 
     async def _admit(self, client: httpx.AsyncClient, replicas: Sequence[Replica], version: Version) -> None:
-        """Load a version on replicas and verify it; exclude those that fail, and wait if none is left.
-
-        Raises EmailRLError if a replica refuses the adapter or fails the probe (naming it), or none is left: at the
-        start at once, else after VLLM_RETURN_TIMEOUT.
-        """
+        """Load a version on replicas and verify it; exclude those that fail, and wait if none is left. Raises
+        EmailRLError if a replica refuses the adapter or fails the probe (naming it), or none is left: at the start at
+        once, else after VLLM_RETURN_TIMEOUT."""
         failures = await asyncio.gather(*(self.bring(client, replica, version) for replica in replicas))
         if not self.alive:
             why = next(filter(None, failures), "")
@@ -270,10 +262,8 @@ class PinnedVersion:
         servers.held[version.served] += 1
 
     def load(self) -> None:
-        """Load and verify the version before it is sampled from; does nothing if it already is.
-
-        Raises EmailRLError if a server refuses it or fails the verification.
-        """
+        """Load and verify the version before it is sampled from; does nothing if it already is. Raises EmailRLError if
+        a server refuses it or fails the verification."""
         if self._is_new:
             self._until_cancelled(partial(self._servers.take, self.version))
 

@@ -178,9 +178,7 @@ class Projections:
         self, grads: list[Tensor], by_inner: Tensor | None, states: Tensor, inner: Tensor | None = None
     ) -> list[Tensor | None]:
         """Return the gradients of A and B of each layer, one after the other, in float32; None without an adapter.
-
-        ``inner`` is ``x A^T`` if the caller still has it.
-        """
+        ``inner`` is ``x A^T`` if the caller still has it."""
         if self.down is None or by_inner is None:
             return [None, None] * len(grads)
         inner = states @ self.down.T if inner is None else inner
@@ -220,10 +218,8 @@ class LayerWeights:
         self._seen: tuple[Any, ...] | None = None
 
     def refresh(self) -> list[Tensor | None]:
-        """Read the current adapters; returns A and B of each projection, None without an adapter.
-
-        Changes are detected by tensor version, which torch's fused optimizers (``fused=True``) do not increment.
-        """
+        """Read the current adapters; returns A and B of each projection, None without an adapter. Changes are detected
+        by tensor version, which torch's fused optimizers (``fused=True``) do not increment."""
         self.adapters = [adapter_of(module) for module in self.modules]
         flat: list[Tensor | None] = []
         for adapter in self.adapters:
