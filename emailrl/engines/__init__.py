@@ -50,17 +50,13 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
 
     agent, vllm, stops = settings.agent, settings.vllm, stop_ids(policy.tokenizer)
     if agent.engine == "vllm":
+        from emailrl.engines.vllm.local import VllmEngine
         from emailrl.engines.vllm.probe import Probe
+        from emailrl.engines.vllm.servers import VllmServers
 
         probe = Probe(policy, temperature=agent.temperature, tolerance=vllm.vllm_probe_tolerance)
         stops |= generation_stop_ids(policy.model)
-        if vllm.vllm_urls:
-            from emailrl.engines.vllm.servers import VllmServers
-
-            return VllmServers(agent, vllm, probe, stops, max_model_len=settings.model.max_model_len)
-        from emailrl.engines.vllm.local import VllmEngine
-
-        return VllmEngine(settings, policy, probe, stops)
+        return VllmServers(settings, probe, stops) if vllm.vllm_urls else VllmEngine(settings, policy, probe, stops)
     from emailrl.engines.budget import GIB, most_rows
 
     model, parameters = policy.model, sum(parameter.numel() for parameter in policy.model.parameters())

@@ -15,21 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless, sendable, tell
 from emailrl.engines.base import Advance, Completion, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.records.trajectory import Message, ToolCall
-from emailrl.settings import (
-    OpenAISettings,
-    PlayingSettings,
-    RewardSettings,
-    check_key,
-    names_openrouter,
-    redacted,
-    secrets_in,
-    without_credentials,
-)
+from emailrl.settings import OpenAISettings, PlayingSettings, RewardSettings
 
 if TYPE_CHECKING:
     import openai

@@ -14,7 +14,7 @@ from emailrl.engines.base import Completion, LocalEngine, Request, SamplingParam
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockCache, Table
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.passes import Conversation, Uniforms, sample
+from emailrl.engines.local.passes import Conversation, sample, uniforms
 
 STOP = 1  # the stop id of the tests' model
 
@@ -27,7 +27,7 @@ def prompt(seed: int, length: int) -> list[int]:
 @torch.inference_mode()
 def reference(model: torch.nn.Module, request: Request) -> tuple[list[int], list[float]]:
     """Sample with a whole forward pass a token and no cache."""
-    ids, logprobs, row = list(request.prompt_ids), [], Uniforms(request.seed)
+    ids, logprobs, row = list(request.prompt_ids), [], uniforms(request.seed)
     for _ in range(request.sampling.max_tokens):
         tokens, found = sample(model(torch.tensor([ids])).logits[:, -1], [request.sampling], [row])
         ids += tokens

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Ended, Request, report
@@ -23,9 +23,6 @@ from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budg
 from emailrl.engines.local.cache import BlockCache, block_attention_in
 from emailrl.engines.local.passes import Conversation, Passes, Schedule
 from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class TransformersEngine:

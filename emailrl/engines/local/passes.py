@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,20 +29,11 @@ UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it 
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many tokens cost as much as one more pass
 
 
-class Uniforms:
+def uniforms(seed: int) -> Iterator[float]:
     """An endless stream of uniform numbers in [0, 1 − 2⁻²⁴], determined by the seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self._row: list[float] = []
-        self._next = UNIFORMS_PER_DRAW
-
-    def draw(self) -> float:
-        if self._next == UNIFORMS_PER_DRAW:
-            self._row = torch.rand(UNIFORMS_PER_DRAW, generator=self._generator).tolist()
-            self._next = 0
-        self._next += 1
-        return self._row[self._next - 1]
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.rand(UNIFORMS_PER_DRAW, generator=generator).tolist()
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +47,12 @@ class Conversation:
     held: int = 0  # the first ``held`` tokens are cached in the blocks, once ``source`` has read that many
     source: Conversation | None = None  # the conversation that fills its shared prefix blocks
     logprobs: list[float] = field(default_factory=list)
-    uniforms: Uniforms = field(init=False)
+    uniforms: Iterator[float] = field(init=False)
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
-        self.uniforms = Uniforms(self.request.seed)
+        self.uniforms = uniforms(self.request.seed)
         self.started = time.perf_counter()
 
     @property
@@ -75,22 +67,14 @@ class Conversation:
 
     def rewind(self) -> None:
         """Rewind the random stream after a failed step to the number of the next token."""
-        self.uniforms = Uniforms(self.request.seed)
-        if self.request.sampling.temperature:
-            for _ in self.logprobs:
-                self.uniforms.draw()
+        drawn = len(self.logprobs) if self.request.sampling.temperature else 0
+        self.uniforms = islice(uniforms(self.request.seed), drawn, None)
 
     def completion(self, finish_reason: str) -> Completion:
         """What was sampled."""
-        prompt_tokens = len(self.request.prompt_ids)
-        return Completion(
-            self.request.trajectory_id,
-            token_ids=self.tokens[prompt_tokens:],
-            logprobs=self.logprobs,
-            finish_reason=finish_reason,
-            seconds=time.perf_counter() - self.started,
-            prompt_tokens=prompt_tokens,
-        )
+        known, seconds = len(self.request.prompt_ids), time.perf_counter() - self.started
+        sampled = self.tokens[known:]
+        return Completion(self.request.trajectory_id, sampled, self.logprobs, finish_reason, seconds, known)
 
 
 class Schedule:
@@ -199,8 +183,7 @@ class Passes:
     def __init__(
         self, weights: Weights, cache: BlockCache, *, max_model_len: int, max_pass_tokens: int | None = None
     ) -> None:
-        self._weights = weights
-        self._cache = cache
+        self._weights, self._cache = weights, cache
         device = "cpu" if device_of(weights.model).type == "cpu" else "cuda"
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
@@ -268,7 +251,7 @@ class Passes:
 
 
 def sample(
-    logits: Tensor, sampling: Sequence[SamplingParams], uniforms: Sequence[Uniforms]
+    logits: Tensor, sampling: Sequence[SamplingParams], uniforms: Sequence[Iterator[float]]
 ) -> tuple[list[int], list[float]]:
     """One token per row of ``logits`` (rows, vocabulary), and its log-probability. Log-probabilities are natural,
     float32, after temperature and before top-p / top-k; at temperature 0 the token is the first of the most likely ones
@@ -283,7 +266,7 @@ def sample(
     if all(greedy):
         tokens = best
     else:
-        draws = [0.0 if chosen else row.draw() for chosen, row in zip(greedy, uniforms, strict=True)]
+        draws = [0.0 if chosen else next(row) for chosen, row in zip(greedy, uniforms, strict=True)]
         # Float64: a float32 sum over 150,000 words loses the rare ones, and u · total must stay below the total.
         cdf = _filtered(logprobs.exp(), sampling).double().cumsum(-1)
         targets = cdf.new_tensor(draws)[:, None] * cdf[:, -1:]

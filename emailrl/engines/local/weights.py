@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from emailrl.engines.budget import merges
 from emailrl.model.adapter import WEIGHTS
@@ -26,35 +27,7 @@ from emailrl.model.fused.model import disable_fused
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
 from emailrl.model.shard import is_sharded
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from transformers import PreTrainedModel
-
 SAMPLER = "sampler"  # the adapter besides the trainer's
-
-
-class Weights(Protocol):
-    """A model with the weights of one version."""
-
-    model: PreTrainedModel
-
-    def load(self, path: Path | None) -> None:
-        """Load the adapter in ``path`` (None: the bare base model). On failure the weights are unchanged."""
-        ...
-
-    def active(self) -> AbstractContextManager[None]:
-        """Context in which ``model`` has this version's weights and is in evaluation mode."""
-        ...
-
-
-def sampling_weights(model: nn.Module) -> Weights:
-    """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
-    base = causal_lm(model)
-    parameters = sum(parameter.numel() for parameter in base.parameters())
-    quantized = getattr(base, "quantization_method", None) is not None
-    merged = merges(parameters, quantized=quantized) and not is_sharded(base)
-    return MergedWeights(base) if merged else SharedWeights(model)
 
 
 def adapter_sha256(path: Path) -> str:
@@ -150,6 +123,19 @@ class SharedWeights:
                 self.model.set_adapter(own)
             if training:
                 self.model.train()
+
+
+Weights = MergedWeights | SharedWeights
+"""A model with one version's weights, unchanged if ``load`` fails; in evaluation mode in the context ``active``."""
+
+
+def sampling_weights(model: nn.Module) -> Weights:
+    """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
+    base = causal_lm(model)
+    parameters = sum(parameter.numel() for parameter in base.parameters())
+    quantized = getattr(base, "quantization_method", None) is not None
+    merged = merges(parameters, quantized=quantized) and not is_sharded(base)
+    return MergedWeights(base) if merged else SharedWeights(model)
 
 
 def device_of(model: nn.Module) -> torch.device:

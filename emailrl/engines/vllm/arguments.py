@@ -18,20 +18,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from emailrl.base.credentials import check_key, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.budget import GIB
 from emailrl.model.adapter import read_adapter_config
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.alone import Place
-from emailrl.settings import (
-    AgentSettings,
-    ModelSettings,
-    PolicySettings,
-    TrainingSettings,
-    VllmSettings,
-    check_key,
-    without_credentials,
-)
+from emailrl.settings import AgentSettings, ModelSettings, PolicySettings, TrainingSettings, VllmSettings
 
 if TYPE_CHECKING:
     from emailrl.model.policy import Policy

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,10 +27,8 @@ from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingPa
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import Probe
 from emailrl.model.device import card_bytes
+from emailrl.model.policy import Policy
 from emailrl.settings import PolicySettings
-
-if TYPE_CHECKING:
-    from emailrl.model.policy import Policy
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that no other process holds the GPU

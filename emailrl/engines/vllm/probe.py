@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,9 +21,7 @@ from torch import Tensor
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
 from emailrl.model.logprobs import hidden_states, projection
-
-if TYPE_CHECKING:
-    from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy
 
 TEXT = (
     "You search a mailbox with tools. When does the lease on the office end, and who signed it? "

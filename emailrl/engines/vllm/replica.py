@@ -69,10 +69,10 @@ class Replica:
         finally:
             self.in_flight.remove(body["model"])
 
-    async def check_health(self, client: httpx.AsyncClient) -> None:
-        """Check the server's health, and that it lists its models: a proxy may answer ``/health`` with its own page."""
+    async def check_health(self, client: httpx.AsyncClient) -> list[str]:
+        """The models it lists, if it is healthy; a proxy may answer ``/health`` with its own page."""
         await self._call(client, "/health", quick=True)
-        await self.models(client)
+        return await self.models(client)
 
     async def models(self, client: httpx.AsyncClient) -> list[str]:
         """The models it lists; also records its base model and context window. Raises ReplicaDown if the window has

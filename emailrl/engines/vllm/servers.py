@@ -33,7 +33,7 @@ from emailrl.engines.budget import most_requests
 from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
 from emailrl.engines.vllm.probe import SHORTEST, Expected, Probe
 from emailrl.engines.vllm.replica import HEALTH_TIMEOUT, Replica, ReplicaDown, cause, completion_body, read_completion
-from emailrl.settings import AgentSettings, VllmSettings
+from emailrl.settings import PolicySettings, VllmSettings
 
 KEPT: Final = 16
 """Connections per pool above which idle ones are closed: httpcore compares every idle one with all others, twice per
@@ -59,17 +59,10 @@ class Version:
 class VllmServers:
     """Samples on the servers of VLLM_URLS, from their base model until ``load_adapter`` is called."""
 
-    def __init__(
-        self,
-        agent: AgentSettings,
-        vllm: VllmSettings,
-        probe: Probe,
-        stop_ids: Collection[int],
-        *,
-        max_model_len: int | None = None,
-    ) -> None:
-        self.probe, self.stop_ids, self.max_model_len = probe, sorted(stop_ids), max_model_len
-        self.replicas = _replicas(vllm, max_model_len)
+    def __init__(self, settings: PolicySettings, probe: Probe, stop_ids: Collection[int]) -> None:
+        agent, vllm = settings.agent, settings.vllm
+        self.probe, self.stop_ids, self.max_model_len = probe, sorted(stop_ids), settings.model.max_model_len
+        self.replicas = _replicas(vllm, self.max_model_len)
         self.conversations = most_requests(agent, len(self.replicas))
         self.retries, self.timeout = vllm.vllm_retries, vllm.vllm_timeout
         self._return_timeout, self._key = vllm.vllm_return_timeout, api_key(vllm)
@@ -232,12 +225,13 @@ class VllmServers:
                 if not replica.alive:
                     await self.bring(client, replica, version)
 
-    async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> None:
-        """After a failed request, exclude the replica unless it is healthy."""
+    async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> list[str]:
+        """After a failed request, the models that the replica lists; it is excluded unless it is healthy."""
         try:
-            await replica.check_health(client)
+            return await replica.check_health(client)
         except (ReplicaDown, EmailRLError):
             self.leave_out(replica, failure)
+            return []
 
     def leave_out(self, replica: Replica, why: str) -> None:
         """Send nothing more to a replica until it is admitted again."""
@@ -318,7 +312,14 @@ class PinnedVersion:
         failure, shunned, pause = "", None, 0.0
         for attempt in range(servers.retries + 1):
             await asyncio.sleep(min(LONGEST_WAIT, pause))
-            replica = await self._choose(client, request.trajectory_id, shunned, failure)
+            if not servers.alive:
+                async with self._mending:
+                    await servers.wait_for_any(client, self.version, failure)
+            # The replica with the conversation's KV cache, else the least busy one.
+            replica, alive = self._homes.get(request.trajectory_id), servers.alive
+            if replica is None or not replica.alive or replica is shunned:
+                others = [each for each in alive if each is not shunned] or alive
+                replica = self._homes[request.trajectory_id] = min(others, key=lambda each: len(each.in_flight))
             window = min(replica.max_model_len or sys.maxsize, servers.max_model_len or sys.maxsize)
             room = window - len(request.prompt_ids)
             if room < 1:
@@ -338,48 +339,27 @@ class PinnedVersion:
                 continue
             failure, shunned = replica.redact(f"HTTP {response.status_code}: {response.text}"), replica
             pause = pause_asked_for(response.headers) or 2.0 ** (attempt - 1)
-            if response.status_code == 404:  # a restarted server has no adapters
-                await self._restore(client, replica)
+            if response.status_code == 404:  # a restarted server has no adapters: one conversation loads it for all
+                async with self._mending:
+                    listed = await servers.examine(client, replica, failure)
+                    if replica.alive and self.version.served not in listed:
+                        await servers.bring(client, replica, self.version)
             elif response.status_code >= 500:
                 await servers.examine(client, replica, failure)
             elif not may_pass(response.status_code):
                 break
         return Completion(request.trajectory_id, [], [], "error", error=f"{shunned}: {failure}")
 
-    async def _choose(
-        self, client: httpx.AsyncClient, trajectory_id: str, shunned: Replica | None, failure: str
-    ) -> Replica:
-        """The replica with the conversation's KV cache, else the least busy one."""
-        if not self._servers.alive:
-            async with self._mending:
-                await self._servers.wait_for_any(client, self.version, failure)
-        home, alive = self._homes.get(trajectory_id), self._servers.alive
-        if home is None or not home.alive or home is shunned:
-            others = [replica for replica in alive if replica is not shunned] or alive
-            home = self._homes[trajectory_id] = min(others, key=lambda replica: len(replica.in_flight))
-        return home
-
-    async def _restore(self, client: httpx.AsyncClient, replica: Replica) -> None:
-        """Reload the version on a restarted replica, once for all affected conversations."""
-        async with self._mending:
-            try:
-                lost = self.version.served not in await replica.models(client)
-            except ReplicaDown as error:
-                self._servers.leave_out(replica, str(error))
-            else:
-                if lost:
-                    await self._servers.bring(client, replica, self.version)
-
 
 def check_servers(vllm: VllmSettings) -> None:
     """Raise EmailRLError if none of the servers in VLLM_URLS answers; for use before a model is loaded."""
     replicas = _replicas(vllm)
 
-    async def failures(client: httpx.AsyncClient) -> list[BaseException | None]:
+    async def examine(client: httpx.AsyncClient) -> list[list[str] | BaseException]:
         return await asyncio.gather(*(replica.check_health(client) for replica in replicas), return_exceptions=True)
 
-    found = _with_client(api_key(vllm), HEALTH_TIMEOUT, failures)
-    if all(found):
+    found = _with_client(api_key(vllm), HEALTH_TIMEOUT, examine)
+    if all(isinstance(each, BaseException) for each in found):
         raise _none_available(len(replicas), str(found[0]))
 
 
