@@ -126,12 +126,11 @@ class Ended:
         return [completion for _, completion in self._ended]
 
 
+Complete = Callable[[Request], Awaitable[Completion]]
+
+
 async def converse(
-    requests: Sequence[Request],
-    complete: Callable[[Request], Awaitable[Completion]],
-    advance: Advance | None,
-    *,
-    limit: int,
+    requests: Sequence[Request], complete: Complete, advance: Advance | None, *, limit: int
 ) -> list[Completion]:
     """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time. A conversation keeps its slot
     until it ends, so that its next turn soon hits the server's prompt cache. An exception from ``complete`` cancels all

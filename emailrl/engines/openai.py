@@ -80,7 +80,14 @@ class OpenAIEngine:
             if reply is None:
                 completion.finish_reason, completion.message = "length", Message("assistant", "")
             else:
-                self._read(reply, completion)
+                prices = (self._settings.input_price, self._settings.output_price)
+                tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
+                completion.prompt_tokens, completion.completion_tokens = tokens
+                completion.cost = reply.cost
+                if prices != (None, None) and any(tokens):
+                    completion.cost = sum(n * (price or 0.0) for n, price in zip(tokens, prices, strict=True)) / 1e6
+                completion.message = as_message(reply.choice.message)
+                completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
         except openai.APIError as error:
             failure = describe(error), error
         except Exception as error:  # any malformed reply ends only this trajectory
@@ -157,16 +164,6 @@ class OpenAIEngine:
         if self._key_name == OPENROUTER_KEY:
             extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
         return body | ({"extra_body": extra} if extra else {})
-
-    def _read(self, reply: ChatReply, completion: Completion) -> None:
-        prices = (self._settings.input_price, self._settings.output_price)
-        tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
-        completion.prompt_tokens, completion.completion_tokens = tokens
-        completion.cost = reply.cost
-        if prices != (None, None) and any(tokens):
-            completion.cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
-        completion.message = as_message(reply.choice.message)
-        completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
 
 
 def as_api(message: Message) -> dict[str, Any]:

@@ -1,12 +1,9 @@
 """The only place that knows chat templates and tool-call markup: messages → token ids, sampled ids → message.
 
-A conversation is never tokenized twice: each new prompt is rendered as text by the tokenizer's own template, and if
-that text extends the previous text, only the difference is tokenized and appended to the ids. If it does not (for
-example, templates that strip ``<think>`` from history), the caller starts a new training sample.
-
-Email is untrusted input. Strings that the tokenizer would turn into control tokens (``<|im_end|>``,
-``</tool_response>``, ``<tool_call>``) are broken by a space in system, user and tool messages, before the template sees
-them.
+A conversation is never tokenized twice: if the text of the next prompt, by the tokenizer's own template, extends the
+previous text, only the difference is tokenized and appended to the ids; if not (templates that strip ``<think>`` from
+history), the caller starts a new training sample. Email is untrusted: strings that the tokenizer would turn into
+control tokens (``<|im_end|>``, ``<tool_call>``) are broken by a space in all that the model did not write itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Log-probabilities of given tokens, without computing logits of untrained tokens.
-
-The backbone runs on the whole batch, without padding if the model supports packed rows. Hidden states are gathered
-at the positions that predict a trainable token, and only these reach the vocabulary projection, in chunks. On agent
-trajectories that is a quarter of the tokens.
+"""Log-probabilities of given tokens, without computing logits of untrained tokens: only hidden states at positions that
+predict a trainable token, a quarter of an agent's trajectory, reach the vocabulary projection, in chunks.
 """
 
 from __future__ import annotations
@@ -79,7 +76,15 @@ def _projected(
     project = projection(model)
 
     def score(hidden_chunk: Tensor, label_chunk: Tensor) -> tuple[Tensor, Tensor]:
-        return _score(project(hidden_chunk), label_chunk, tau, entropy, entropy_grad)
+        logits = project(hidden_chunk)
+        logits = logits if tau == 1.0 else logits / tau
+        log_norm = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, label_chunk[:, None])[:, 0] - log_norm
+        if not entropy:
+            return logprobs, logprobs.new_empty(0)
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            probabilities = (logits - log_norm[:, None]).exp()
+            return logprobs, log_norm - (probabilities * logits).sum(-1)
 
     vocabulary = output_embeddings(model).weight.shape[0]
     chunk = max(chunk_elements // vocabulary, 1)
@@ -164,18 +169,6 @@ def check_projection(model: Any) -> None:
             f"{type(causal_lm(model)).__name__} computes its logits in a way emailrl does not support.",
             "Choose another base model (Qwen, Llama, Mistral and Gemma work).",
         )
-
-
-def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: bool, grad: bool) -> tuple[Tensor, Tensor]:
-    """Log-probability of each label and, if asked for, the entropy (else empty), from logits ``(P, vocabulary)``."""
-    logits = logits if temperature == 1.0 else logits / temperature
-    log_norm = logits.logsumexp(-1)
-    logprobs = logits.gather(-1, labels[:, None])[:, 0] - log_norm
-    if not entropy:
-        return logprobs, logprobs.new_empty(0)
-    with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-        probabilities = (logits - log_norm[:, None]).exp()
-        return logprobs, log_norm - (probabilities * logits).sum(-1)
 
 
 # -- with a frozen vocabulary projection: two matrix products instead of three ---------------------------------------

@@ -1,8 +1,6 @@
-"""LoRA adapters on a model: fresh ones, and those read from a folder, which are checked first.
-
-An adapter's folder is untrusted: PEFT and torch broadcast a one-element matrix to any shape, leave missing weights at
-their initial values, allocate whatever rank is written, and ignore unknown keys. So every adapter is checked here
-before loading: plain LoRA, on the base model's own linear layers, complete.
+"""LoRA adapters on a model: fresh ones, and those read from a folder. That is untrusted: PEFT and torch broadcast a
+one-element matrix to any shape, leave missing weights at their initial values, allocate whatever rank is written, and
+ignore unknown keys. So it is checked before loading: plain LoRA, on the base model's own linear layers, complete.
 """
 
 from __future__ import annotations
@@ -129,12 +127,8 @@ def lora_facts(model: Any) -> dict[str, Any]:
     if not hasattr(model, "peft_config"):
         return {}
     config = model.peft_config["default"]
-    return {
-        "rank": config.r,
-        "alpha": config.lora_alpha,
-        "dropout": config.lora_dropout,
-        "target_modules": sorted(config.target_modules),
-    }
+    facts = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
+    return facts | {"target_modules": sorted(config.target_modules)}
 
 
 def lora_targets(model: Any, wanted: str) -> list[str]:
@@ -167,9 +161,8 @@ def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
             raise _refused(folder, f"it changes {name}, which is not a targeted linear layer of the base model")
         found, needed = (lora_b.shape[0], lora_a.shape[1]), (layer.out_features, layer.in_features)
         if found != needed:
-            raise _refused(
-                folder, f"its matrices for {name} have size {_sizes(*found)}, but the layer is {_sizes(*needed)}"
-            )
+            sizes = f"have size {_sizes(*found)}, but the layer is {_sizes(*needed)}"
+            raise _refused(folder, f"its matrices for {name} {sizes}")
     if missing := layers.keys() - lora.pairs.keys():
         raise _refused(folder, f"the matrices of {min(missing)} are missing ({len(missing)} of {len(layers)} layers)")
     return lora

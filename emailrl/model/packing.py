@@ -1,7 +1,7 @@
 """Padding-free batches: samples concatenated in a single row, with attention confined to each sample.
 
-``packed_attention`` is registered with transformers under the name ``PACKED``. Called without segment bounds it is
-transformers' own SDPA attention, so that one loaded model serves sampling and training.
+``packed_attention``, registered with transformers as ``PACKED``, is without segment bounds transformers' own SDPA
+attention, so that one loaded model serves sampling and training.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class SharedKeys:
 class Segments:
     """Segments of a row; the last query of a segment sees all of its keys, each earlier query one key less."""
 
-    query_bounds: tuple[
-        int, ...
-    ]  # segment i's queries: ``query_bounds[i]:query_bounds[i + 1]`` of the row; on the host
+    query_bounds: tuple[int, ...]  # of segment i in the row: ``query_bounds[i]:query_bounds[i + 1]``; on the host
     key_bounds: tuple[int, ...]  # the same for its keys, at least as many as queries
     cu_queries: Tensor  # ``query_bounds``, ``(n + 1,)`` int32, on the model's device
     cu_keys: Tensor

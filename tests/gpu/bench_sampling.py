@@ -69,7 +69,6 @@ def measure(given: Given, case: Row) -> Row:
 
 
 def random_adapter(policy: Any, folder: Path) -> Path:
-    """An adapter that changes every layer a little."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -117,7 +116,6 @@ class Scripted:
         return getattr(self.inner, name)
 
     def step(self, message: Any) -> Any:
-        """Play the next call of the script."""
         from emailrl.records.trajectory import Message, ToolCall
 
         words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
@@ -144,8 +142,6 @@ class Timed:
     between: float = 0.0
 
     def generate(self, requests: Sequence[Any], advance: Any) -> list[Any]:
-        """See ``Engine.generate``."""
-
         def of_length(request: Any) -> Any:
             length = self.shortest + request.seed % (self.longest - self.shortest + 1)
             return replace(request, sampling=replace(request.sampling, max_tokens=length))
@@ -164,7 +160,6 @@ class Timed:
 
 
 def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[str, float]:
-    """All trajectories at once; what they came to and took."""
     from emailrl.agent import MailEnvironment, tool_schemas
     from emailrl.agent.runner import run
     from emailrl.engines import SamplingParams

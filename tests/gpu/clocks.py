@@ -19,8 +19,6 @@ OTHER = "other"
 
 @dataclass
 class Frame:
-    """A clocked method that is running."""
-
     name: str
     begun: float
     inner: float = 0.0
@@ -45,10 +43,8 @@ class Clocks:
 
     @contextmanager
     def span(self, name: str | None, *, settled: bool = False) -> Iterator[Frame]:
-        """Time the block, under the name of what it is inside of where ``name`` is None.
-
-        ``settled`` waits for the GPU before the end.
-        """
+        """Time the block, under the name of what it is inside of where ``name`` is None. ``settled`` waits for the GPU
+        before the end."""
         frame = Frame(name or (self._open[-1].name if self._open else OTHER), self.clock())
         self._open.append(frame)
         try:
@@ -85,13 +81,11 @@ class Clocks:
         self.put(path, make)
 
     def restore(self) -> None:
-        """Put all methods back."""
         while self._before:
             setattr(*self._before.pop())
 
     @property
     def now(self) -> Frame:
-        """What is running, innermost."""
         return self._open[-1]
 
     def cut(self) -> tuple[float, dict[str, float]]:

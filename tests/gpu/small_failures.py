@@ -70,7 +70,6 @@ def _by_progress(trajectory: Trajectory) -> str:
 
 
 def report(trajectories: Sequence[Trajectory]) -> str:
-    """The table and the examples as Markdown."""
     found = {id(each): failure(each) for each in trajectories}
     kinds = sorted({each.scenario.kind or "–" for each in trajectories})
     counts = Counter((found[id(each)], each.scenario.kind or "–") for each in trajectories)

@@ -127,7 +127,6 @@ def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:
 
 
 def digest(scenarios: list[Scenario]) -> str:
-    """A hash that does not depend on the order."""
     rows = sorted([s.id, s.question, s.answer, *s.message_ids] for s in scenarios)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 

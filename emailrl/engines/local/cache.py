@@ -1,12 +1,9 @@
-"""A key-value cache in blocks of ``BLOCK`` tokens: a conversation uses only the memory its tokens need.
-
-PagedAttention's layout (Kwon et al. 2023, https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are
-``[blocks, kv_heads, BLOCK, head_dim]``, the values likewise; a conversation's table names its blocks in order, and
-conversations with a common prefix share its blocks. Attention gets the blocks of rows of similar length gathered
-together, copied one layer at a time; the caller's mask hides positions past a row's tokens.
-
-With an explicit mask, transformers repeats keys and values once per query head before every call. Here the heads that
-share a key head are folded into the query length instead, which copies nothing that grows with the conversation.
+"""A key-value cache in blocks of ``BLOCK`` tokens: PagedAttention's layout (Kwon et al. 2023,
+https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are ``[blocks, kv_heads, BLOCK, head_dim]``, the
+values likewise; a conversation's table names its blocks in order, and common prefixes share blocks. Attention gets the
+blocks of rows of similar length gathered together, one layer at a time; the caller's mask hides what lies past a row's
+tokens. transformers repeats keys and values once per query head if there is a mask: here the heads that share a key
+head are folded into the query length instead, which copies nothing that grows with the conversation.
 """
 
 from __future__ import annotations
@@ -30,14 +27,8 @@ Table: TypeAlias = "array[int]"
 Gathered = Iterator[Tensor]
 """Keys or values of successive rows, [rows, kv_heads, window, head_dim] each, every group with its own window."""
 
-PADDING = {
-    "cpu": 32,
-    "cuda": 8192,
-}  # most when rows are gathered together: so many tokens cost as much as one more call
-TOGETHER = {
-    "cpu": 1024,
-    "cuda": 1 << 30,
-}  # most tokens gathered: on a CPU, what its cache holds until attention reads it
+PADDING = {"cpu": 32, "cuda": 8192}  # most in rows gathered together: so many tokens cost as much as one more call
+TOGETHER = {"cpu": 1024, "cuda": 1 << 30}  # most tokens gathered: on a CPU, what its cache holds until they are read
 ATTENTION = "emailrl_blocks"  # transformers' name for ``block_attention``
 QUERY_BLOCK = 64
 """Queries per attention block on a CPU. Each block attends only as far as its last query may see; with a mask, the
@@ -228,39 +219,35 @@ class BlockLayer(CacheLayerMixin):
 def block_attention(
     module: nn.Module,
     query: Tensor,
-    key: Iterator[Tensor],
-    value: Iterator[Tensor],
+    key: Gathered,
+    value: Gathered,
     attention_mask: Tensor,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
+    scaling: float,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
     ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new, longest window],
     is added to the scores. Returns [rows, new, heads, head_dim]."""
-    outs = []
-    start = 0
+    outs, begun, new = [], 0, query.shape[2]
+    block = QUERY_BLOCK if query.device.type == "cpu" else new
     for keys, values in zip(key, value, strict=True):
-        rows = slice(start, start := start + len(keys))
-        outs.append(_causal(query[rows], keys, values, attention_mask[rows, :, :, : keys.shape[2]], scaling))
+        rows, pieces = slice(begun, begun := begun + len(keys)), []
+        for start in range(0, new, block):
+            end = min(start + block, new)
+            seen = slice(keys.shape[2] - new + end)  # no query of this block looks further in any row
+            part = (
+                query[rows, :, start:end],
+                keys[:, :, seen],
+                values[:, :, seen],
+                attention_mask[rows, :, start:end, seen],
+            )
+            pieces.append(_folded(*part, scaling))
+        outs.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention of one group, on a CPU in blocks of queries; [rows, heads, new, head_dim]."""
-    new, window = query.shape[2], key.shape[2]
-    block = QUERY_BLOCK if query.device.type == "cpu" else new
-    pieces = []
-    for start in range(0, new, block):
-        end = min(start + block, new)
-        seen = slice(window - new + end)  # no query of this block looks further in any row
-        part = query[:, :, start:end], key[:, :, seen], value[:, :, seen], mask[:, :, start:end, seen]
-        pieces.append(_folded(*part, scaling))
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-
-
-def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """Attention with the query heads of one key head folded into the query dimension."""
     rows, heads, new, head_dim = query.shape
     kv_heads = key.shape[1]

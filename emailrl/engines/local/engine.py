@@ -1,11 +1,7 @@
-"""The in-process engine: any full-attention ``transformers`` model, with continuous batching.
-
-Every step of the loop first prefills new tokens (prompts of newly admitted conversations, tool results of finished
-turns), then samples one token for every running conversation. When a turn ends, ``advance`` gives the next prompt at
-once, which reuses the KV cache of earlier turns. Members of a group read their common prompt once.
-
-The cache has a budget. When it is full, the latest conversations pause: they release their blocks, and once there is
-room again, their tokens are prefilled again and they continue with the same samples.
+"""The in-process engine: any full-attention ``transformers`` model, with continuous batching. Every step prefills new
+tokens (new prompts, tool results), then samples one token for every running conversation. A next turn reuses the KV
+cache of earlier ones; members of a group read their prompt once. When the cache's budget is used up, the latest
+conversations pause: their tokens are prefilled again later, and they continue with the same samples.
 """
 
 from __future__ import annotations
@@ -67,9 +63,7 @@ class TransformersEngine:
         self._blocks = 0  # within the budget; the cache's own limit is lowered if memory runs out first
         self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
-        self.passes = Passes(
-            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens
-        )
+        self.passes = Passes(self.weights, self.cache, self.max_model_len, max_pass_tokens)
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache. On
@@ -208,8 +202,7 @@ class TransformersEngine:
                 f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self.window} to make this limit explicit."
             )
 
-    def _tell(self, line: str) -> None:
-        """Report a line once."""
+    def _tell(self, line: str) -> None:  # once
         if line not in self._told:
             self._told.add(line)
             report(line)

@@ -1,10 +1,6 @@
-"""Forward passes over conversations: prefill new prompt tokens into the cache, then sample one token for each.
-
-Logits exist at sampled positions only: a prompt is read without the LM head up to its last token, and the last token
-goes through the same step as every sampled one.
-
-A token is the first whose cumulative probability exceeds the request's next uniform number (inverse CDF), so the i-th
-token of a request depends only on its seed and logits, not on the rest of the batch.
+"""Forward passes over conversations: prefill new prompt tokens into the cache, then sample one token for each; logits
+exist at sampled positions only. A token is the first whose cumulative probability exceeds the request's next uniform
+number (inverse CDF), so the i-th token depends only on the request's seed and logits, not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -180,9 +176,7 @@ class Passes:
     """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens. ``max_model_len``
     bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass."""
 
-    def __init__(
-        self, weights: Weights, cache: BlockCache, *, max_model_len: int, max_pass_tokens: int | None = None
-    ) -> None:
+    def __init__(self, weights: Weights, cache: BlockCache, max_model_len: int, max_pass_tokens: int | None) -> None:
         self._weights, self._cache = weights, cache
         device = "cpu" if device_of(weights.model).type == "cpu" else "cuda"
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,22 +48,18 @@ SET_BY = {
     "kv_cache_memory_bytes": "KV_CACHE_GIB",
 }
 """Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead."""
-DEPENDED_ON = (
-    *("served_model_name", "config", "host", "port", "enable_lora", "logprobs_mode", "skip_tokenizer_init"),
-    "disable_log_stats",
+_OWN = (
+    "served_model_name config host port enable_lora logprobs_mode skip_tokenizer_init disable_log_stats"  # no setting
 )
-"""Those for which there is no setting."""
 VLLM_WORK: Final = 2 * GIB  # part of vLLM's share reserved for activations and CUDA graphs; assumed
 ADAPTER_BYTES: Final = 24
 """Per parameter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's dtype."""
 SHARE_FOR_BOTH: Final = 0.9  # of a GPU for trainer and sampler; the rest is CUDA's, the logits and fragmentation
 GRAPHS_FROM_GIB: Final = 64  # smaller GPUs need the memory of graphs for steps that read prompts for the cache
 LARGE_STEPS: Final = (96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Tokens of such steps: tool results, of one conversation or several, and a token each of the others.
-
-By itself, vLLM captures up to twice MAX_BATCH_TRAJECTORIES, and launches the kernels of longer steps one by one: on 14B
-and an H200 a step of reading prompts and sampling then takes 82 ms instead of 47 (docs/evidence/performance.md).
-"""
+"""Tokens of such steps: tool results, of one conversation or several, and a token each of the others. By itself, vLLM
+captures up to twice MAX_BATCH_TRAJECTORIES, and launches the kernels of longer steps one by one: on 14B and an H200 a
+step of reading prompts and sampling then takes 82 ms instead of 47 (docs/evidence/performance.md)."""
 
 
 def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSettings, *, on_gpu: bool) -> dict[str, Any]:
@@ -91,14 +87,7 @@ def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSetti
 
 
 def engine_arguments(
-    settings: PolicySettings,
-    *,
-    model: str,
-    dtype: str,
-    lora_rank: int,
-    on_gpu: bool,
-    sleeps: bool,
-    graphs: Sequence[int] = (),
+    settings: PolicySettings, *, model: str, dtype: str, lora_rank: int, on_gpu: bool, sleeps: bool, graphs: list[int]
 ) -> dict[str, Any]:
     """The fields of ``vllm.EngineArgs`` for vLLM in this process. ``lora_rank`` is the maximum adapter rank; ``dtype``
     a torch dtype's name; ``sleeps`` as decided by ``sleeps``, ``graphs`` by ``capture_sizes``."""
@@ -113,7 +102,7 @@ def engine_arguments(
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
     if graphs:
-        arguments["cudagraph_capture_sizes"] = list(graphs)
+        arguments["cudagraph_capture_sizes"] = graphs
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
@@ -128,7 +117,7 @@ def further_arguments(vllm: VllmSettings, model: ModelSettings) -> dict[str, Any
         raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
     if not isinstance(arguments, dict):
         raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
-    owned = SET_BY | dict.fromkeys(DEPENDED_ON, "") | ({"quantization": "LOAD_IN_4BIT"} if model.load_in_4bit else {})
+    owned = SET_BY | dict.fromkeys(_OWN.split(), "") | ({"quantization": "LOAD_IN_4BIT"} if model.load_in_4bit else {})
     owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):

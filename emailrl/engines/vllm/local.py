@@ -1,11 +1,9 @@
 """vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
 
 With several ranks, each group of VLLM_TENSOR_PARALLEL_SIZE neighbors shares one engine (vLLM's ``external_launcher``):
-they start and stop it together, and make the same calls in the same order.
-
-Adapters are loaded under a new id for each version and after each wake, never merged or updated in place, and their
-log-probabilities are verified before sampling (``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
-Follow-ups join the running batch in the step after their turn ended.
+they start and stop it together, and make the same calls in the same order. Adapters are loaded under a new id for each
+version and after each wake, never merged or updated in place, and their log-probabilities are verified before sampling
+(``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
 """
 
 from __future__ import annotations
@@ -95,14 +93,12 @@ class VllmEngine:
             while running:
                 for output in self._step():
                     place, request, started = running.pop(output.request_id)
-                    sampled, ids = output.outputs[0], list(output.outputs[0].token_ids)
-                    completion = Completion(
-                        request.trajectory_id, ids, logprobs_of(sampled), str(sampled.finish_reason)
-                    )
+                    drawn, ids = output.outputs[0], list(output.outputs[0].token_ids)
+                    completion = Completion(request.trajectory_id, ids, logprobs_of(drawn), str(drawn.finish_reason))
                     completion.seconds = time.perf_counter() - started
-                    if sampled.finish_reason not in ("stop", "length"):
+                    if drawn.finish_reason not in ("stop", "length"):
                         completion.finish_reason = "error"
-                        completion.error = f"vLLM ended a completion by {sampled.finish_reason!r}"
+                        completion.error = f"vLLM ended a completion by {drawn.finish_reason!r}"
                     begin(place, end(place, completion, request))
         except BaseException:
             self._engine.abort_request(list(running))
@@ -160,7 +156,7 @@ class VllmEngine:
             self._settings,
             model=self._model,
             dtype=self._dtype,
-            lora_rank=max(self._lora_rank, 0 if self._path is None else adapter_rank(self._path)),
+            lora_rank=max(self._lora_rank, adapter_rank(self._path) if self._path else 0),
             on_gpu=self.can_sleep,
             sleeps=self._may_sleep,
             graphs=self._graphs,

@@ -1,10 +1,8 @@
-"""Check that an engine samples from the weights it was given, by the log-probabilities of tokens that it draws.
-
-A silently ignored or stale adapter is the costliest failure of training with a separate sampler (verl #7495, vLLM
-#42125, #53888). Two checks on the tokens drawn after prefixes of a text: their log-probabilities must agree with those
-of the trainer's own model to rounding; and if the trainer's changed between two adapters, an engine whose output is
-bit-identical has not changed its weights, which rounding may hide from the first check. The log-probabilities of a
-prompt would say as much, but asking for them beside other requests may crash vLLM (#16668).
+"""Check that an engine samples from the weights it was given, by the log-probabilities of tokens that it draws after
+prefixes of a text: they must agree with those of the trainer's own model to rounding; and if the trainer's changed
+between two adapters, bit-identical output means unchanged weights. A silently ignored or stale adapter is the costliest
+failure of a separate sampler (verl #7495, vLLM #42125, #53888). The log-probabilities of a prompt would say as much,
+but asking for them beside other requests may crash vLLM (#16668).
 """
 
 from __future__ import annotations

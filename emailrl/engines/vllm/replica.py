@@ -149,12 +149,7 @@ class Replica:
 
 
 def completion_body(
-    name: str,
-    sampling: SamplingParams,
-    prompt: Sequence[int] | Sequence[list[int]],
-    seed: int,
-    room: int,
-    stop_ids: Sequence[int] = (),
+    name: str, sampling: SamplingParams, prompt: Sequence[Any], seed: int, room: int, stop_ids: Sequence[int] = ()
 ) -> dict[str, Any]:
     """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out. Every sampling parameter
     is explicit: the server takes missing ones from the model's generation config."""
@@ -270,29 +265,25 @@ def read_choices(
     if len(answer.choices) != count:
         raise EmailRLError(f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.", TOO_OLD)
     for choice in answer.choices:
-        if fault := _fault(choice, vocabulary, most):
-            raise EmailRLError(f"{who} {fault[0]}.", fault[1])
+        ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
+        lowest, highest, last = min(logprobs, default=0.0), max(logprobs, default=0.0), max(ids, default=0)
+        what, hint = "", "Check that it is a vLLM server."
+        if len(ids) != len(logprobs):
+            what, hint = f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
+        elif len(ids) > most:
+            what = f"returns {len(ids)} tokens when asked for at most {most}"
+        elif lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
+            wrong = lowest if lowest < LOWEST_LOGPROB else highest
+            what = f"returns {wrong:.6g} as the log-probability of a token that it sampled"
+            hint = "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
+        elif last >= vocabulary:  # the trainer's embedding has no row for it
+            what, hint = f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
+        elif choice.finish_reason == "length" and len(ids) < most:
+            what = f"cut a completion after {len(ids)} of {counted(most, 'token')}"
+            hint = "Check its --max-model-len, and give it --generation-config vllm: a model's may set max_new_tokens."
+        if what:
+            raise EmailRLError(f"{who} {what}.", hint)
     return answer.choices
-
-
-def _fault(choice: _Choice, vocabulary: int, most: int) -> tuple[str, str] | None:
-    """What is wrong with a completion that no sampler can draw, and what to do about it."""
-    ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
-    lowest, highest, last = min(logprobs, default=0.0), max(logprobs, default=0.0), max(ids, default=0)
-    if len(ids) != len(logprobs):
-        return f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
-    if len(ids) > most:
-        return f"returns {len(ids)} tokens when asked for at most {most}", "Check that it is a vLLM server."
-    if lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
-        wrong = lowest if lowest < LOWEST_LOGPROB else highest
-        what = f"returns {wrong:.6g} as the log-probability of a token that it sampled"
-        return what, "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
-    if last >= vocabulary:  # the trainer's embedding has no row for it
-        return f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
-    if choice.finish_reason == "length" and len(ids) < most:
-        hint = "Check its --max-model-len, and give it --generation-config vllm: a model's may set max_new_tokens."
-        return f"cut a completion after {len(ids)} of {counted(most, 'token')}", hint
-    return None
 
 
 def refusal(response: httpx.Response) -> str:

@@ -38,9 +38,7 @@ PAUSE = 1.0  # seconds between health checks
 PROGRESS_SECONDS = 15.0
 LAST_PORT = 65535
 TOLD = 300  # characters of the log quoted when a server dies
-READ = (
-    1 << 17
-)  # bytes of the log's end searched for the error: vLLM prints long tracebacks of several processes after it
+READ = 1 << 17  # bytes of the log's end searched for the error, after which vLLM prints long tracebacks
 _CAUSE: Final = re.compile(r"(?:^|[ )])([\w.]*(?:Error|Exception): (?!.*See (?:root cause|stack trace)).+)")
 """An error in a traceback, but not vLLM's line that only refers to another."""
 

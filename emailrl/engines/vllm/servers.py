@@ -1,11 +1,9 @@
 """One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version.
 
-An adapter is loaded on every replica, checked to be listed there and verified by its log-probabilities (``probe``)
-before it is sampled from; every completion records its hash. Of each replica, one completion per version is scored by
-the trainer's model too. Conversations keep the version they started with while later ones are loaded: rollouts and
-evaluations of different versions may run in several threads, each call in its own event loop. A replica that dies is
-reported and excluded, its requests go to the others, and it is readmitted once it is healthy and its adapter is
-verified.
+An adapter is loaded on every replica and verified by its log-probabilities (``probe``) before it is sampled from; one
+completion per version and replica is scored by the trainer's model too. Conversations keep the version they started
+with, in several threads, each call in its own event loop. A replica that dies is reported and excluded, its requests go
+to the others, and it is readmitted once it is healthy and its adapter is verified.
 """
 
 from __future__ import annotations
