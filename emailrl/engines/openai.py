@@ -37,12 +37,10 @@ _WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
 
 
 class OpenAIEngine:
-    """Queries the model named at ``openai_base_url``; ``tools`` are OpenAI function schemas.
-
-    At most ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are
-    retried with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A
-    prompt that fills the context window gives a completion of length zero. Raises UsageError as ``checked_key``.
-    """
+    """Queries the model named at ``openai_base_url``; ``tools`` are OpenAI function schemas. At most
+    ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are retried
+    with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A prompt that
+    fills the context window gives a completion of length zero. Raises UsageError as ``checked_key``."""
 
     def __init__(self, settings: PlayingSettings, tools: Sequence[dict[str, Any]]) -> None:
         self.model = settings.model.name

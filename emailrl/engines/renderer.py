@@ -131,12 +131,10 @@ class ChatRenderer:
 
 
 def parse_tool_calls(text: str) -> list[ToolCall]:
-    """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``.
-
-    ``parameters``, as Llama 3 spells it, is read as ``arguments``. A complete last call may omit its ``</tool_call>``
-    at the end of the text: base models end so, and vLLM's parser accepts it. Raises ValueError if the markup holds
-    anything else, or is closed without being opened.
-    """
+    """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``. ``parameters``, as Llama
+    3 spells it, is read as ``arguments``. A complete last call may omit its ``</tool_call>`` at the end of the text:
+    base models end so, and vLLM's parser accepts it. Raises ValueError if the markup holds anything else, or is closed
+    without being opened."""
     _, closed, answer = text.rpartition("</think>")
     if not closed and "<think>" in text:
         return []  # stopped while thinking: there is no reply

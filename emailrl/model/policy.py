@@ -115,11 +115,9 @@ class Policy:
 
     def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
         """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
-
         PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
-        its absolute path), so that `nano` is found wherever the package is installed. A critic is written
-        next to the adapter.
-        """
+        its absolute path), so that `nano` is found wherever the package is installed. A critic is written next to the
+        adapter."""
         if not self.lora:
             raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
         directory.mkdir(parents=True, exist_ok=True)

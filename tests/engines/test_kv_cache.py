@@ -182,8 +182,7 @@ def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausal
     same([last], TransformersEngine(model, [39], max_rows=1).generate([second]))
 
 
-TOKEN = 256
-"""Bytes of a token in the tests' model: keys and values, 2 layers, 2 heads of 8, 4 bytes."""
+TOKEN = 256  # bytes of a token in the tests' model: keys and values, 2 layers, 2 heads of 8, 4 bytes
 
 
 def bytes_for(blocks: int) -> int:
@@ -206,8 +205,7 @@ def same(some: list[Completion], others: list[Completion]) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)
-"""With up to 100 sampled tokens the longest needs 200: 7 blocks."""
+LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)  # with up to 100 sampled tokens the longest needs 200: 7 blocks
 
 
 @pytest.fixture(scope="module")

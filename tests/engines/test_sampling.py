@@ -79,9 +79,6 @@ def test_frequencies_follow_the_distribution() -> None:
 
 
 def test_a_seed_names_a_row_of_numbers() -> None:
-    one_row, same, other = uniforms(3), uniforms(3), uniforms(4)
-    drawn = list(islice(one_row, 200))
-    assert drawn == list(islice(same, 200))
-    assert drawn != list(islice(other, 200))
-    assert len(set(drawn)) > 190
+    drawn, same, other = (list(islice(uniforms(seed), 200)) for seed in (3, 3, 4))
+    assert drawn == same != other and len(set(drawn)) > 190
     assert all(0 <= number < 1 for number in drawn)

@@ -29,8 +29,7 @@ from runner import Bench, Given, Row, now, peak_gib
 from shapes import LINEAR
 
 QUESTIONS, ROLLOUTS, ROWS = 8, 6, 4
-SHARE = 0.3
-"""Of the card's memory, for a vLLM that stays awake."""
+SHARE = 0.3  # of the card's memory, for a vLLM that stays awake
 AWAKE = ["vllm_enable_sleep=off", f"vllm_gpu_memory_utilization={SHARE}"]
 SIDES: dict[str, list[str]] = {
     "emailrl-asleep": ["vllm_enable_sleep=on"], "TRL-asleep": [], "emailrl-awake": AWAKE, "TRL-awake": [],

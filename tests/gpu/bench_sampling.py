@@ -33,8 +33,7 @@ SIDES = {
     "vllm, eager": {"engine": "vllm", "vllm_enforce_eager": True, "vllm_enable_sleep": False},
 }
 AT_ONCE, GROUP_SIZE = 48, 6
-SHORTEST, LONGEST = 48, 144
-"""Tokens of a completion."""
+SHORTEST, LONGEST = 48, 144  # tokens of a completion
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +136,7 @@ class Timed:
 
     engine: Any
     shortest: int = SHORTEST
-    longest: int = LONGEST
-    """Tokens of a completion."""
+    longest: int = LONGEST  # tokens of a completion
     between: float = 0.0
 
     def generate(self, requests: Sequence[Any], advance: Any) -> list[Any]:

@@ -21,20 +21,17 @@ OTHER = "other"
 class Frame:
     name: str
     begun: float
-    inner: float = 0.0
-    """Seconds in clocked methods that it called."""
+    inner: float = 0.0  # seconds in clocked methods that it called
 
 
 @dataclass
 class Clocks:
     """The clocks of one run; ``cut`` ends a step, ``restore`` takes them off again."""
 
-    settle: Callable[[], object] = lambda: None
-    """Waits for the GPU, so that its work counts where it was asked for."""
+    settle: Callable[[], object] = lambda: None  # waits for the GPU, so that its work counts where it was asked for
     clock: Callable[[], float] = time.perf_counter
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    failed_in: list[str] = field(default_factory=list)
-    """What was running, outermost first, where an exception began."""
+    failed_in: list[str] = field(default_factory=list)  # what was running, outermost first, where an exception began
 
     def __post_init__(self) -> None:
         self._open: list[Frame] = []

@@ -40,22 +40,15 @@ class Bench:
 
     file: str
     doc: str | None
-    cases: Callable[[Given], Sequence[Row]]
-    """What tells the cases apart: one word of each (``case``) names its log."""
+    cases: Callable[[Given], Sequence[Row]]  # what tells the cases apart: one word of each (``case``) names its log
     measure: Callable[[Given, Row], Row | list[Row]]
-    columns: Mapping[str, str]
-    """By title the key of a row, with a format behind a colon."""
+    columns: Mapping[str, str]  # by title the key of a row, with a format behind a colon
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    smoke: Mapping[str, Any] = field(default_factory=dict)
-    """What options are in a rehearsal."""
-    shapes: Callable[[Given], Sequence[str]] = lambda given: ()
-    """The random models it needs (see ``shapes``)."""
-    launcher: Callable[[Row], Sequence[str]] = lambda case: [sys.executable]
-    """What runs the script for a case."""
-    add: Callable[[list[Row]], None] = lambda rows: None
-    """Adds to the rows what compares them."""
-    check: Callable[[list[Row]], Sequence[str]] = lambda rows: ()
-    """What is not as it must be: the exit code is 1 then."""
+    smoke: Mapping[str, Any] = field(default_factory=dict)  # what options are in a rehearsal
+    shapes: Callable[[Given], Sequence[str]] = lambda given: ()  # the random models it needs (see ``shapes``)
+    launcher: Callable[[Row], Sequence[str]] = lambda case: [sys.executable]  # what runs the script for a case
+    add: Callable[[list[Row]], None] = lambda rows: None  # adds to the rows what compares them
+    check: Callable[[list[Row]], Sequence[str]] = lambda rows: ()  # what is not as it must be: the exit code is 1 then
     gpus: str = "0"
     seconds: float = 600
     limit: float = 300

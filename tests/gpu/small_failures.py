@@ -35,8 +35,7 @@ CLASSES = (
     "no answer",
 )
 MALFORMED = {StopReason.CANT_PARSE_TOOL_CALL, StopReason.BAD_TOOL_CALL_NAME, StopReason.BAD_TOOL_CALL_ARGS}
-LONGEST = 160
-"""Characters of a question, call or answer in an example."""
+LONGEST = 160  # characters of a question, call or answer in an example
 
 
 def failure(trajectory: Trajectory) -> str | None:

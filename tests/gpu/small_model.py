@@ -81,8 +81,7 @@ vllm_gpu_memory_utilization = 0.15
 vllm_probe_tolerance = 0.3
 """
 INTERRUPTED = 130
-MEASURING = {"KV_CACHE_GIB": "8"}
-"""Two benchmarks of a seed run side by side."""
+MEASURING = {"KV_CACHE_GIB": "8"}  # two benchmarks of a seed run side by side
 SFT, RUN = Path("outputs/sft"), Path("outputs/grpo_masked")
 
 

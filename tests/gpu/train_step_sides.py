@@ -30,8 +30,7 @@ class Work:
     """What a side has to compute of a list of samples: no padding, nothing twice, shared prefixes once."""
 
     tokens: int
-    pairs: int
-    """Twice the pairs of a token and one that it attends to."""
+    pairs: int  # twice the pairs of a token and one that it attends to
 
 
 def work_apart(samples: list[TrainingSample]) -> Work:
@@ -44,8 +43,7 @@ class Side:
     """How a side runs a list of samples: forward and backward, gradients left in ``parameters``."""
 
     model: Any
-    run: Callable[[list[TrainingSample]], list[Tensor]]
-    """Returns the log-probabilities of each sample's trained tokens."""
+    run: Callable[[list[TrainingSample]], list[Tensor]]  # returns the log-probabilities of each sample's trained tokens
     work: Callable[[list[TrainingSample]], Work] = work_apart
 
     def gradients(self) -> dict[str, Tensor]:

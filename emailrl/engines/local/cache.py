@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -173,7 +173,8 @@ class BlockLayer(CacheLayerMixin):
     def grow(self) -> None:
         """Resize to the cache's number of blocks."""
         if self.is_initialized and len(self.keys) < len(self.cache.users):
-            self.keys, self.values = self.grown(self.keys), self.grown(self.values)
+            self.keys = self.grown(self.keys)  # one after the other: the budget has room for one copy
+            self.values = self.grown(self.values)
 
     def grown(self, held: Tensor) -> Tensor:
         """A copy with room for all blocks of the cache."""
@@ -217,17 +218,11 @@ class BlockLayer(CacheLayerMixin):
 
 
 def block_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Gathered,
-    value: Gathered,
-    attention_mask: Tensor,
-    scaling: float,
-    **_: object,
+    module: Any, query: Tensor, key: Gathered, value: Gathered, mask: Tensor, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, None]:
     """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
-    ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new, longest window],
-    is added to the scores. Returns [rows, new, heads, head_dim]."""
+    ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``mask``, [rows, 1, new, longest window], is
+    added to the scores. Returns [rows, new, heads, head_dim]."""
     outs, begun, new = [], 0, query.shape[2]
     block = QUERY_BLOCK if query.device.type == "cpu" else new
     for keys, values in zip(key, value, strict=True):
@@ -235,19 +230,14 @@ def block_attention(
         for start in range(0, new, block):
             end = min(start + block, new)
             seen = slice(keys.shape[2] - new + end)  # no query of this block looks further in any row
-            part = (
-                query[rows, :, start:end],
-                keys[:, :, seen],
-                values[:, :, seen],
-                attention_mask[rows, :, start:end, seen],
-            )
+            part = query[rows, :, start:end], keys[:, :, seen], values[:, :, seen], mask[rows, :, start:end, seen]
             pieces.append(_folded(*part, scaling))
         outs.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
+def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
     """Attention with the query heads of one key head folded into the query dimension."""
     rows, heads, new, head_dim = query.shape
     kv_heads = key.shape[1]

@@ -160,12 +160,10 @@ def is_filtered(agent: AgentSettings) -> bool:
 
 
 def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
-    """Raise for every problem that can be detected before a model is loaded.
-
-    EmailRLError if in-process vLLM is not installed; UsageError for unusable addresses, keys, paths and sampling
-    settings, for the Unsloth backend with in-process vLLM (its patches affect vLLM's model too), and for ranks of a
-    host that cannot be divided into engines.
-    """
+    """Raise for every problem that can be detected before a model is loaded. EmailRLError if in-process vLLM is not
+    installed; UsageError for unusable addresses, keys, paths and sampling settings, for the Unsloth backend with
+    in-process vLLM (its patches affect vLLM's model too), and for ranks of a host that cannot be divided into
+    engines."""
     agent, vllm = settings.agent, settings.vllm
     # vLLM returns log-probabilities before temperature, or after top-p and top-k; training needs those in between.
     if is_filtered(agent) and agent.temperature not in (0, 1):

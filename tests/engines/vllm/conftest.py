@@ -20,8 +20,7 @@ from emailrl.settings import Settings, load_settings
 
 Serve = Callable[..., VllmStub]
 Connect = Callable[..., VllmServers]
-KEPT_ADAPTERS = 3
-"""MAX_STALENESS + 2, with its default of 1 for servers."""
+KEPT_ADAPTERS = 3  # MAX_STALENESS + 2, with its default of 1 for servers
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +65,12 @@ def serve(policy: Policy) -> Iterator[Serve]:
 
 @pytest.fixture
 def connect(policy: Policy, model: Path) -> Connect:
-    def build(*stubs: VllmStub, **overrides: Any) -> VllmServers:
+    def build(*stubs: VllmStub, adapter: Path | None = None, **overrides: Any) -> VllmServers:
+        """With ``adapter``, it is loaded as version v-1."""
         engine = build_engine(settings_for(model, *stubs, **overrides), policy)
         assert isinstance(engine, VllmServers)
+        if adapter is not None:
+            engine.load_adapter(adapter, "v-1")
         return engine
 
     return build
