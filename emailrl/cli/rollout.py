@@ -214,7 +214,7 @@ def _play(
                 )  # fmt: skip
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                collector.scorer.score(journal.unscored)
+                collector.score(journal.unscored)
                 journal.finish()
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} finished trajectories saved in {journal.path}"
