@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from typing import Any
 
 from emailrl.base.cache import ReplyCache
+from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Failed, harmless, sendable, tell, wait_for
-from emailrl.settings import RewardSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import RewardSettings
 
 SYSTEM_PROMPT = """\
 You grade answers. You are given a question, the correct answer and a candidate's answer, as JSON. Decide whether \
@@ -76,16 +78,13 @@ class LLMJudge:
 
         own = self._settings
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
-        request = ask(
-            self._client,
-            verdict_of,
-            retries=own.judge_retries,
-            model=own.judge_model,
-            messages=messages,
-            temperature=0,
-            max_tokens=own.judge_max_tokens,
-        )
-        verdict = wait_for(request)
+        body: dict[str, Any] = {
+            "model": own.judge_model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": own.judge_max_tokens,
+        }
+        verdict = wait_for(ask(self._client, verdict_of, retries=own.judge_retries, **body))
         if isinstance(verdict, Failed):
             raise JudgeError(
                 f"The judge {own.judge_model} at {without_credentials(own.judge_base_url)} returned no verdict: "

@@ -19,10 +19,9 @@ class Need:
     level: Level
     settings: str
     """Names of the settings that have no effect without what they need, which matters only if one was given."""
-    needs: str
-    """What they need, as the reference page and the messages say it."""
+    needs: str  # What they need, as the reference page and the messages say it.
     met: Callable[[SimpleNamespace], object]
-    """Reads the values in force: every setting by name, as `training.mix.in_force` derives them."""
+    """Reads the values in force: every setting by name, as `training.algorithms.in_force` derives them."""
 
 
 _OF_CRITIC: Final = "value_clip value_coef critic_learning_rate critic_warmup_steps gae_lambda"

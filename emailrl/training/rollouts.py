@@ -1,9 +1,8 @@
 """The rollouts of a step: ask questions, select the groups to train on, replace dropped ones, record everything.
 
 A group is kept if its advantage is informative: enough members, rewards that differ, and, under dynamic filtering
-(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. Drops are counted by reason. A refill asks
-exactly as many questions as groups are missing, so none is left over: each group of a step was sampled from the policy
-that the step updates, and nothing is carried over between steps (docs/decisions/0010).
+(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. A refill asks exactly as many questions as groups
+are missing, so each group was sampled from the policy that the step updates (docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -22,22 +21,18 @@ from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.runs.log import Display
 from emailrl.settings import AlgorithmSettings, TrainingSettings
-from emailrl.training.algorithms import Algorithm
-from emailrl.training.passes import questions_per_step
+from emailrl.training.algorithms import Algorithm, questions_per_step
 from emailrl.training.state import RunState, StepQuestions
 
 logger = logging.getLogger(__name__)
-
-Reason = Literal["group_too_small", "group_low_std", "group_below_range", "group_above_range"]
-REASONS: tuple[Reason, ...] = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")
+REASONS = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")
 
 
 @dataclass(frozen=True)
 class Filter:
     """Conditions for training on a group."""
 
-    min_group_size: int
-    """Minimum number of members, excluding those that raised; at least 1."""
+    min_group_size: int  # Minimum number of members, excluding those that raised; at least 1
     min_group_std: float
     between: tuple[float, float] | None = None
     """The mean must be strictly inside; None keeps every group whose rewards differ, without refills."""
@@ -45,27 +40,27 @@ class Filter:
     """What to average: the answer's verdict as 0 or 1, or the reward."""
     max_refill_rounds: int = 0
 
-    def sift(self, group: TrajectoryGroup) -> TrajectoryGroup | Reason:
-        """The group without the members that raised, or the first reason to drop it.
+    def sift(self, group: TrajectoryGroup) -> TrajectoryGroup | str:
+        """The group without the members that raised, or the first of ``REASONS`` to drop it.
 
         The standard deviation is the *sample* one (n - 1); a group of one has none and passes.
         """
         sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
-        if len(sound) < self.min_group_size:
+        if (size := len(sound)) < self.min_group_size:
             return "group_too_small"
-        if len(sound) > 1 and _sample_std([trajectory.reward for trajectory in sound]) < self.min_group_std:
+        rewards = [trajectory.reward for trajectory in sound]
+        mean = math.fsum(rewards) / size
+        squares = math.fsum((reward - mean) ** 2 for reward in rewards)
+        if size > 1 and math.sqrt(squares / (size - 1)) < self.min_group_std:
             return "group_low_std"
         if self.between is not None:
-            low, high = self.between
-            mean = math.fsum(map(self._measure, sound)) / len(sound)
-            if mean <= low:
+            if self.mean_of == "accuracy":
+                mean = sum(bool(trajectory.rubric.get("answer_correct")) for trajectory in sound) / size
+            if mean <= self.between[0]:
                 return "group_below_range"
-            if mean >= high:
+            if mean >= self.between[1]:
                 return "group_above_range"
         return replace(group, trajectories=sound)
-
-    def _measure(self, trajectory: Trajectory) -> float:
-        return trajectory.reward if self.mean_of == "reward" else float(bool(trajectory.rubric.get("answer_correct")))
 
 
 def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: bool) -> Filter:
@@ -74,76 +69,37 @@ def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: boo
     ``answers``: whether the rollouts answer their questions; if not (mode ``simple``), the mean is of the reward
     unless FILTER_ON is set.
     """
-    min_group_std = wanted.min_group_std if algorithm.compares_rollouts else 0.0
+    compares = algorithm.compares_rollouts
+    least = Filter(2 if compares else 1, wanted.min_group_std if compares else 0.0)
     if not algorithm.dynamic_filtering:
-        return Filter(algorithm.min_group_size, min_group_std)
-    return Filter(
-        algorithm.min_group_size,
-        min_group_std,
-        between=(wanted.filter_low, wanted.filter_high),
-        mean_of=wanted.filter_on or ("accuracy" if answers else "reward"),
-        max_refill_rounds=wanted.max_refill_rounds,
+        return least
+    between, mean_of = (
+        (wanted.filter_low, wanted.filter_high),
+        wanted.filter_on or ("accuracy" if answers else "reward"),
     )
+    return replace(least, between=between, mean_of=mean_of, max_refill_rounds=wanted.max_refill_rounds)
 
 
 @dataclass
 class Collected:
     """The rollouts of one step."""
 
-    groups: list[TrajectoryGroup] = field(default_factory=list)
-    """Every group played, in question order."""
-    kept: list[TrajectoryGroup] = field(default_factory=list)
-    """Groups to train on, without the members that raised."""
-    reasons: dict[str, Reason] = field(default_factory=dict)
-    """Reasons for dropped groups, by id."""
+    groups: list[TrajectoryGroup] = field(default_factory=list)  # Every group played, in question order
+    kept: list[TrajectoryGroup] = field(default_factory=list)  # Groups to train on, without the members that raised
+    reasons: dict[str, str] = field(default_factory=dict)  # Reasons for dropped groups, by id
     refill_rounds: int = 0
 
-    def add(self, groups: Sequence[TrajectoryGroup], wanted: Filter) -> None:
-        """Add groups, keeping or dropping each."""
-        for group in groups:
-            sifted = wanted.sift(group)
-            if isinstance(sifted, str):
-                self.reasons[group.id] = sifted
-            else:
-                self.kept.append(sifted)
-        self.groups += groups
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All of them, in order."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
 
     def dropped(self) -> dict[str, int]:
         """Number dropped by reason; every reason is listed, even with 0."""
         counts = Counter(self.reasons.values())
-        raised = sum(trajectory.exception is not None for group in self.groups for trajectory in group.trajectories)
-        return {"trajectories_exception": raised} | {
-            reason.replace("group", "groups"): counts[reason] for reason in REASONS
-        }
-
-
-def collect_groups(
-    ask: Callable[[int], Sequence[Scenario]],
-    play: Callable[[Sequence[Scenario], int], Sequence[TrajectoryGroup]],
-    wanted: Filter,
-    *,
-    count: int,
-) -> Collected:
-    """Play ``count`` questions, then replace dropped groups for as many rounds as the filter allows.
-
-    ``ask`` returns the next n questions, fewer or none at the end; ``play`` takes them with the refill round, 0 for the
-    first questions.
-    """
-    collected = Collected()
-    for refill in range(wanted.max_refill_rounds + 1):
-        questions = ask(count - len(collected.kept))
-        if not questions:
-            break
-        collected.add(play(questions, refill), wanted)
-        collected.refill_rounds = refill
-        if len(collected.kept) >= count:
-            break
-    return collected
-
-
-def _sample_std(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+        raised = sum(trajectory.exception is not None for trajectory in self.trajectories)
+        groups = {reason.replace("group", "groups"): counts[reason] for reason in REASONS}
+        return {"trajectories_exception": raised} | groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +107,11 @@ class Rollouts:
     """Plays the steps of one run, from any thread."""
 
     training: TrainingSettings
-    train: Sequence[Scenario]
-    """The questions."""
+    train: Sequence[Scenario]  # The questions
     directory: Path
     filter: Filter
     collector: Collector
-    epochs: int | None
-    """Passes over the questions that end the run; None if only the steps do."""
+    epochs: int | None  # Passes over the questions that end the run; None if only the steps do
     num_ranks: int = 1
 
     @property
@@ -175,27 +129,34 @@ class Rollouts:
         return StepQuestions(self.train, place.cursor, self.training.seed, epochs=self.epochs)
 
     def play(self, step: int, questions: StepQuestions, display: Display, play: Play | None = None) -> Collected:
-        """Roll out the questions of ``step`` and record the trajectories; ``play`` replaces the collector's.
+        """Roll out the questions of ``step``, record the trajectories, and replace dropped groups as the filter allows.
 
-        Raises EmailRLError if every rollout raised.
+        ``play`` replaces the collector's. Raises EmailRLError if every rollout raised.
         """
         collector = self.collector if play is None else replace(self.collector, play=play)
-        recorded: list[Trajectory] = []
-
-        def ask(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
-            label, size = f"refill-{refill}" if refill else "train", self.training.num_generations
+        collected, size, seed = Collected(), self.training.num_generations, self.training.seed
+        for refill in range(self.filter.max_refill_rounds + 1):
+            missing = self.per_step - len(collected.kept)
+            if missing <= 0 or not (scenarios := questions.take(missing)):
+                break
+            label = f"refill-{refill}" if refill else "train"
             if refill:
                 logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
             display.phase(f"{label} rollouts of step {step}", len(scenarios) * size)
             groups = collector.collect(
-                scenarios, size, step=step, seed=self.training.seed, split_label=label, progress=display.played
+                scenarios, size, step=step, seed=seed, split_label=label, progress=display.played
             )
+            for group in groups:
+                sifted = self.filter.sift(group)
+                if isinstance(sifted, str):
+                    collected.reasons[group.id] = sifted
+                else:
+                    collected.kept.append(sifted)
+            collected.groups += groups
+            collected.refill_rounds = refill
             new = [trajectory for group in groups for trajectory in group.trajectories]
-            recorded.extend(new)
-            self.record(f"step-{step:06d}.jsonl", recorded, display, new)
-            return groups
-
-        return collect_groups(questions.take, ask, self.filter, count=self.per_step)
+            self.record(f"step-{step:06d}.jsonl", collected.trajectories, display, new)
+        return collected
 
     def file_of(self, name: str) -> Path:
         """The file for the trajectories of a step or an evaluation."""
@@ -212,8 +173,6 @@ class Rollouts:
         write_trajectories(path, trajectories)
         display.recorded(path, trajectories if new is None else new)
         if trajectories and all(trajectory.exception is not None for trajectory in trajectories):
-            reason = (trajectories[0].exception or "").rstrip(".")
-            raise EmailRLError(
-                f"Every rollout failed ({path.stem}). First error: {reason}.",
-                "Fix it, then rerun with --resume latest.",
-            )
+            first = (trajectories[0].exception or "").rstrip(".")
+            what = f"Every rollout failed ({path.stem}). First error: {first}."
+            raise EmailRLError(what, "Fix it, then rerun with --resume latest.")

@@ -25,14 +25,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from emailrl.questions import load_scenarios, write_scenarios
+from emailrl.questions import load_scenario_set, write_scenarios
 from emailrl.questions.splits import mixed_order
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
 
 FROZEN = Path(__file__).with_suffix(".json")
-LIMIT, HARD_LIMIT = 9000, 2000
-"""Questions asked for; the mails give fewer of the usual kinds."""
+LIMIT, HARD_LIMIT = 9000, 2000  # questions asked for; the mails give fewer of the usual kinds
 TEST_QUESTIONS = 600
 SEED = 42
 PER_KIND, PER_COUNT, FREE_VAL = 150, 25, 60
@@ -54,7 +53,9 @@ def main() -> int:
     write_scenarios(options.out / "questions.jsonl", usual)
     write_scenarios(options.out / "hard.jsonl", hard)
     if options.free:
-        free = load_scenarios(options.free, None, limit=None, seed=SEED, data=DataSettings(), check_inboxes=False)
+        free = load_scenario_set(
+            options.free, None, limit=None, seed=SEED, data=DataSettings(), check_inboxes=False
+        ).scenarios
         tested = [s for s in usual if s.split == "test"]
         write_scenarios(options.out / "mixed.jsonl", mixed(usual + hard, free) + tested)
         write_scenarios(options.out / "second.jsonl", [s for s in hard + free if s.split == "test"])
@@ -106,7 +107,7 @@ def _made(db: Path, out: Path, kinds: str, limit: int) -> list[Scenario]:
     _emailrl(
         "gen-questions", "--kinds", kinds, "--db", db, "--out", out, "--limit", limit, "--seed", SEED, "--overwrite"
     )
-    return load_scenarios(out, None, limit=None, seed=SEED, data=DataSettings())
+    return load_scenario_set(out, None, limit=None, seed=SEED, data=DataSettings()).scenarios
 
 
 def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:
@@ -127,7 +128,6 @@ def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:
 
 
 def digest(scenarios: list[Scenario]) -> str:
-    """A hash that does not depend on the order."""
     rows = sorted([s.id, s.question, s.answer, *s.message_ids] for s in scenarios)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 

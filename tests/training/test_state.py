@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +19,9 @@ from runs.run_files import evaluation
 from emailrl.measure.evaluation import wilson_interval
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
-from emailrl.settings.presets import PRESETS
-from emailrl.training.passes import count_steps, questions_per_step
-from emailrl.training.state import (
-    Cursor,
-    RunState,
-    StepQuestions,
-    change,
-    next_questions,
-    no_longer_rising,
-)
+from emailrl.settings.sources import PRESETS
+from emailrl.training.algorithms import count_steps, questions_per_step
+from emailrl.training.state import Cursor, RunState, StepQuestions, change, no_longer_rising
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 
@@ -35,8 +29,9 @@ SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(
 def walk(batches: int, count: int, seed: int = 1, cursor: Cursor | None = None) -> tuple[list[list[str]], Cursor]:
     taken, cursor = [], cursor or Cursor()
     for _ in range(batches):
-        questions, cursor = next_questions(SCENARIOS, cursor, count, seed)
-        taken.append([question.id for question in questions])
+        step = StepQuestions(SCENARIOS, cursor, seed, epochs=None)
+        taken.append([question.id for question in step.take(count)])
+        cursor = step.cursor
     return taken, cursor
 
 
@@ -46,21 +41,18 @@ def test_an_epoch_takes_each_question_once_and_its_last_batch_may_be_shorter() -
     first, second = (list(chain(*epoch)) for epoch in (batches[:3], batches[3:]))
     assert sorted(first) == sorted(second) == list("01234") and first != second
     assert cursor == Cursor(epoch=2, position=0)
+    batches, cursor = walk(2, 9)  # more than there are
+    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
 
 
 def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -> None:
     whole, _ = walk(7, 2)
     first, cursor = walk(4, 2)
     state = RunState(step=4, cursor=cursor)
-    restored = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
+    restored = RunState.from_dict(json.loads(json.dumps(asdict(state))))
     rest, _ = walk(3, 2, cursor=restored.cursor)
     assert first + rest == whole
     assert walk(3, 2, seed=2)[0] != whole[:3]
-
-
-def test_a_batch_larger_than_the_set_is_the_set() -> None:
-    batches, cursor = walk(2, 9)
-    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
 
 
 def take(counts: list[int], cursor: Cursor | None = None, epochs: int | None = None) -> tuple[list[list[str]], Cursor]:
@@ -82,7 +74,7 @@ def test_a_step_that_crosses_into_the_next_epoch_meets_no_question_twice_and_non
     others = [name for name in second if name not in met]
     assert rounds == [met, others[:2], others[2:]] and cursor == Cursor(1, 3, last=tuple(met))
     # The epoch's rest are the two that were met before, in its own order; then the next one is as it always was.
-    restored = RunState.from_dict(json.loads(json.dumps(RunState(cursor=cursor).to_dict()))).cursor
+    restored = RunState.from_dict(json.loads(json.dumps(asdict(RunState(cursor=cursor))))).cursor
     assert restored == cursor
     rest, behind = walk(1, 9, cursor=restored)
     assert rest == [[name for name in second if name in met]] and behind == Cursor(2)
@@ -111,6 +103,7 @@ def test_a_run_bound_by_epochs_ends_when_a_refill_has_passed_them() -> None:
 )
 def test_steps_of_a_run(questions: int, per_step: int, max_steps: int, epochs: int | None, steps: int) -> None:
     assert count_steps(questions, per_step, max_steps, epochs) == steps
+    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
 
 
 def evaluated(*accuracies: float, patience: int = 2) -> RunState:
@@ -158,10 +151,6 @@ def test_the_moving_accuracy_is_over_the_last_ten_steps() -> None:
     for step in range(12):
         state.end_step(Cursor(), accuracy=float(step >= 11))
     assert state.moving_accuracy == pytest.approx(0.1) and state.step == 12
-
-
-def test_a_step_asks_the_questions_of_all_its_micro_steps() -> None:
-    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
 
 
 def verdicts(text: str) -> dict[str, bool]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training.scripted import play
 
+from emailrl.training.report import Alarm, watch, way_back
 from emailrl.training.state import RunState
-from emailrl.training.watch import Alarm, watch, way_back
 
 Number = Callable[[int], float | None]
 
@@ -33,7 +34,7 @@ def run(steps: int, *, kl_target: float | None = None, **numbers: Number) -> lis
             (step, alarm)
             for alarm in watch(state, {name: of(step) for name, of in (healthy | numbers).items()}, kl_target)
         ]
-        state = RunState.from_dict(json.loads(json.dumps(state.to_dict())))  # as a resume would take it up
+        state = RunState.from_dict(json.loads(json.dumps(asdict(state))))  # as a resume would take it up
     return alarms
 
 
