@@ -137,36 +137,30 @@ class RankGroup(Ranks):
 
     # -- collectives
 
-    def broadcast(self, value: T) -> T:
+    def _exchange(self, name: str, *given: Any, **more: int) -> None:
         import torch.distributed as dist
 
-        box = [value]
         with self._guarded():
-            dist.broadcast_object_list(box, src=0, group=self._group)
+            getattr(dist, name)(*given, group=self._group, **more)
+
+    def broadcast(self, value: T) -> T:
+        box = [value]
+        self._exchange("broadcast_object_list", box, src=0)
         return box[0]
 
     def scatter(self, parts: Sequence[T] | None) -> T:
-        import torch.distributed as dist
-
         box: list[Any] = [None]
-        with self._guarded():
-            dist.scatter_object_list(box, list(parts) if parts is not None else None, src=0, group=self._group)
+        self._exchange("scatter_object_list", box, list(parts) if parts is not None else None, src=0)
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.world
-        with self._guarded():
-            dist.all_gather_object(values, value, group=self._group)
+        self._exchange("all_gather_object", values, value)
         return values
 
     def collect(self, value: T) -> list[T]:
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.world if self.is_first else []
-        with self._guarded():
-            dist.gather_object(value, values or None, dst=0, group=self._group)
+        self._exchange("gather_object", value, values or None, dst=0)
         return values
 
     def all_reduce(self, tensor: Tensor) -> None:
