@@ -63,10 +63,7 @@ class RankGroup(Ranks):
     # -- rank 0 calls, the others wait
 
     def rest(self, activity: Activity | None = None) -> None:
-        """Rank 0 continues alone, and from now on signals the others every second that it is alive.
-
-        With ``activity`` all ranks work on their own; this is rank 0's.
-        """
+        """Rank 0, or with ``activity`` every rank, goes on alone, and all learn every second that the others live."""
         if self.is_first:
             self._pulse.begin(lambda: self.on_stop(), activity or self.activity)
 
@@ -311,10 +308,8 @@ class RankGroup(Ranks):
 
 
 def _end_missing(ranks: list[int]) -> None:
-    """Let those of ``ranks`` that torchrun started on this host be killed in ``SECONDS_TO_FOLLOW``.
-
-    No other signal reaches a stopped process, and torchrun's agent would wait for it for 30 s.
-    """
+    """Let those of ``ranks`` that torchrun started on this host be killed in ``SECONDS_TO_FOLLOW``."""
+    # No other signal reaches a stopped process, and torchrun's agent would wait for it for 30 s.
     import psutil  # type: ignore[import-untyped]
 
     if "TORCHELASTIC_RUN_ID" not in os.environ:
