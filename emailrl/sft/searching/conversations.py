@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from emailrl.agent.mail_env import MailEnvironment
 from emailrl.agent.task import mail_agent
 from emailrl.mail import open_mailbox
-from emailrl.questions import Split, load_scenarios
+from emailrl.questions import Split, load_scenario_set
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import Settings
@@ -34,7 +34,7 @@ def questions_of(settings: Settings, split: Split, seed: int) -> list[Scenario]:
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
-    return load_scenarios(None, split, limit=limit, seed=seed, data=taught)
+    return load_scenario_set(None, split, limit=limit, seed=seed, data=taught).scenarios
 
 
 def conversations_on(
