@@ -108,7 +108,8 @@ def _presets() -> str:
     for key in keys:
         cells = (_shown(values.get(key, by_name()[key].default)) for values in PRESETS.values())
         rows.append(f"| `{key}` | {' | '.join(cells)} |")
-    note = "`quick` evaluates too few questions to notice a fall: see [decisions/0017](../decisions/0017-stopping-by-evidence.md)."
+    why = "../decisions/0017-stopping-by-evidence.md"
+    note = f"`quick` evaluates too few questions to notice a fall: see [decisions/0017]({why})."
     return "## Presets\n\n" + "\n".join(rows) + f"\n\n{note}\n"
 
 
