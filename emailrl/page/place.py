@@ -21,10 +21,8 @@ from emailrl.checkpoints import CONFIRMED, list_checkpoints, run_folders
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
-_HEAD_BYTES = 4096
-"""Keys that distinguish a trajectory from a metric or a question."""
-_HEAD_LINES = 20
-"""Lines to check, as the first may be damaged."""
+_HEAD_BYTES = 4096  # keys that distinguish a trajectory from a metric or a question
+_HEAD_LINES = 20  # lines to check, as the first may be damaged
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}

@@ -26,8 +26,7 @@ from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
 
-MAX_ROWS = 5000
-"""Maximum rows per response."""
+MAX_ROWS = 5000  # maximum rows per response
 _Stamp = tuple[int, int, int] | None
 
 
