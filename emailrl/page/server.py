@@ -89,9 +89,8 @@ class _File:
         self._index = TrajectoryIndex(path)
         self._record: Record = {}
         self._notes: dict[str, TrainingNote] = {}
-        self._stamp: _Stamp = None
-        self._notes_stamp: _Stamp = None
-        """The file and its training record as last read."""
+        self._stamp: _Stamp = None  # of the file as last read
+        self._notes_stamp: _Stamp = None  # of its training record
         self._tokens: TokenTexts | None = None
 
     def refreshed(self) -> Record:
