@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 BARS = "▁▂▃▄▅▆▇█"
-REFRESH = 4
-"""Display refreshes per second."""
+REFRESH = 4  # display refreshes per second
 
 
 class LiveRun(Display, AbstractContextManager["LiveRun"]):
@@ -163,8 +162,7 @@ def sparkline(values: Sequence[float], width: int, low: float, high: float) -> s
     return "".join(BARS[round(min(max(value - low, 0.0) * scale, len(BARS) - 1))] for value in values)
 
 
-LINE_SECONDS = 10
-"""Minimum interval between lines without a terminal."""
+LINE_SECONDS = 10  # minimum interval between lines without a terminal
 EARLIEST = 20
 """The time left appears once one item in this many is done: the first of many that run at once predict nothing."""
 
