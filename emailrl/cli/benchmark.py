@@ -167,7 +167,6 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
 
 
 def _fresh_folder(root: Path) -> Path:
-    """A new folder for this benchmark."""
     name = time.strftime("%Y%m%d-%H%M%S")
     check_place(root / name, "--out")
     number, folder = 2, root / name

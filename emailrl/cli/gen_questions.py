@@ -126,7 +126,6 @@ def gen_questions(
 
 
 def _table(scenarios: list[Scenario]) -> Table:
-    """How many questions of each kind went to each split."""
     from emailrl.questions.splits import SPLITS
 
     counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)

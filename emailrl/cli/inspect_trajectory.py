@@ -119,7 +119,6 @@ def _page(index: TrajectoryIndex, position: int, settings: Settings) -> None:
 
 
 def _try_to_show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:
-    """Show a trajectory, or say why it cannot be read."""
     try:
         _show(index, position, settings, where)
     except EmailRLError as error:

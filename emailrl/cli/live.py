@@ -54,7 +54,6 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         self.end()
 
     def say(self, line: str) -> None:
-        """Print a line, above the display if there is one."""
         say(line, self._console)
 
     def result(self, line: str) -> None:
@@ -77,26 +76,21 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
                 values.append(metrics[name])
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Show the new phase."""
         self._phase, self._phase_total, self._phase_done = name, total, 0
 
     def played(self, trajectory: Trajectory) -> None:
-        """Count a finished rollout."""
         self._phase_done += 1
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
-        """Print the trajectories if the settings enable it."""
         from emailrl.cli.trajectory import show_trajectories
 
         show_trajectories(file, trajectories, self._settings, self._console)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Add an evaluation to the curve."""
         if not evaluation.is_void:
             self._evaluations.append(evaluation.accuracy)
 
     def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
-        """Add a step to the curves."""
         self._take_curves(metrics)
         self._last, self._step = metrics, metrics["step"]
         self._ends = time.monotonic() + seconds_left
@@ -197,7 +191,6 @@ class Tally(AbstractContextManager["Tally"]):
             self._bar.start()
 
     def advance(self, name: str, total: int) -> None:
-        """Count one more of ``total`` as done."""
         self.begin(name, total)
         self._done += 1
         now = time.monotonic()

@@ -72,7 +72,6 @@ def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., No
 
 
 def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter:
-    """The Typer parameter for a setting."""
     help = summary.replace("`", "")
     kind: Any
     (kind,) = leaf.kinds - {None}

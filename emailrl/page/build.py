@@ -160,7 +160,6 @@ def _json_script(name: str, value: Record) -> str:
 
 
 def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:
-    """The document and its policy."""
     style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (

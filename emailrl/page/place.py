@@ -88,7 +88,6 @@ def _jsonl_under(root: Path) -> Iterator[Path]:
 
 
 def _holds_trajectories(file: Path) -> bool:
-    """Whether one of the first lines looks like a trajectory."""
     try:
         with file.open("rb") as stream:
             heads = [line[:_HEAD_BYTES] for line in islice(stream, _HEAD_LINES)]
