@@ -23,7 +23,7 @@ from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, re
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
 from emailrl.model.device import choose_device, choose_dtype
-from emailrl.model.load import load_policy, train_whole
+from emailrl.model.load import load_policy, prepare_training
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import clear_run, free_directory, held
 from emailrl.runs.interrupts import Interrupts
@@ -332,7 +332,7 @@ def _new_policy(settings: Settings) -> Policy:
     dtype = choose_dtype(settings.model.dtype, device)
     model: Any = small_model.new_model(tokenizer, seed)
     model.to(device, dtype).eval()
-    notes = train_whole(model, settings.training, "the new model")
+    notes = prepare_training(model, settings.training, "the new model", device, full=True)
     return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)
 
 
