@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,18 +64,16 @@ def test_worlds_are_mixed_and_none_is_lost() -> None:
 
 
 def test_batches_are_the_same_from_any_start_and_few_worlds_start_few_processes(
-    tokenizer,  # type: ignore[no-untyped-def]
-    tmp_path: Path,
+    renderer: ChatRenderer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokenizer.save_pretrained(tmp_path)
     started, processes = [], demo.worker_processes
     monkeypatch.setattr(
         demo, "worker_processes", lambda count, **named: started.append(count) or processes(count, **named)
     )
 
     def made(start: int, workers: int) -> list[list[str]]:
-        batches = demo.batches(tmp_path, steps=3, batch_size=4, start=start, seed=3, workers=workers)
+        batches = demo.batches(renderer, steps=3, batch_size=4, start=start, seed=3, workers=workers)
         return [[example.conversation for example in batch] for batch in batches]
 
     whole = made(0, workers=1)

@@ -9,7 +9,8 @@ import pytest
 
 from emailrl.mail.demo import TOPICS, ProjectFact, make_world
 from emailrl.records.trajectory import Message
-from emailrl.sft.demo import GIVE_UP, USUAL, Expert, Habits, transcripts
+from emailrl.sft.demo import GIVE_UP, USUAL, Habits, expert, transcripts
+from emailrl.sft.examples import next_turn
 
 QUOTE = next(topic for topic in TOPICS if topic.name == "quote")
 FACT = ProjectFact("Velmora", QUOTE, "$48,210", "<000002>")
@@ -28,34 +29,37 @@ def hits(*pairs: tuple[str, str]) -> Message:
 
 
 def test_the_good_way_word_for_word() -> None:
-    expert = Expert(FACT, random.Random(0), GOOD)
-    assert expert.act(START) == (
+    turns = expert(FACT, random.Random(0), GOOD)
+    assert next_turn(turns, START) == (
         '<tool_call>\n{"name": "search_emails", "arguments": {"keywords": ["Velmora", "quote"], "max_results": 3}}'
         "\n</tool_call>"
     )
     found = hits(("<000009>", "still waiting for the Velmora quote"), ("<000002>", "Velmora quote is $48,210"))
-    assert call_of(expert.act([*START, found])) == ("read_email", {"message_id": "<000002>"})
+    assert call_of(next_turn(turns, [*START, found])) == ("read_email", {"message_id": "<000002>"})
     mail = Message("tool", json.dumps({"message_id": "<000002>", "body": "…"}))
-    assert call_of(expert.act([*START, found, mail])) == (
+    assert call_of(next_turn(turns, [*START, found, mail])) == (
         "return_final_answer",
         {"answer": "$48,210", "sources": ["<000002>"]},
     )
 
 
 def test_the_poor_way_searches_one_keyword_and_gives_up() -> None:
-    expert = Expert(FACT, random.Random(0), POOR)
-    assert call_of(expert.act(START))[1]["keywords"] == ["Velmora"]
+    turns = expert(FACT, random.Random(0), POOR)
+    assert call_of(next_turn(turns, START))[1]["keywords"] == ["Velmora"]
     nothing_right = hits(("<000001>", "the Velmora room is B101"))
-    assert call_of(expert.act([*START, nothing_right])) == ("return_final_answer", {"answer": GIVE_UP, "sources": []})
+    assert call_of(next_turn(turns, [*START, nothing_right])) == (
+        "return_final_answer",
+        {"answer": GIVE_UP, "sources": []},
+    )
 
 
 def test_a_mail_about_the_topic_is_opened_where_the_right_one_is_hidden() -> None:
-    expert = Expert(FACT, random.Random(0), POOR)
-    expert.act(START)
+    turns = expert(FACT, random.Random(0), POOR)
+    next_turn(turns, START)
     other = hits(("<000001>", "the Velmora room is B101"), ("<000007>", "the old QUOTE for Velmora"))
-    assert call_of(expert.act([*START, other])) == ("read_email", {"message_id": "<000007>"})
+    assert call_of(next_turn(turns, [*START, other])) == ("read_email", {"message_id": "<000007>"})
     wrong = Message("tool", json.dumps({"message_id": "<000007>", "body": "…"}))
-    assert call_of(expert.act([*START, other, wrong]))[1] == {"answer": GIVE_UP, "sources": []}
+    assert call_of(next_turn(turns, [*START, other, wrong]))[1] == {"answer": GIVE_UP, "sources": []}
 
 
 def test_habits_decide_how_often_both_keywords_are_searched() -> None:
@@ -64,7 +68,7 @@ def test_habits_decide_how_often_both_keywords_are_searched() -> None:
     rare = next(f for f in world.facts if f.topic.name not in USUAL)
 
     def share(fact: ProjectFact) -> float:
-        first = [Expert(fact, random.Random(i), Habits()).act(START) for i in range(400)]
+        first = [next_turn(expert(fact, random.Random(i), Habits()), START) for i in range(400)]
         return sum(len(call_of(text)[1]["keywords"]) == 2 for text in first) / 400  # type: ignore[arg-type]
 
     assert share(usual) == pytest.approx(0.8, abs=0.06)

@@ -9,7 +9,7 @@ import pytest
 
 from emailrl.questions.template import HARD_KINDS, KINDS
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL, possessive
-from emailrl.sft.searching.asked import answer_of, read_question
+from emailrl.sft.asked import answer_of, read_question
 
 SLOTS = {"person": "Chris Williams", "topic": "Re-hedging: who, when?", "date": "May 3, 2001", "month": "May 2001"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sft.searching.shown import unshown
+from sft.shown import unshown
 from tiny import make_database, make_questions
 
 from emailrl.engines.renderer import parse_tool_calls
@@ -22,9 +22,7 @@ from emailrl.questions import load_scenarios, write_scenarios
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.settings import Settings, load_settings
-from emailrl.sft.searching import conversations
-from emailrl.sft.searching.conversations import is_right, play
-from emailrl.sft.searching.searcher import CAREFUL, Habits
+from emailrl.sft.searching import CAREFUL, Habits, conversations, is_right, play
 
 ME = "ann.lee@home.example"
 BOB, ZOE = "bob.ross@home.example", "zoe.kim@else.example"
