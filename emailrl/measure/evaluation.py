@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -131,22 +131,17 @@ class Evaluation:
         return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
 
     @cached_property
-    def rubric(self) -> dict[str, float]:
-        """Mean of each rubric field over the trajectories that did not raise; booleans count as 0 and 1."""
-        return rubric_means(self.completed)
-
-    @cached_property
     def by_question(self) -> dict[str, list[Trajectory]]:
         """The samples of each question, by its id."""
-        found: dict[str, list[Trajectory]] = {}
+        found: defaultdict[str, list[Trajectory]] = defaultdict(list)
         for trajectory in self.trajectories:
-            found.setdefault(trajectory.scenario.id, []).append(trajectory)
-        return found
+            found[trajectory.scenario.id].append(trajectory)
+        return dict(found)
 
     @cached_property
     def shares(self) -> dict[str, Fraction]:
         """The share of correct answers among each question's judged samples, by question id."""
-        judged = {name: [each for each in samples if is_judged(each)] for name, samples in self.by_question.items()}
+        judged = {name: list(filter(is_judged, samples)) for name, samples in self.by_question.items()}
         return {name: Fraction(sum(map(is_correct, each)), len(each)) for name, each in judged.items() if each}
 
     @property
@@ -217,7 +212,7 @@ class Evaluation:
             "unjudged": self.unjudged,
             "exceptions": self.exceptions,
             **disagreement(self.trajectories),
-        } | self.rubric
+        } | rubric_means(self.completed)
 
     def _several(self) -> dict[str, Any]:
         """With several samples per question, over fully judged questions: the shares with any correct sample (pass@k)
@@ -311,11 +306,9 @@ def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
 
 def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """How many judged answers the offline check also graded, and on how many only one of them accepted."""
-    verdicts = [
-        (trajectory.rubric["answer_correct"], trajectory.rubric["offline_correct"])
-        for trajectory in trajectories
-        if trajectory.exception is None and trajectory.rubric.get("offline_correct") is not None
-    ]
+    graded = [each.rubric for each in trajectories if each.exception is None]
+    pairs = [(rubric.get("answer_correct"), rubric.get("offline_correct")) for rubric in graded]
+    verdicts = [(judged, offline) for judged, offline in pairs if offline is not None]
     return {
         "judge_compared": len(verdicts),
         "only_judge_right": sum(judged and not offline for judged, offline in verdicts),
@@ -325,11 +318,10 @@ def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
 
 def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Mean of every numeric or boolean rubric field over the trajectories that have it."""
-    values: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        for name, value in trajectory.rubric.items():
-            if isinstance(value, (bool, int, float)):
-                values.setdefault(name, []).append(float(value))
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in (item for trajectory in trajectories for item in trajectory.rubric.items()):
+        if isinstance(value, int | float):
+            values[name].append(value)
     return {name: math.fsum(items) / len(items) for name, items in values.items()}
 
 
