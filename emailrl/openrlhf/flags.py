@@ -40,21 +40,17 @@ class Flag:
 
 
 _TAKES: Final[Mapping[str, Takes]] = {"": "nothing", "X": "one", "L H": "two", "X …": "some"}
-
-
-def _flags() -> tuple[Flag, ...]:
-    found = []
-    for group, rows in ROWS.items():
-        for written, dotted, settings, default, note in rows:
-            name, _, value = written.partition(" ")
-            found.append(Flag(name, dotted, _TAKES[value], group, tuple(settings.split()), default, note))
-    return tuple(found)
-
-
-FLAGS: Final = _flags()
+FLAGS: Final = tuple(
+    Flag(name, dotted, _TAKES[value], group, tuple(settings.split()), default, note)
+    for group, rows in ROWS.items()
+    for written, dotted, settings, default, note in rows
+    for name, _, value in [written.partition(" ")]
+)
 """All known flags, in the order of the page."""
-
 NAMES: Final[Mapping[str, Flag]] = {alias: flag for flag in FLAGS for alias in (flag.name, flag.dotted) if alias}
+
+_COMMAND = re.compile(r"openrlhf[./]cli[./]\w+(\.py)?$")
+_COUNTS = {"nothing": (0, 0), "one": (1, 1), "two": (2, 2), "some": (1, math.inf)}
 
 
 def find_flag(name: str) -> Flag:
@@ -65,10 +61,6 @@ def find_flag(name: str) -> Flag:
     near = nearest(bare, NAMES)
     hint = f"Did you mean --{near}?" if near else "See docs/reference/openrlhf.md for all flags."
     raise UsageError(f"Unknown flag of OpenRLHF: {name}.", hint)
-
-
-_COMMAND = re.compile(r"openrlhf[./]cli[./]\w+(\.py)?$")
-_COUNTS = {"nothing": (0, 0), "one": (1, 1), "two": (2, 2), "some": (1, None)}
 
 
 def parse(text: str) -> Given:
@@ -100,21 +92,17 @@ def parse(text: str) -> Given:
         while not equals and place < len(words) and not words[place].startswith("--"):
             values.append(words[place])
             place += 1
-        _check_values(flag, name, values)
+        least, most = _COUNTS[flag.takes]
+        if len(values) > most == 0:
+            raise UsageError(f"{name} takes no value, not {len(values)}.", "Omit the flag to turn it off.")
+        if not least <= len(values) <= most:
+            wanted = {"one": "one value", "two": "two values", "some": "one value or more"}[flag.takes]
+            hint = "An empty value does not count." if len(values) < least else "Quote values that contain spaces."
+            raise UsageError(f"{name} takes {wanted}, not {len(values)}.", hint)
+        if not all(value.strip() for value in values) and flag.name != "use_wandb":  # empty means off
+            raise UsageError(f"{name}: the value is empty.", "Fill it in, or omit the flag.")
         given[flag.name] = values
     return given
-
-
-def _check_values(flag: Flag, name: str, values: list[str]) -> None:
-    least, most = _COUNTS[flag.takes]
-    if len(values) > least == 0:
-        raise UsageError(f"{name} takes no value, not {len(values)}.", "Omit the flag to turn it off.")
-    if len(values) < least or (most is not None and len(values) > most):
-        wanted = {"one": "one value", "two": "two values", "some": "one value or more"}[flag.takes]
-        hint = "An empty value does not count." if len(values) < least else "Quote values that contain spaces."
-        raise UsageError(f"{name} takes {wanted}, not {len(values)}.", hint)
-    if not all(value.strip() for value in values) and flag.name != "use_wandb":  # empty means off
-        raise UsageError(f"{name}: the value is empty.", "Fill it in, or omit the flag.")
 
 
 def read_value(flag: Flag, leaf: Leaf, text: str) -> Any:

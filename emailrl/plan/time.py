@@ -19,7 +19,7 @@ from emailrl.plan.memory import Layout, Memory, most_at_once
 from emailrl.plan.tokens import Job, Known, Tokens
 from emailrl.settings import Settings
 from emailrl.training.mix import resolve
-from emailrl.training.passes import needs_old_logprobs, needs_reference, updates_per_step
+from emailrl.training.passes import needs_old_logprobs, needs_reference
 
 Curve = tuple[tuple[int, float], ...]
 UTILIZATION: Final[dict[str, Curve]] = {
@@ -159,7 +159,7 @@ def plan_seconds(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> 
         utilization=share,
         overlaps=_overlaps(job),
         gather=gather,
-        reduce=updates_per_step(settings) * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
+        reduce=settings.training.updates_per_step * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
     )
     return sampling, playing, seconds
 
@@ -231,7 +231,7 @@ def forward_flops(shape: Shape, tokens: Tokens) -> float:
 def scoring_passes(settings: Settings) -> int:
     """Passes without gradients before the first update of a step."""
     beta = settings.algorithm.beta
-    old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=updates_per_step(settings))
+    old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=settings.training.updates_per_step)
     return needs_reference(beta) + old
 
 

@@ -22,7 +22,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.base.process import bounded, is_importing
 from emailrl.ranks.alone import ALONE, CONTINUE, Activity, Place, Ranks, T, said
-from emailrl.ranks.pulse import Call, Caller, Listener
+from emailrl.ranks.pulse import Call, Pulse
 from emailrl.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -34,51 +34,6 @@ SECONDS_TO_REPORT: Final = 3.0
 SECONDS_TO_FOLLOW: Final = 8
 """How long a missing rank may live on: by then those that noticed have reported and ended."""
 
-
-def missing_ranks(store: Any, rank: int, world: int) -> list[int] | None:
-    """Ranks that leave no mark in the store; None if the store itself is unreachable.
-
-    Runs in a thread: a request to an unreachable host never returns.
-    """
-    found: list[list[int]] = []
-    keys = [f"lost/{each}" for each in range(world)]
-
-    def look() -> None:
-        end = time.monotonic() + SECONDS_TO_REPORT
-        with suppress(RuntimeError):
-            store.set(keys[rank], "1")
-            while True:
-                missing = [each for each, key in enumerate(keys) if not store.check([key])]
-                if not missing or time.monotonic() >= end:
-                    found.append(missing)
-                    return
-                time.sleep(0.1)
-
-    thread = threading.Thread(target=look, name="missing", daemon=True)
-    thread.start()
-    thread.join(SECONDS_TO_REPORT + 2)
-    return found[0] if found else None
-
-
-def end_missing(ranks: list[int]) -> None:
-    """Let those of ``ranks`` that torchrun started on this host be killed in ``SECONDS_TO_FOLLOW``.
-
-    No other signal reaches a stopped process, and torchrun's agent would wait for it for 30 s.
-    """
-    import psutil  # type: ignore[import-untyped]
-
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    beside = []
-    for process in psutil.Process(os.getppid()).children():
-        with suppress(psutil.Error):
-            if process.environ().get("RANK") in map(str, ranks):
-                beside.append(str(process.pid))
-    if beside:
-        kill = f"sleep {SECONDS_TO_FOLLOW}; kill -9 {' '.join(beside)} 2>/dev/null"
-        subprocess.Popen(["sh", "-c", kill], start_new_session=True)  # the agent ends the session of a rank
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -87,7 +42,7 @@ class LostRank(EmailRLError):
 
 
 class RankGroup(Ranks):
-    """This process as one of ``place.world`` ranks; created by `joined`."""
+    """This process as one of ``place.world`` ranks, created by `joined`; the collectives are those of `Ranks`."""
 
     def __init__(self, place: Place, store: Any, *, start_seconds: float, seconds: float) -> None:
         """``start_seconds`` limits every wait until ``started``, ``seconds`` every later one."""
@@ -97,13 +52,10 @@ class RankGroup(Ranks):
         self.local_world = place.local_world
         self.seconds = 0.0
         self._store, self._limit = store, seconds
-        self._starting = dist.group.WORLD
         limit = timedelta(seconds=seconds)
-        self._running = dist.new_group(timeout=limit, backend=dist.get_backend_config(self._starting))
-        self._group: Any = self._starting
-        pulses = dist.new_group(timeout=limit, backend="gloo")
-        self._caller = Caller(pulses, seconds, self._lose) if self.is_first else None
-        self._listener = None if self.is_first else Listener(pulses, seconds)
+        self._group: Any = dist.group.WORLD
+        self._running = dist.new_group(timeout=limit, backend=dist.get_backend_config(self._group))
+        self._pulse = Pulse(dist.new_group(timeout=limit, backend="gloo"), seconds, self._lose)
         self.on_stop = lambda: None
         self.activity = Activity()
         self._working = False
@@ -118,24 +70,19 @@ class RankGroup(Ranks):
 
         With ``activity`` all ranks work on their own; this is rank 0's.
         """
-        if self._caller is not None:
-            self._caller.begin(lambda: self.on_stop(), activity or self.activity)
+        if self.is_first:
+            self._pulse.begin(lambda: self.on_stop(), activity or self.activity)
 
     def stop_with(self, stop: Callable[[], None]) -> None:
-        """See ``Ranks.stop_with``."""
         self.on_stop = stop
 
     def started(self) -> None:
-        """See ``Ranks.started``."""
         self._group, self._wait_seconds = self._running, self._limit
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """See ``Ranks.at_work``. After an error raised on all ranks, the others wait again."""
-        assert self._caller is not None
-        self._caller.call(Call.WORK)
-        self._raise_lost()
-        self._working = True
+        self._call_to_work()
         try:
             yield
         except Exception as error:
@@ -146,9 +93,13 @@ class RankGroup(Ranks):
         self._working = False
         self.rest()
 
+    def _call_to_work(self) -> None:
+        self._pulse.call(Call.WORK)
+        self._raise_lost()
+        self._working = True
+
     def follow(self, work: Callable[[], object]) -> None:
         """Do ``work`` whenever rank 0 calls, until it ends; rank 0 reports errors raised on all ranks."""
-        assert self._listener is not None
         try:
             while self._hear() is Call.WORK:
                 try:
@@ -156,41 +107,40 @@ class RankGroup(Ranks):
                 except Exception as error:
                     if error is not self._agreed:
                         raise
-                    if not isinstance(error, EmailRLError):
-                        logger.exception("Rank %d of %d failed.", self.rank, self.world)
+                    self._log(error)
         except KeyboardInterrupt:
-            self._listener.end()
-            if self._listener.error is not None:
-                self._lose(self._listener.error)
+            self._pulse.end()
+            if self._pulse.error is not None:
+                self._lose(self._pulse.error)
             self._raise_lost()
             if not self.is_over:
                 raise
 
     def _hear(self) -> Call:
-        assert self._listener is not None
         with self._guarded():
-            return self._listener.listen()
+            return self._pulse.listen()
+
+    def _log(self, error: Exception) -> None:
+        """Keep the traceback of an error that rank 0 reports on one line."""
+        if not isinstance(error, EmailRLError):
+            logger.exception("Rank %d of %d failed.", self.rank, self.world)
 
     @property
     def is_over(self) -> bool:
         """Whether this rank, other than 0, was told to end."""
-        assert self._listener is not None
-        return self._listener.heard is Call.END or self._listener.error is not None
+        return self._pulse.heard is Call.END or self._pulse.error is not None
 
     def stop(self) -> None:
         """Tell rank 0 with the next pulse that this rank was asked to stop. Safe in a signal handler."""
-        assert self._listener is not None
-        self._listener.stopping = True
+        self._pulse.stopping = True
 
     def leave(self) -> None:
-        """See ``Ranks.leave``."""
-        if self._caller is not None and not self._working and self.lost is None:
-            self._caller.call(Call.END)
+        if self.is_first and not self._working and self.lost is None:
+            self._pulse.call(Call.END)
 
     # -- collectives
 
     def broadcast(self, value: T) -> T:
-        """See ``Ranks.broadcast``."""
         import torch.distributed as dist
 
         box = [value]
@@ -199,7 +149,6 @@ class RankGroup(Ranks):
         return box[0]
 
     def scatter(self, parts: Sequence[T] | None) -> T:
-        """See ``Ranks.scatter``."""
         import torch.distributed as dist
 
         box: list[Any] = [None]
@@ -208,7 +157,6 @@ class RankGroup(Ranks):
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """See ``Ranks.gather``."""
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.world
@@ -217,7 +165,6 @@ class RankGroup(Ranks):
         return values
 
     def collect(self, value: T) -> list[T]:
-        """See ``Ranks.collect``."""
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.world if self.is_first else []
@@ -226,7 +173,6 @@ class RankGroup(Ranks):
         return values
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """See ``Ranks.all_reduce``."""
         import torch
         import torch.distributed as dist
 
@@ -234,7 +180,7 @@ class RankGroup(Ranks):
             torch.cuda.synchronize(tensor.device)  # kernels still queued are not part of the sum
         begun = time.perf_counter()
         with self._guarded():
-            # Not by ``_starting``: NCCL would connect both, with buffers for each on the GPU.
+            # Not by the group of the start: NCCL would connect both, with buffers for each on the GPU.
             dist.all_reduce(tensor, group=self._running)
             if tensor.is_cuda:
                 torch.cuda.synchronize(tensor.device)
@@ -251,7 +197,6 @@ class RankGroup(Ranks):
         return [each for each, _ in every]
 
     def agree(self, work: Callable[[], T]) -> T:
-        """See ``Ranks.agree``."""
         failed: Exception | None = None
         try:
             result = work()
@@ -264,53 +209,43 @@ class RankGroup(Ranks):
 
     def apart(self, work: Callable[[Activity], T]) -> T:
         """See ``Ranks.apart``; rank 0 and the others keep exchanging pulses."""
-        if self._caller is None:
-            return self._apart_from_first(work)
-        self._working, activity = False, Activity()
+        activity = Activity()
         activity.note("starting")
+        if not self.is_first:
+            self._pulse.begin(lambda: self.on_stop(), activity)
+            try:
+                result = work(activity)
+            except Exception as error:
+                self._pulse.fail(error)
+                self._log(error)
+            finally:
+                activity.end()
+                self._pulse.end()
+            if self.is_over or self._hear() is not Call.WORK:
+                raise KeyboardInterrupt
+            return result
+        self._working = False
         self.rest(activity)
         try:
             result = work(activity)
             activity.end()
-            self._caller.wait_for_all()
+            self._pulse.wait_for_all()
         except KeyboardInterrupt:
             self.raise_failure()
             raise
         finally:
             activity.end()
         self.raise_failure()
-        self._caller.call(Call.WORK)
-        self._raise_lost()
-        self._working = True
+        self._call_to_work()
         return result
 
     def raise_failure(self) -> None:
         """On rank 0: raise what ended the work apart of all ranks, if it was interrupted for that."""
         self._raise_lost()
-        if self._caller is not None and self._caller.failure is not None:
-            raise self._caller.failure.as_error() from None
-
-    def _apart_from_first(self, work: Callable[[Activity], T]) -> T:
-        """Do ``work`` until rank 0 calls; KeyboardInterrupt if it calls to end."""
-        assert self._listener is not None
-        activity = Activity()
-        activity.note("starting")
-        self._listener.begin(lambda: self.on_stop(), activity)
-        try:
-            result = work(activity)
-        except Exception as error:
-            self._listener.fail(error)
-            if not isinstance(error, EmailRLError):
-                logger.exception("Rank %d of %d failed.", self.rank, self.world)
-        finally:
-            activity.end()
-            self._listener.end()
-        if self.is_over or self._hear() is not Call.WORK:
-            raise KeyboardInterrupt
-        return result
+        if self._pulse.failure is not None:
+            raise self._pulse.failure.as_error() from None
 
     def check_same(self, what: str, value: str) -> None:
-        """See ``Ranks.check_same``."""
         values = self.gather(value)
         different = [str(rank) for rank, other in enumerate(values) if other != values[0]]
         if different:
@@ -321,7 +256,6 @@ class RankGroup(Ranks):
             raise self._agreed
 
     def host_mesh(self) -> DeviceMesh | None:
-        """See ``Ranks.host_mesh``."""
         import torch.distributed as dist
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -348,7 +282,7 @@ class RankGroup(Ranks):
     def _lose(self, error: Exception) -> EmailRLError:
         if self.lost is not None:
             return self.lost
-        missing = missing_ranks(self._store, self.rank, self.world)
+        missing = self._missing()
         if missing is None:
             message = f"Rank {self.rank} of {self.world} lost the connection to the host of rank 0."
         elif missing:
@@ -356,14 +290,52 @@ class RankGroup(Ranks):
             silent = "timed out" in str(error).lower()  # otherwise a connection was closed
             hung = f"did not answer within {self._wait_seconds:g} s" if silent else "stopped responding"
             message = f"{ranks} ended or {hung}."
-            end_missing(missing)
+            _end_missing(missing)
         else:
             message = f"Rank {self.rank} of {self.world} lost the connection to another rank ({first_line(error)})."
         self.lost = LostRank(message, CONTINUE)
         return self.lost
 
+    def _missing(self) -> list[int] | None:
+        """Ranks that leave no mark in the store; None if the store itself is unreachable."""
+        found: list[list[int]] = []
+        keys = [f"lost/{each}" for each in range(self.world)]
 
-# -- connecting ---
+        def look() -> None:
+            end = time.monotonic() + SECONDS_TO_REPORT
+            with suppress(RuntimeError):
+                self._store.set(keys[self.rank], "1")
+                while True:
+                    missing = [each for each, key in enumerate(keys) if not self._store.check([key])]
+                    if not missing or time.monotonic() >= end:
+                        found.append(missing)
+                        return
+                    time.sleep(0.1)
+
+        # In a thread: a request to an unreachable host never returns.
+        thread = threading.Thread(target=look, name="missing", daemon=True)
+        thread.start()
+        thread.join(SECONDS_TO_REPORT + 2)
+        return found[0] if found else None
+
+
+def _end_missing(ranks: list[int]) -> None:
+    """Let those of ``ranks`` that torchrun started on this host be killed in ``SECONDS_TO_FOLLOW``.
+
+    No other signal reaches a stopped process, and torchrun's agent would wait for it for 30 s.
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    beside = []
+    for process in psutil.Process(os.getppid()).children():
+        with suppress(psutil.Error):
+            if process.environ().get("RANK") in map(str, ranks):
+                beside.append(str(process.pid))
+    if beside:
+        kill = f"sleep {SECONDS_TO_FOLLOW}; kill -9 {' '.join(beside)} 2>/dev/null"
+        subprocess.Popen(["sh", "-c", kill], start_new_session=True)  # the agent ends the session of a rank
 
 
 @contextmanager
@@ -404,14 +376,28 @@ def _meet(training: TrainingSettings, device: str, place: Place) -> RankGroup:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    on_gpu = device != "cpu" and torch.cuda.is_available()
+    on_gpu, local = device != "cpu" and torch.cuda.is_available(), place.local_world
     if on_gpu:
-        _check_gpus(device, place, torch.cuda.device_count())
+        if local > (gpus := torch.cuda.device_count()):
+            raise UsageError(
+                f"--nproc {local} needs {local} GPUs, but this host has {gpus}.",
+                "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs.",
+            )
+        if local > 1 and device.startswith("cuda:"):
+            raise UsageError(
+                f"EMAILRL_DEVICE={device} is one GPU, but --nproc {local} needs one per rank.",
+                "Unset it: each rank then takes its own GPU.",
+            )
         torch.cuda.set_device(place.local_rank)
     start = timedelta(seconds=training.rank_start_timeout)
     try:
         store, rank, world = next(rendezvous("env://", timeout=start))
-        store = PrefixStore(f"attempt/{_attempt(store, place)}", store)
+        # An agent that restarts its ranks may keep their store, so each attempt has a prefix of its own. Agents on
+        # different hosts may count differently, so with several hosts each rank counts for itself.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+            attempt = store.add(f"attempts/{place.rank}", 1)
+        store = PrefixStore(f"attempt/{attempt}", store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world, timeout=start
         )
@@ -425,29 +411,6 @@ def _meet(training: TrainingSettings, device: str, place: Place) -> RankGroup:
             "Check the addresses, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and RANK_START_TIMEOUT.",
         ) from error
     return ranks
-
-
-def _attempt(store: Any, place: Place) -> int:
-    """A number unused by earlier attempts, because an agent that restarts its ranks may keep their store.
-
-    Agents on different hosts may count differently, so with several hosts each rank counts for itself.
-    """
-    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return int(store.add(f"attempts/{place.rank}", 1))
-
-
-def _check_gpus(device: str, place: Place, gpus: int) -> None:
-    if place.local_world > gpus:
-        raise UsageError(
-            f"--nproc {place.local_world} needs {place.local_world} GPUs, but this host has {gpus}.",
-            "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs.",
-        )
-    if place.local_world > 1 and device.startswith("cuda:"):
-        raise UsageError(
-            f"EMAILRL_DEVICE={device} is one GPU, but --nproc {place.local_world} needs one per rank.",
-            "Unset it: each rank then takes its own GPU.",
-        )
 
 
 def _interrupt() -> None:

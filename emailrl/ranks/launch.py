@@ -35,107 +35,13 @@ _CONNECTING: Final = ("_create_tcp_store", "StaticTCPRendezvous.next_rendezvous"
 """The functions of torch in which a launcher connects to the store."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where the hosts meet."""
-
-    endpoint: str
-    """HOST:PORT of the first host."""
-    seconds: float
-    """How long they wait for each other."""
-    node_rank: int | None = None
-    """This host's number; None if the hosts negotiate it."""
-
-    def __post_init__(self) -> None:
-        self._parts()
-
-    def _parts(self) -> tuple[str, int]:
-        try:
-            parts = urlsplit(f"//{self.endpoint}")
-            host, port = parts.hostname, parts.port
-        except ValueError:  # no number, too high, or unbalanced brackets
-            host = port = None
-        if not host or not port or parts.netloc != self.endpoint or "@" in self.endpoint:
-            raise UsageError(
-                f"--rdzv-endpoint {self.endpoint!r} is not HOST:PORT.",
-                "Pass the first host's address and a port from 1 to 65535, such as node0:29500.",
-            )
-        return host, port
-
-    def wait_for_address(self, say: Callable[[str], None]) -> None:
-        """Wait until the first host's name resolves, as it may still be starting; EmailRLError after ``seconds``."""
-        host, port = self._parts()
-        end, said = time.monotonic() + self.seconds, False
-        while True:
-            try:
-                socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                return
-            except (OSError, UnicodeError) as error:
-                if time.monotonic() >= end:
-                    raise EmailRLError(
-                        f"--rdzv-endpoint: the host {host} has no address after {self.seconds:g} s ({error}).",
-                        "Check the name, or raise RANK_START_TIMEOUT if the host needs longer to start.",
-                    ) from None
-            if not said:
-                say(f"Waiting up to {self.seconds:g} s (RANK_START_TIMEOUT) for the host {host}, which has no address.")
-                said = True
-            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-
-    @contextmanager
-    def reported(self) -> Iterator[None]:
-        """Turn torch's errors of hosts that do not meet into an EmailRLError."""
-        from torch.distributed import DistError
-        from torch.distributed.elastic.rendezvous import RendezvousError
-
-        over = threading.Event()
-        threading.Thread(target=self._leave_if_stuck, args=(threading.get_ident(), over), daemon=True).start()
-        try:
-            yield
-        except (RendezvousError, DistError) as error:
-            raise self._failure(first_line(error.__cause__ or error)) from error
-        finally:
-            over.set()
-
-    def _failure(self, reason: str) -> EmailRLError:
-        return EmailRLError(
-            f"The hosts did not meet at {self.endpoint} ({reason}).",
-            "Check that the command runs on all hosts, that they reach this address, and that no other program"
-            " answers there; see RANK_START_TIMEOUT.",
-        )
-
-    def _leave_if_stuck(self, thread: int, over: threading.Event) -> None:
-        """Exit if torch's store is still connecting: it waits forever for a program that takes connections silently."""
-        if over.wait(self.seconds + _SECONDS_TO_GIVE_UP):
-            return
-        frame = sys._current_frames().get(thread)
-        if frame is not None and frame.f_code.co_qualname in _CONNECTING:
-            report(f"error: {self._failure('what listens there does not answer')}")
-            os._exit(1)
-
-    def config(self) -> dict[str, Any]:
-        """torchrun's settings for it."""
-        seconds = math.ceil(self.seconds)
-        meeting: dict[str, Any] = {"rdzv_endpoint": self.endpoint, "run_id": RUN_ID}
-        if self.node_rank is None:
-            limits = {"join_timeout": seconds, "read_timeout": min(_LONGEST_CONNECT, seconds)}
-            return {**meeting, "rdzv_backend": "c10d", "rdzv_configs": limits}
-        own = {"rank": self.node_rank, "timeout": seconds}
-        return {**meeting, "rdzv_backend": "static", "rdzv_configs": own}
-
-
-def alone() -> dict[str, Any]:
-    """torchrun's settings for a single host, which needs no address."""
-    here = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
-    return {**here, "run_id": f"{RUN_ID}-{uuid.uuid4().hex}"}
-
-
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How many ranks, on which hosts."""
+    """How many ranks, on which hosts, and where the hosts meet."""
 
     nproc: int = 1
     """Ranks on this host."""
@@ -160,16 +66,87 @@ class Launch:
             raise UsageError(
                 f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", "Hosts are numbered from 0."
             )
-        self.meeting()
-
-    def meeting(self) -> Meeting | None:
-        """How this host meets the others; None if there are none. Raises UsageError for an invalid address."""
-        return Meeting(self.rdzv_endpoint, self.start_seconds, self.node_rank) if self.rdzv_endpoint else None
+        if self.rdzv_endpoint:
+            self._address()
 
     @property
     def is_needed(self) -> bool:
         """Whether there are ranks to launch, and this process is not one of them."""
         return "TORCHELASTIC_RUN_ID" not in os.environ and (self.nproc > 1 or self.nnodes > 1 or self.max_restarts > 0)
+
+    def _address(self) -> tuple[str, int]:
+        try:
+            parts = urlsplit(f"//{self.rdzv_endpoint}")
+            host, port = parts.hostname, parts.port
+        except ValueError:  # no number, too high, or unbalanced brackets
+            host = port = None
+        if not host or not port or parts.netloc != self.rdzv_endpoint or "@" in parts.netloc:
+            raise UsageError(
+                f"--rdzv-endpoint {self.rdzv_endpoint!r} is not HOST:PORT.",
+                "Pass the first host's address and a port from 1 to 65535, such as node0:29500.",
+            )
+        return host, port
+
+    def wait_for_address(self, say: Callable[[str], None]) -> None:
+        """Wait until the first host's name resolves, as it may still be starting; EmailRLError if it takes too long."""
+        host, port = self._address()
+        seconds = self.start_seconds
+        end, said = time.monotonic() + seconds, False
+        while True:
+            try:
+                socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                return
+            except (OSError, UnicodeError) as error:
+                if time.monotonic() >= end:
+                    raise EmailRLError(
+                        f"--rdzv-endpoint: the host {host} has no address after {seconds:g} s ({error}).",
+                        "Check the name, or raise RANK_START_TIMEOUT if the host needs longer to start.",
+                    ) from None
+            if not said:
+                say(f"Waiting up to {seconds:g} s (RANK_START_TIMEOUT) for the host {host}, which has no address.")
+                said = True
+            time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Turn torch's errors of hosts that do not meet into an EmailRLError."""
+        from torch.distributed import DistError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+
+        def failure(reason: str) -> EmailRLError:
+            return EmailRLError(
+                f"The hosts did not meet at {self.rdzv_endpoint} ({reason}).",
+                "Check that the command runs on all hosts, that they reach this address, and that no other program"
+                " answers there; see RANK_START_TIMEOUT.",
+            )
+
+        def leave_if_stuck() -> None:  # torch's store waits forever for a program that takes connections silently
+            frame = None if over.wait(self.start_seconds + _SECONDS_TO_GIVE_UP) else sys._current_frames().get(thread)
+            if frame is not None and frame.f_code.co_qualname in _CONNECTING:
+                report(f"error: {failure('what listens there does not answer')}")
+                os._exit(1)
+
+        over, thread = threading.Event(), threading.get_ident()
+        threading.Thread(target=leave_if_stuck, daemon=True).start()
+        try:
+            yield
+        except (RendezvousError, DistError) as error:
+            raise failure(first_line(error.__cause__ or error)) from error
+        finally:
+            over.set()
+
+    def rendezvous(self) -> dict[str, Any]:
+        """torchrun's settings for the meeting; a single host needs no address."""
+        if not self.rdzv_endpoint:
+            here = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+            return {**here, "run_id": f"{RUN_ID}-{uuid.uuid4().hex}"}
+        seconds = math.ceil(self.start_seconds)
+        there: dict[str, Any] = {"rdzv_endpoint": self.rdzv_endpoint, "run_id": RUN_ID}
+        if self.node_rank is None:
+            limits = {"join_timeout": seconds, "read_timeout": min(_LONGEST_CONNECT, seconds)}
+            return {**there, "rdzv_backend": "c10d", "rdzv_configs": limits}
+        own = {"rank": self.node_rank, "timeout": seconds}
+        return {**there, "rdzv_backend": "static", "rdzv_configs": own}
 
 
 def restarts() -> int:
@@ -185,14 +162,14 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
     # torch reads it when it is imported. Every failed try to connect is a warning, the last an error with a trace.
     level = os.environ.get("TORCH_CPP_LOG_LEVEL")
     os.environ["TORCH_CPP_LOG_LEVEL"] = level or "FATAL"
+    import psutil  # type: ignore[import-untyped]
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ["TORCH_CPP_LOG_LEVEL"] = level or "ERROR"  # of the ranks
-    meeting = wanted.meeting()
-    if meeting:
-        meeting.wait_for_address(say)
+    if wanted.rdzv_endpoint:
+        wanted.wait_for_address(say)
     logging.disable(logging.ERROR)  # the agent reports a failed rank on many lines
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // wanted.nproc)))
     fields = {field.name for field in dataclasses.fields(LaunchConfig)}
@@ -205,17 +182,23 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
             nproc_per_node=wanted.nproc,
             max_restarts=wanted.max_restarts,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
-            **(meeting.config() if meeting else alone()),
+            **wanted.rendezvous(),
             **known,
         )
         try:
-            with meeting.reported() if meeting else nullcontext():
+            with wanted.meeting() if wanted.rdzv_endpoint else nullcontext():
                 elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
             return _report(rank, int(first.exitcode), Path(folder), say)
         except SignalException:
-            _end_ranks()
+            # End the ranks that the agent does not know yet, because the signal came while it started them.
+            ranks = psutil.Process().children()
+            for each in ranks:
+                with suppress(psutil.NoSuchProcess):
+                    each.terminate()
+            for each in psutil.wait_procs(ranks, SECONDS_TO_END)[1]:
+                each.kill()
             return INTERRUPTED
     return 0
 
@@ -226,22 +209,21 @@ def _report(rank: int, code: int, folder: Path, say: Callable[[str], None]) -> i
     errors = sorted(attempts[-1].glob("*/error.json"), key=lambda path: path.stat().st_mtime) if attempts else []
     printed = any(path.parent.name == "0" for path in errors)
     if code < 0:
+        name = signal.Signals(-code).name
+        ended = f"Rank {rank} was ended by {name}.{' The host may be out of memory.' if name == 'SIGKILL' else ''}"
         if not printed:
-            raise EmailRLError(_ended(rank, -code), CONTINUE)
-        say(_ended(rank, -code))
+            raise EmailRLError(ended, CONTINUE)
+        say(ended)
         return 1
     if not printed and code != INTERRUPTED:
-        first = (
-            json.loads(errors[0].read_text())["message"] if errors else f"error: Rank {rank} ended with code {code}."
-        )
-        say(first)
+        say(json.loads(errors[0].read_text())["message"] if errors else f"error: Rank {rank} ended with code {code}.")
     return code
 
 
 @contextmanager
 def _signals_passed_on() -> Iterator[None]:
     """The first signal lets the ranks finish their step, the second lets them stop at once, the third kills them."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     came: list[int] = []
@@ -259,21 +241,3 @@ def _signals_passed_on() -> Iterator[None]:
 
     with handled_by(handle):
         yield
-
-
-def _end_ranks() -> None:
-    """End the ranks that the agent does not know yet, because the signal came while it started them."""
-    import psutil
-
-    ranks = psutil.Process().children()
-    for rank in ranks:
-        with suppress(psutil.NoSuchProcess):
-            rank.terminate()
-    for rank in psutil.wait_procs(ranks, SECONDS_TO_END)[1]:
-        rank.kill()
-
-
-def _ended(rank: int, number: int) -> str:
-    name = signal.Signals(number).name
-    memory = " The host may be out of memory." if name == "SIGKILL" else ""
-    return f"Rank {rank} was ended by {name}.{memory}"

@@ -7,6 +7,7 @@ or makes no progress; then rank 0 gathers the reasons. If a rank ends or hangs, 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -20,7 +21,6 @@ from emailrl.ranks.alone import Activity, Failure
 
 LONGEST_INTERVAL: Final = 1.0
 """Maximum seconds between pulses; a quarter of the timeout if that is shorter."""
-
 SHORTEST_INTERVAL: Final = 0.02
 """Seconds between pulses while rank 0 only waits for the others."""
 
@@ -33,33 +33,133 @@ class Call(IntEnum):
     END = 2
 
 
-class Pulses:
-    """The exchange of pulses by one rank; all ranks take part in each of them."""
+class Pulse:
+    """One rank's side: rank 0 sends calls, the others hear them; all take part in each pulse."""
 
-    def __init__(self, group: Any, limit: float) -> None:
-        """``limit``: seconds that work may go without progress."""
+    def __init__(self, group: Any, limit: float, lost: Callable[[Exception], EmailRLError]) -> None:
+        """``limit``: seconds that work may go without progress. ``lost``, on rank 0's thread, turns the error of a
+        pulse into what to report."""
         import torch.distributed as dist
 
-        self._group, self._limit = group, limit
+        self._group, self._limit, self._lost = group, limit, lost
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
+        self._interval = self._longest = min(LONGEST_INTERVAL, limit / 4)
+        self._thread: threading.Thread | None = None
+        self._wake, self._done = threading.Event(), threading.Event()
+        """``_done``: on rank 0, no rank is busy; on another, its own work has ended."""
         self._activity: Activity | None = None
         self._own: Failure | None = None
-        self._told = False
+        self._told = self._asked = False
+        self._parent = os.getppid()
+        self._call = Call.WAIT
         self.failure: Failure | None = None
-        """On rank 0: why the work on all ranks must end."""
+        """On rank 0: why the work that began last must end on all ranks."""
+        self.stopping = False
+        """This rank, other than 0, was asked to stop."""
+        self.heard = Call.WAIT
+        """Rank 0's last call."""
+        self.error: RuntimeError | None = None
+        """Why this rank, other than 0, hears no more pulses."""
 
-    def watch(self, activity: Activity) -> None:
-        """From now on report the failures of this work."""
+    def begin(self, stop: Callable[[], None], activity: Activity) -> None:
+        """Pulse from a thread while this rank works, as described by ``activity``: until the next ``call`` of rank 0,
+        or until ``end`` on a busy rank.
+
+        ``stop`` is called on the thread. On rank 0: if a rank is lost, was asked to stop or failed in its own work, or
+        if the launcher has ended. On another: if rank 0 ends the run or is lost. If the work still runs seconds after a
+        loss or failure, maybe in native code, where no signal interrupts it, the process exits.
+        """
+        self._call = self.heard = Call.WAIT
+        self._interval = self._longest
         self._activity, self._own, self._told, self.failure = activity, None, False, None
+        self._wake.clear()
+        self._done.clear()
+        beat = self._answer if self._rank else self._lead
+        self._thread = threading.Thread(target=beat, args=(stop,), name="pulse", daemon=True)
+        self._thread.start()
+
+    # -- rank 0
+
+    def wait_for_all(self) -> None:
+        """Wait until no rank is busy, or one is lost or has failed."""
+        self._interval = SHORTEST_INTERVAL
+        self._wake.set()
+        self._done.wait()
+
+    def call(self, call: Call) -> None:
+        """Send ``call`` with an immediate pulse, and stop pulsing."""
+        if self._thread is not None:
+            self._call = call
+            self._wake.set()
+            self._thread.join()
+            self._thread = None
+
+    def _lead(self, stop: Callable[[], None]) -> None:
+        failed_at = math.inf
+        call = Call.WAIT
+        while call is Call.WAIT:
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            call = self._call
+            try:
+                _, stopping, busy = self._exchange(call, stopping=os.getppid() != self._parent, busy=False)
+            except RuntimeError as error:
+                lost, end = self._lost(error), time.monotonic() + SECONDS
+                self._done.set()
+                stop()
+                while self._is_working:
+                    if time.monotonic() > end:
+                        _exit(lost)
+                    time.sleep(SHORTEST_INTERVAL)
+                return
+            if self.failure is not None and failed_at == math.inf:
+                failed_at, self._interval = time.monotonic(), self._longest
+                if self._is_working:
+                    stop()
+            if self.failure is not None and self._is_working and time.monotonic() - failed_at > SECONDS:
+                _exit(self.failure.as_error())
+            if not busy or self.failure is not None:
+                self._done.set()
+            if stopping and not self._asked:
+                self._asked = True
+                stop()
+
+    # -- the others
+
+    def listen(self) -> Call:
+        """Answer pulses until one carries a call other than to wait."""
+        self.heard = Call.WAIT
+        while self.heard is Call.WAIT:
+            self.heard, _, _ = self._exchange(Call.WAIT, stopping=self.stopping, busy=False)
+        return self.heard
 
     def fail(self, error: Exception) -> None:
-        """Report with the next pulse that this rank's work raised ``error``."""
+        """Tell rank 0 with the next pulse that this rank's work raised ``error``."""
         self._own = Failure.of(self._rank, error)
 
-    def exchange(self, call: Call, *, stopping: bool, busy: bool) -> tuple[Call, bool, bool]:
+    def end(self) -> None:
+        """Stop being busy."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _answer(self, interrupt: Callable[[], None]) -> None:
+        try:
+            while self.heard is Call.WAIT and not self._done.is_set():
+                self.heard, _, _ = self._exchange(Call.WAIT, stopping=self.stopping, busy=True)
+        except RuntimeError as error:
+            self.error = error
+        if self.error is not None or self.heard is not Call.WAIT:
+            interrupt()
+            with bounded():
+                self._done.wait()
+
+    # -- all
+
+    def _exchange(self, call: Call, *, stopping: bool, busy: bool) -> tuple[Call, bool, bool]:
         """One pulse: rank 0's call, whether any rank was asked to stop, and whether any is busy.
 
-        The first failure after ``watch`` is gathered with it.
+        The first failure after ``begin`` is gathered with it.
         """
         import torch
         import torch.distributed as dist
@@ -76,8 +176,7 @@ class Pulses:
         return Call(call_now), bool(stops), bool(works)
 
     @property
-    def is_working(self) -> bool:
-        """Whether the work of this rank is under way."""
+    def _is_working(self) -> bool:
         return self._activity is not None and self._activity.is_under_way
 
     def _failing(self) -> Failure | None:
@@ -86,150 +185,6 @@ class Pulses:
         return self._activity.stalled(f"Rollouts on rank {self._rank} of {self._world}", self._limit)
 
 
-class Caller:
-    """Rank 0's side: a thread between calls."""
-
-    def __init__(self, group: Any, limit: float, lost: Callable[[Exception], EmailRLError]) -> None:
-        """``lost`` gets a pulse's error, on the thread, and returns what to report; ``limit``: see ``Pulses``."""
-        self._pulses, self._longest, self._lost = Pulses(group, limit), min(LONGEST_INTERVAL, limit / 4), lost
-        self._interval = self._longest
-        self._call = Call.WAIT
-        self._wake, self._all_idle = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-        self._asked = False
-        self._parent = os.getppid()
-
-    def begin(self, stop: Callable[[], None], activity: Activity) -> None:
-        """Send pulses until the next call.
-
-        ``stop`` is called on the thread if a rank is lost, was asked to stop or failed in its own work, or if the
-        launcher has ended. If this rank's work, described by ``activity``, still runs seconds after a loss or failure,
-        the process exits.
-        """
-        self._call, self._interval = Call.WAIT, self._longest
-        self._wake.clear()
-        self._all_idle.clear()
-        self._pulses.watch(activity)
-        self._thread = threading.Thread(target=self._beat, args=(stop,), name="pulse", daemon=True)
-        self._thread.start()
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why the work that began last must end."""
-        return self._pulses.failure
-
-    def wait_for_all(self) -> None:
-        """Wait until no rank is busy, or one is lost or has failed."""
-        self._interval = SHORTEST_INTERVAL
-        self._wake.set()
-        self._all_idle.wait()
-
-    def call(self, call: Call) -> None:
-        """Send ``call`` with an immediate pulse, and stop pulsing."""
-        if self._thread is None:
-            return
-        self._call = call
-        self._wake.set()
-        self._thread.join()
-        self._thread = None
-
-    def _beat(self, stop: Callable[[], None]) -> None:
-        failed_at: float | None = None
-        while True:
-            self._wake.wait(self._interval)
-            self._wake.clear()
-            call = self._call
-            try:
-                _, stopping, busy = self._pulses.exchange(call, stopping=os.getppid() != self._parent, busy=False)
-            except RuntimeError as error:
-                lost = self._lost(error)
-                self._all_idle.set()
-                stop()
-                self._leave_within(SECONDS, lost)
-                return
-            if failed_at is not None:
-                self._check_left(failed_at)
-            elif self.failure is not None:
-                failed_at, self._interval = time.monotonic(), self._longest
-                if self._pulses.is_working:
-                    stop()
-            if not busy or self.failure is not None:
-                self._all_idle.set()
-            if stopping and not self._asked:
-                self._asked = True
-                stop()
-            if call is not Call.WAIT:
-                return
-
-    def _leave_within(self, seconds: float, error: EmailRLError) -> None:
-        """Exit if native code, such as a collective with the lost rank, keeps this one in its work for longer."""
-        end = time.monotonic() + seconds
-        while self._pulses.is_working:
-            if time.monotonic() > end:
-                _exit(error)
-            time.sleep(SHORTEST_INTERVAL)
-
-    def _check_left(self, failed_at: float) -> None:
-        """Exit if native code keeps this rank in its work, where no signal interrupts it."""
-        if time.monotonic() - failed_at > SECONDS and self._pulses.is_working and self.failure is not None:
-            _exit(self.failure.as_error())
-
-
 def _exit(error: EmailRLError) -> NoReturn:
     report(f"error: {error}")
     os._exit(1)
-
-
-class Listener:
-    """The side of a rank that waits or works on its own."""
-
-    def __init__(self, group: Any, limit: float) -> None:
-        self._pulses = Pulses(group, limit)
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.stopping = False
-        """This rank was asked to stop."""
-        self.heard = Call.WAIT
-        """The last call."""
-        self.error: RuntimeError | None = None
-        """Why there are no more pulses."""
-
-    def listen(self) -> Call:
-        """Answer pulses until one carries a call other than to wait."""
-        self.heard = Call.WAIT
-        while self.heard is Call.WAIT:
-            self.heard, _, _ = self._pulses.exchange(Call.WAIT, stopping=self.stopping, busy=False)
-        return self.heard
-
-    def begin(self, interrupt: Callable[[], None], activity: Activity) -> None:
-        """Answer pulses from a thread, as a busy rank, until ``end``.
-
-        ``interrupt`` is called on the thread if rank 0 ends the run or is lost. If ``end`` does not follow within
-        seconds, the process exits: its work may be waiting for rank 0 in native code.
-        """
-        self.heard = Call.WAIT
-        self._done.clear()
-        self._pulses.watch(activity)
-        self._thread = threading.Thread(target=self._answer, args=(interrupt,), name="pulse", daemon=True)
-        self._thread.start()
-
-    def fail(self, error: Exception) -> None:
-        """Tell rank 0 that the work raised ``error``."""
-        self._pulses.fail(error)
-
-    def end(self) -> None:
-        """Stop being busy."""
-        self._done.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _answer(self, interrupt: Callable[[], None]) -> None:
-        try:
-            while self.heard is Call.WAIT and not self._done.is_set():
-                self.heard, _, _ = self._pulses.exchange(Call.WAIT, stopping=self.stopping, busy=True)
-        except RuntimeError as error:
-            self.error = error
-        if self.error is not None or self.heard is not Call.WAIT:
-            interrupt()
-            with bounded():
-                self._done.wait()

@@ -83,6 +83,11 @@ class TrainingSettings(Section):
     """Recompute activations in the backward pass: on uses the least memory, off the least time, selective keeps only
     attention; auto recomputes what does not fit on the GPU, and nothing on a CPU. true and false mean on and off."""
 
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates per step; fewer if a step has fewer trajectories than mini-batches."""
+        return self.num_mini_batches * self.update_epochs
+
 
 def _listed(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

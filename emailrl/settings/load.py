@@ -10,7 +10,7 @@ import os
 from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,12 +18,10 @@ from emailrl.base.credentials import without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import tell
 from emailrl.settings.fields import PLAIN_WORD
-from emailrl.settings.names import Leaf, leaves, nearest
+from emailrl.settings.names import Leaf, first_problem, leaves, nearest, tree_of
 from emailrl.settings.sources import Given, Source, from_dotenv, from_environment, from_flags, from_preset, from_toml
 from emailrl.settings.tree import Settings, StoreSettings
 from emailrl.settings.trust import Risk, check, remember, risks_of, wandb_risks
-
-_ORIGIN: Final = "recorded by the run"
 
 
 def from_record(
@@ -49,17 +47,12 @@ def from_record(
                     f"Set it again ({leaf.env_names[0]}=… emailrl train …), or choose another value.",
                 )
         elif value != default or leaf in others:
-            source[leaf] = Given(value, leaf.env_names[0], _ORIGIN)
-    _warn_of_unknown(record)
-    return source
-
-
-def _warn_of_unknown(record: Mapping[str, Mapping[str, Any]]) -> None:
+            source[leaf] = Given(value, leaf.env_names[0], "recorded by the run")
     known = {(leaf.section, leaf.field) for leaf in leaves()}
     unknown = [name for section, values in record.items() for name in values if (section, name) not in known]
     if unknown:
-        names = ", ".join(unknown[:5])[:200]
-        tell(f"warning: the run recorded unknown settings: {names}")
+        tell(f"warning: the run recorded unknown settings: {', '.join(unknown[:5])[:200]}")
+    return source
 
 
 def load_settings(
@@ -92,11 +85,8 @@ def load_settings(
     given = ChainMap(*stated.maps, record, *others.maps)
     risks = risks_of(given, here, builds_db=builds_db)
     left_out = {leaf for leaf in risks if leaf.written is None} if looks_only else set()
-    tree: dict[str, dict[str, Any]] = {}
-    for leaf, item in given.items():
-        if leaf not in left_out:
-            tree.setdefault(leaf.section, {})[leaf.field] = item.value
     try:
+        tree = tree_of({leaf: item.value for leaf, item in given.items() if leaf not in left_out})
         settings = Settings.model_validate(tree)
     except ValidationError as error:
         # Keep the input and its context out of the chained traceback: they may contain a secret.
@@ -106,15 +96,10 @@ def load_settings(
             tell(f"trusted from now on: {risk}")
     elif not looks_only:
         check(list(risks.values()), here)
-    return _with_the_only_database(settings, here)
-
-
-def _with_the_only_database(settings: Settings, folder: Path) -> Settings:
-    """The settings with the only database where the default one would be, if that is missing and none is named."""
-    store = settings.store
-    default = folder / store.db
+    store, default = settings.store, here / settings.store.db
     if "db" in store.model_fields_set or default.exists() or len(found := list(default.parent.glob("*.db"))) != 1:
         return settings
+    # None is named, and the default is missing: the only one beside it.
     values = dict(store) | {"db": store.db.with_name(found[0].name)}
     return settings.model_copy(update={"store": StoreSettings.model_construct(store.model_fields_set, **values)})
 
@@ -137,14 +122,10 @@ def _of_folder(folder: Path) -> tuple[Source, Source]:
 
 def _usage_error(error: ValidationError, given: Mapping[Leaf, Given]) -> UsageError:
     """The first problem as text; the hint suggests the nearest valid choice and counts the other problems."""
-    problems = error.errors(include_url=False)
-    section, field = (str(part) for part in problems[0]["loc"][:2])
-    leaf = next(leaf for leaf in leaves() if (leaf.section, leaf.field) == (section, field))
-    item = given[leaf]
+    leaf, reason = first_problem(error)
+    item, more = given[leaf], error.error_count() - 1
     value = "" if leaf.secret else f"={str(item.value)!r}"
-    reason = problems[0]["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    near = nearest(str(item.value), leaf.choices) if leaf.choices else None
-    hints = [f"Did you mean {near}?" if near else "", f"{len(problems) - 1} more to fix." if len(problems) > 1 else ""]
-    return UsageError(
-        f"{item.name}{value} ({item.origin}): should be {reason}.", " ".join(filter(None, hints)), "invalid-setting"
-    )
+    near = nearest(str(item.value), leaf.choices)
+    hints = [f"Did you mean {near}?" if near else "", f"{more} more to fix." if more else ""]
+    problem = f"{item.name}{value} ({item.origin}): should be {reason}."
+    return UsageError(problem, " ".join(filter(None, hints)), "invalid-setting")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import types
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written
@@ -25,7 +25,7 @@ PREFIX: Final = "EMAILRL_"
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """One setting: its place in the tree, its names, and its type of value."""
+    """One setting: its place in the tree, its names, its type of value, and what it may decide (`fields`)."""
 
     section: str
     field: str
@@ -36,19 +36,14 @@ class Leaf:
     choices: tuple[str, ...]
     """Values of a ``Literal``, else empty."""
     minimum: float | None
-    """Minimum value, if any."""
     maximum: float | None
-    """Maximum value, if any."""
     default: Any
     description: str
     flags: tuple[str, ...]
     """Command-line spellings, for commands that offer the setting."""
-    address: Address | None = None
-    """Data sent to the server it names, if any."""
-    code: bool = False
-    """Whether it may name code to run."""
-    written: Written | None = None
-    """Set if the value is an output path."""
+    address: Address | None
+    code: Code | None
+    written: Written | None
 
     @property
     def key(self) -> str:
@@ -83,12 +78,13 @@ class Leaf:
 @cache
 def leaves() -> tuple[Leaf, ...]:
     """Every setting, in the order of the tree."""
-    found = []
-    for section, info in Settings.model_fields.items():
-        model = info.annotation
-        assert isinstance(model, type) and issubclass(model, Section)
-        found += [_leaf(section, name, field) for name, field in model.model_fields.items()]
-    return tuple(found)
+    sections = ((name, info.annotation) for name, info in Settings.model_fields.items())
+    return tuple(
+        _leaf(section, name, field)
+        for section, model in sections
+        if isinstance(model, type) and issubclass(model, Section)
+        for name, field in model.model_fields.items()
+    )
 
 
 @cache
@@ -105,12 +101,24 @@ def by_env_name() -> dict[str, Leaf]:
 
 def changed(settings: Settings, **values: Any) -> Settings:
     """The settings with these values, by name, as if they had been given; they are not checked again."""
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        leaf = by_name()[name]
-        sections.setdefault(leaf.section, {})[leaf.field] = value
-    copies = {section: getattr(settings, section).model_copy(update=given) for section, given in sections.items()}
+    sections = tree_of({by_name()[name]: value for name, value in values.items()}).items()
+    copies = {section: getattr(settings, section).model_copy(update=given) for section, given in sections}
     return settings.model_copy(update=copies)
+
+
+def tree_of(values: Mapping[Leaf, Any]) -> dict[str, dict[str, Any]]:
+    """Values by section and field."""
+    tree: dict[str, dict[str, Any]] = {}
+    for leaf, value in values.items():
+        tree.setdefault(leaf.section, {})[leaf.field] = value
+    return tree
+
+
+def first_problem(error: ValidationError) -> tuple[Leaf, str]:
+    """The setting with the first problem of a tree, and what it should be."""
+    problem = error.errors(include_url=False)[0]
+    [leaf] = [leaf for leaf in leaves() if (leaf.section, leaf.field) == problem["loc"][:2]]
+    return leaf, problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -138,13 +146,13 @@ def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
         env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
         kinds=frozenset(kinds),
         choices=tuple(choices),
-        minimum=_bound(field, "ge"),
-        maximum=_bound(field, "le"),
+        minimum=next((item.ge for item in field.metadata if hasattr(item, "ge")), None),
+        maximum=next((item.le for item in field.metadata if hasattr(item, "le")), None),
         default=field.default,
         description=field.description or "",
         flags=flag.spellings if flag else (f"--{name.replace('_', '-')}",),
         address=_mark(field, Address),
-        code=_mark(field, Code) is not None,
+        code=_mark(field, Code),
         written=_mark(field, Written),
     )
 
@@ -154,16 +162,11 @@ def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
     return next((item for item in field.metadata if isinstance(item, kind)), None)
 
 
-def _bound(field: FieldInfo, name: str) -> float | None:
-    """The value of a field's constraint (``ge``, ``le``)."""
-    return next((getattr(item, name) for item in field.metadata if hasattr(item, name)), None)
-
-
 def _unwrap(annotation: Any) -> tuple[list[Any], list[str]]:
     """The plain types and literal values that an annotation allows."""
     origin = get_origin(annotation)
     if origin is Literal:
-        return [str], [str(value) for value in get_args(annotation)]
+        return [str], list(get_args(annotation))
     if origin is Annotated:
         return _unwrap(get_args(annotation)[0])
     if origin in (Union, types.UnionType):

@@ -19,8 +19,6 @@ from emailrl.settings.presets import PRESETS
 
 NEAR_MISS: Final = 0.85
 """Similarity above which an unknown name in ``.env`` counts as a typo; WANDB_API_KEY must stay below it."""
-
-
 MAX_BYTES: Final = 2**20
 """Maximum size of a settings file."""
 
@@ -42,16 +40,11 @@ _SEE: Final = "See docs/reference/settings.md."
 
 def from_flags(overrides: Mapping[str, Any]) -> Source:
     """Values from the command line, by setting name; None means not given."""
-    pairs = []
-    for name, value in overrides.items():
-        leaf = by_name().get(name)
-        if leaf is None:
-            raise UsageError(
-                f"unknown setting {name!r} (command line).", _did_you_mean(name, by_name()), "unknown-setting"
-            )
-        if value is not None:
-            pairs.append((leaf, Given(_home(leaf, value), name, "command line")))
-    return _gather(pairs)
+    for name in overrides:
+        if name not in by_name():
+            raise _unknown(f"unknown setting {name!r} (command line)", name, by_name())
+    given = ((by_name()[name], name, value) for name, value in overrides.items() if value is not None)
+    return _gather((leaf, Given(_home(leaf, value), name, "command line")) for leaf, name, value in given)
 
 
 def from_environment(environ: Mapping[str, str]) -> Source:
@@ -59,15 +52,25 @@ def from_environment(environ: Mapping[str, str]) -> Source:
 
     A name with a missing or extra prefix causes a warning on stderr.
     """
+    known = by_env_name()
+    # Nothing else is guessed at: most of an environment belongs to other programs.
     for name in filter(environ.get, environ):
-        _warn_of_prefix(name, environ)
-    present = ((leaf, name, environ.get(name)) for name, leaf in by_env_name().items())
+        if (prefixed := PREFIX + name) in known and not environ.get(prefixed):
+            tell(f"warning: {name} in the environment is not read; the setting is {prefixed}.")
+        elif name.startswith(PREFIX) and name not in known:
+            bare = name.removeprefix(PREFIX)
+            near = bare if bare in known else nearest(name, known)
+            guess = f"; did you mean {near}?" if near else f". {_SEE}"
+            tell(f"warning: {name} in the environment is not a setting{guess}")
+    present = ((leaf, name, environ.get(name)) for name, leaf in known.items())
     return _gather((leaf, Given(_decode(leaf, text), name, "environment")) for leaf, name, text in present if text)
 
 
 def from_dotenv(path: Path) -> Source:
     """Values of a ``.env`` file (absent: none); a name that nearly matches a setting causes a warning on stderr."""
     last: dict[str, tuple[Leaf, Given]] = {}
+    known = by_env_name()
+    own = {leaf.field.upper(): leaf.env_names[0] for leaf in leaves()} | {name: name for name in known}
     for binding in parse_stream(io.StringIO(_read(path))):
         # A binding's text includes the blank lines before it.
         text = binding.original.string
@@ -75,14 +78,13 @@ def from_dotenv(path: Path) -> Source:
         origin = f".env line {binding.original.line + blank}"
         if binding.error:
             raise UsageError(f"{origin} cannot be read.", "Write one NAME=value per line.")
-        if binding.key in by_env_name():
-            leaf = by_env_name()[binding.key]
+        if leaf := known.get(name := binding.key or ""):
             # As in a shell, a later line replaces an earlier one of the same name; an empty one unsets it.
-            last.pop(binding.key, None)
+            last.pop(name, None)
             if binding.value:
-                last[binding.key] = leaf, Given(_decode(leaf, binding.value), binding.key, origin, path)
-        elif binding.key:
-            _warn_of_near_miss(binding.key, origin)
+                last[name] = leaf, Given(_decode(leaf, binding.value), name, origin, path)
+        elif name and (near := nearest(name, own, 0.0 if name.startswith(PREFIX) else NEAR_MISS)):
+            tell(f"warning: {origin}: {name} is not a setting; did you mean {own[near]}?")
     return _gather(last.values())
 
 
@@ -99,7 +101,12 @@ def from_toml(path: Path) -> Source:
         table = value if isinstance(value, dict) else {key: value}
         for name, item in table.items():
             leaf = _toml_leaf(key if isinstance(value, dict) else None, name, path)
-            pairs.append((leaf, Given(_toml_value(leaf, name, item, path), name, path.name, path)))
+            # Types that pydantic would coerce are rejected; a relative path is one from the file's directory.
+            switch = bool in leaf.kinds or "on" in leaf.choices
+            if (isinstance(item, bool) and not switch) or (leaf.is_path and item == ""):
+                raise UsageError(f"{name} = {json.dumps(item)} in {path.name} is not a valid value.", _SEE)
+            own = _home(leaf, item)
+            pairs.append((leaf, Given(path.parent / own if isinstance(own, Path) else own, name, path.name, path)))
     return _gather(pairs)
 
 
@@ -169,54 +176,18 @@ def _toml_leaf(section: str | None, name: str, path: Path) -> Leaf:
     """The setting that ``name`` means in ``[section]``, or at the top level of the file."""
     sections = {leaf.section for leaf in leaves()}
     if section is not None and section not in sections:
-        raise UsageError(
-            f"unknown section [{section}] in {path.name}.", _did_you_mean(section, sections), "unknown-setting"
-        )
+        raise _unknown(f"unknown section [{section}] in {path.name}", section, sections)
     valid = {alias: leaf for leaf in leaves() if leaf.section == section for alias in leaf.names} or by_name()
     if name in valid:
         return valid[name]
     written = f"{section}.{name}" if section else name
-    elsewhere = by_name().get(name)
-    if elsewhere:
-        raise UsageError(
-            f"unknown key {written!r} in {path.name}.", f"{name} belongs in [{elsewhere.section}].", "unknown-setting"
-        )
-    raise UsageError(f"unknown key {written!r} in {path.name}.", _did_you_mean(name, valid), "unknown-setting")
+    raise _unknown(f"unknown key {written!r} in {path.name}", name, valid)
 
 
-def _toml_value(leaf: Leaf, name: str, value: Any, path: Path) -> Any:
-    """A TOML value, relative paths resolved against the file's directory; types pydantic would coerce are rejected."""
-    switch = bool in leaf.kinds or "on" in leaf.choices
-    if (isinstance(value, bool) and not switch) or (leaf.is_path and value == ""):
-        raise UsageError(f"{name} = {json.dumps(value)} in {path.name} is not a valid value.", _SEE)
-    value = _home(leaf, value)
-    return path.parent / value if isinstance(value, Path) else value
-
-
-def _did_you_mean(name: str, valid: Iterable[str]) -> str:
-    near = nearest(name, valid)
-    return f"Did you mean {near}?" if near else _SEE
-
-
-def _warn_of_prefix(name: str, environ: Mapping[str, str]) -> None:
-    """Warn about a variable ignored because of a missing or extra prefix: GAMMA, or EMAILRL_MAX_STEPS.
-
-    Nothing else is guessed at: most of an environment belongs to other programs, and who has set the right name too
-    knows it.
-    """
-    prefixed = PREFIX + name
-    if prefixed in by_env_name() and not environ.get(prefixed):
-        tell(f"warning: {name} in the environment is not read; the setting is {prefixed}.")
-    elif name.startswith(PREFIX) and name not in by_env_name():
-        bare = name.removeprefix(PREFIX)
-        near = bare if bare in by_env_name() else nearest(name, by_env_name())
-        guess = f"; did you mean {near}?" if near else f". {_SEE}"
-        tell(f"warning: {name} in the environment is not a setting{guess}")
-
-
-def _warn_of_near_miss(name: str, origin: str) -> None:
-    """Warn when a name in ``.env`` looks like a mistyped setting; names of other programs are ignored."""
-    own = {leaf.field.upper(): leaf.env_names[0] for leaf in leaves()} | {env: env for env in by_env_name()}
-    near = nearest(name, own, 0.0 if name.startswith("EMAILRL_") else NEAR_MISS)
-    if near:
-        tell(f"warning: {origin}: {name} is not a setting; did you mean {own[near]}?")
+def _unknown(problem: str, name: str, valid: Iterable[str]) -> UsageError:
+    if name in by_name():
+        hint = f"{name} belongs in [{by_name()[name].section}]."
+    else:
+        near = nearest(name, valid)
+        hint = f"Did you mean {near}?" if near else _SEE
+    return UsageError(f"{problem}.", hint, "unknown-setting")

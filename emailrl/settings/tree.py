@@ -275,6 +275,11 @@ class PolicySettings(Section):
         """GPUs, each with a rank, that share one engine in the trainer's process."""
         return self.vllm.vllm_tensor_parallel_size if self.vllm_in_process else 1
 
+    @property
+    def staleness(self) -> int:
+        """Steps by which the sampling policy may lag behind the trained one: MAX_STALENESS or its default."""
+        return self.vllm.staleness(servers=self.has_servers)
+
     def with_model(self, name: str) -> Self:
         """These settings for another base model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"name": name})})

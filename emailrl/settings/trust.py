@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -48,15 +49,13 @@ class Risk:
     """One value in a folder's file that requires trust."""
 
     file: str
-    """The file's name in the folder."""
     setting: str
     """The name used in the file."""
     value: str
-    """The value in ASCII; secrets are hidden."""
+    """In ASCII; secrets are hidden."""
     effect: str
-    """The effect of the value."""
     digest: str
-    """Digest of the value and of any code file it names."""
+    """Of the value and of any code file it names."""
 
     def __str__(self) -> str:
         return f"{self.file} sets {self.setting} = {self.value}, which {self.effect}"
@@ -67,8 +66,17 @@ def risks_of(given: Mapping[Leaf, Given], folder: Path, *, builds_db: bool) -> d
     found = {}
     for leaf in leaves():
         item = given.get(leaf)
-        if item and item.file and (effect := _effect(leaf, item.value, folder, builds_db=builds_db)):
-            found[leaf] = _risk(leaf, item, effect, folder)
+        if not (item and item.file and (effect := _effect(leaf, item.value, folder, builds_db=builds_db))):
+            continue
+        text = str(item.value)
+        is_hidden = leaf.secret or (leaf.code and not leaf.address and secret_argument(text))
+        shown = "(hidden)" if is_hidden else ascii(without_credentials(text))
+        parts = [text]
+        if leaf.written:
+            parts.append(str(None) if "\0" in text else os.path.realpath(folder / text))
+        if leaf.code:
+            parts += [hashlib.sha256(file.read_bytes()).hexdigest() for file in _code_files(text, folder)]
+        found[leaf] = Risk(item.file.name, item.name, shown, effect, _digest(item.file.name, leaf.key, *parts))
     return found
 
 
@@ -78,7 +86,13 @@ def wandb_risks(folder: Path) -> list[Risk]:
         return []
     found = []
     for name in ("wandb/settings", ".wandb/settings"):
-        for key, value in _wandb_settings(folder / name):
+        parser = configparser.ConfigParser(interpolation=None)
+        values: list[tuple[str, str]] = []
+        with suppress(OSError, UnicodeDecodeError, configparser.Error):  # W&B reads none of an unreadable file
+            if (folder / name).is_file():  # reading a pipe would block
+                parser.read(folder / name)
+                values = parser.items("default")
+        for key, value in values:
             if key in _WANDB_HARMLESS or (key == "base_url" and value.rstrip("/") == _WANDB_OWN):
                 continue
             shown = "(hidden)" if "key" in key else ascii(without_credentials(value))
@@ -94,12 +108,13 @@ def check_wandb(folder: Path) -> None:
 
 def check(found: Sequence[Risk], folder: Path) -> None:
     """Raise Untrusted if any of the values found is not trusted."""
-    if not found or is_trusted(folder, [risk.digest for risk in found]):
+    trusted = folders().get(os.path.realpath(folder)) if found else ()
+    new = [risk for risk in found if risk.digest not in (trusted or ())]
+    if not new:
         return
-    new = [risk for risk in found if not is_trusted(folder, [risk.digest])]
     first = replace(new[0], value=new[0].value if len(new[0].value) <= 100 else f"{new[0].value[:100]}…")
     others = f" (and {counted(len(new) - 1, 'more setting')})" if len(new) > 1 else ""
-    state = "has changed since it was trusted" if was_trusted(folder) else "is not trusted"
+    state = "is not trusted" if trusted is None else "has changed since it was trusted"
     raise Untrusted(
         f"{first}{others}: this folder {state}.",
         f"Read its settings, then: emailrl trust {shlex.quote(min(os.path.relpath(folder), str(folder), key=len))}",
@@ -120,33 +135,10 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
     if leaf.code and not PLAIN_WORD.fullmatch(text):
         return "runs that code"
     if leaf.written and (builds_db or not leaf.written.read_mostly) and text not in _RUN_NAMES:
-        return "is outside the folder and would be written to" if _leads_outside(text, folder) else None
+        # By its name; links are refused on writing (``disk.check_place``).
+        inside = "\0" not in text and Path(os.path.abspath(folder)) in Path(os.path.abspath(folder / text)).parents
+        return None if inside else "is outside the folder and would be written to"
     return None
-
-
-def _leads_outside(path: str, folder: Path) -> bool:
-    """Whether a path lies outside the folder by its name; links are refused on writing (``disk.check_place``)."""
-    return "\0" in path or Path(os.path.abspath(folder)) not in Path(os.path.abspath(folder / path)).parents
-
-
-def _real(folder: Path, path: str) -> Path | None:
-    try:
-        return Path(os.path.realpath(folder / path))
-    except ValueError:  # contains a NUL
-        return None
-
-
-def _risk(leaf: Leaf, item: Given, effect: str, folder: Path) -> Risk:
-    text = str(item.value)
-    is_hidden = leaf.secret or (leaf.code and not leaf.address and secret_argument(text))
-    shown = "(hidden)" if is_hidden else ascii(without_credentials(text))
-    parts = [text]
-    if leaf.written:
-        parts.append(str(_real(folder, text)))
-    if leaf.code:
-        parts += [hashlib.sha256(file.read_bytes()).hexdigest() for file in _code_files(text, folder)]
-    file = item.file.name if item.file else ""
-    return Risk(file, item.name, shown, effect, _digest(file, leaf.key, *parts))
 
 
 def _code_files(name: str, folder: Path) -> Iterator[Path]:
@@ -165,18 +157,6 @@ def _code_files(name: str, folder: Path) -> Iterator[Path]:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _wandb_settings(path: Path) -> list[tuple[str, str]]:
-    """The values W&B would read from its settings file; none if the file is unreadable."""
-    parser = configparser.ConfigParser(interpolation=None)
-    if not path.is_file():  # reading a pipe would block
-        return []
-    try:
-        parser.read(path)
-        return parser.items("default")
-    except (OSError, UnicodeDecodeError, configparser.Error):
-        return []
 
 
 def record_file() -> Path:
@@ -199,16 +179,6 @@ def folders() -> dict[str, list[str]]:
         return {}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise EmailRLError(f"{path} cannot be read: {error}.", "Remove it, then trust your folders again.") from error
-
-
-def was_trusted(folder: Path) -> bool:
-    """Whether the folder has any record of trust."""
-    return os.path.realpath(folder) in folders()
-
-
-def is_trusted(folder: Path, digests: Sequence[str]) -> bool:
-    """Whether all of these digests are trusted for the folder."""
-    return set(digests) <= set(folders().get(os.path.realpath(folder), ()))
 
 
 def remember(folder: Path, digests: Sequence[str]) -> None:

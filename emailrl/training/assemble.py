@@ -41,7 +41,7 @@ from emailrl.settings import Settings, run_root
 from emailrl.training.algorithms import Algorithm
 from emailrl.training.data import RunData, load_data
 from emailrl.training.ending import check_unfinished
-from emailrl.training.mix import advice, resolve, staleness
+from emailrl.training.mix import advice, resolve
 from emailrl.training.modes import MODES, Mode
 from emailrl.training.passes import count_steps, num_epochs, questions_per_step
 from emailrl.training.rollouts import Rollouts, make_filter
@@ -161,7 +161,7 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
         "eval": build_scorer(settings.rewards, settings.reward_weights, settings.agent),
     }
     data = load_data(settings.data, settings.store.db, training.seed)
-    notes = [*data.notes, *start.notes, *advice(algorithm, settings)]
+    notes = [*data.notes, *start.notes, *advice(settings)]
     if checkpoint:
         notes += check_agrees(
             checkpoint, settings, mode.name,
@@ -253,7 +253,7 @@ def _assembled(
             for role, scorer in ready.scorers.items()
         }
         wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
-        lag = staleness(settings)
+        lag = settings.staleness
         run = TrainingRun(
             settings=settings, directory=directory, origin=origin, state=state, policy=loaded.policy,
             updater=loaded.updater, tracker=tracker, interrupts=interrupts,
@@ -322,6 +322,6 @@ def _sampling(settings: Settings) -> str:
     if not settings.has_servers:
         return ""
     servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()]
-    steps = staleness(settings)
+    steps = settings.staleness
     ahead = f", up to {counted(steps, 'step')} ahead of training" if steps else ""
     return f" | rollouts on {counted(len(servers), 'vLLM server')}{ahead}"

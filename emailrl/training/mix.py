@@ -9,9 +9,8 @@ from typing import Any, Final
 from emailrl.base.errors import UsageError
 from emailrl.settings import Settings
 from emailrl.settings.names import leaves, nearest
-from emailrl.settings.needs import unmet
+from emailrl.settings.needs import errors, notes
 from emailrl.training.algorithms import ALGORITHMS, Algorithm, default_low
-from emailrl.training.passes import updates_per_step
 
 OVERRIDES: Final = {
     "advantage_estimator": "advantage",
@@ -36,14 +35,22 @@ def resolve(settings: Settings) -> Algorithm:
     Raises UsageError for an unknown name, suggesting the nearest, and for conflicting settings. A setting that another
     one disables is also an error, so that a run never appears to use it.
     """
-    algorithm = override(settings)
-    for reason, remedy in unmet(settings, in_force(algorithm, settings), "error"):
+    algorithm, now = in_force(settings)
+    for reason, remedy in errors(now):
         raise UsageError(reason, remedy)
     return algorithm
 
 
-def override(settings: Settings) -> Algorithm:
-    """The algorithm as ``resolve`` returns it, without a check of the combination."""
+def advice(settings: Settings) -> list[str]:
+    """Settings that were given but have no effect, and combinations that rarely work as meant; for the run's header."""
+    return list(notes(in_force(settings)[1]))
+
+
+def in_force(settings: Settings) -> tuple[Algorithm, SimpleNamespace]:
+    """The algorithm, unchecked, and every setting by name, for `settings.needs`.
+
+    The names have the algorithm's values where they are not set; ``given`` has those that are.
+    """
     name = settings.training.algorithm
     if name not in ALGORITHMS:
         near = nearest(name, ALGORITHMS)
@@ -56,34 +63,22 @@ def override(settings: Settings) -> Algorithm:
     algorithm = replace(ALGORITHMS[name], **values)
     if not algorithm.has_critic and settings.algorithm.value_clip is None:
         algorithm = replace(algorithm, value_clip=None)
-    return algorithm
-
-
-def in_force(algorithm: Algorithm, settings: Settings) -> SimpleNamespace:
-    """Every setting by name, with the algorithm's values where it is not set, and what follows for `settings.needs`."""
-    values = {leaf.key: getattr(getattr(settings, leaf.section), leaf.field) for leaf in leaves()}
-    values |= {setting: getattr(algorithm, field) for setting, field in OVERRIDES.items()}
+    sections = {leaf: getattr(settings, leaf.section) for leaf in leaves()}
+    own = {leaf.key: getattr(section, leaf.field) for leaf, section in sections.items()}
+    given = {leaf.key: own[leaf.key] for leaf, section in sections.items() if leaf.field in section.model_fields_set}
+    values = own | {setting: getattr(algorithm, field) for setting, field in OVERRIDES.items()}
     buffer = settings.algorithm.overlong_buffer
     if values["correction_low"] is None:
         values["correction_low"] = default_low(algorithm.importance_correction)
     source = "" if settings.algorithm.advantage_estimator else f" (--algorithm {algorithm.name})"
-    return SimpleNamespace(
+    return algorithm, SimpleNamespace(
         **values,
+        given=given,
         critic=algorithm.has_critic,
         compares=algorithm.compares_rollouts,
         estimator=f"ADVANTAGE_ESTIMATOR={algorithm.advantage}{source}",
         overlong=algorithm.overlong_share if buffer is None else buffer,
-        updates=updates_per_step(settings),
+        updates=settings.training.updates_per_step,
         servers=settings.has_servers,
-        lag=staleness(settings),
+        lag=settings.staleness,
     )
-
-
-def advice(algorithm: Algorithm, settings: Settings) -> list[str]:
-    """Settings that were given but have no effect, and combinations that rarely work as meant; for the run's header."""
-    return [reason for reason, _ in unmet(settings, in_force(algorithm, settings), "note")]
-
-
-def staleness(settings: Settings) -> int:
-    """Steps by which the sampling policy may lag behind the trained one: MAX_STALENESS or its default."""
-    return settings.vllm.staleness(servers=settings.has_servers)

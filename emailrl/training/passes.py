@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import math
 
-from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings import TrainingSettings
 from emailrl.training.algorithms import Algorithm
-
-
-def updates_per_step(settings: Settings) -> int:
-    """Optimizer updates per step; fewer if a step has fewer trajectories than mini-batches."""
-    return settings.training.num_mini_batches * settings.training.update_epochs
 
 
 def needs_reference(kl_coef: float) -> bool:

@@ -11,7 +11,7 @@ from generate import openrlhf_reference
 from openrlhf.converted import settings_of, values_of
 
 from emailrl.openrlhf import FLAGS, find_flag, to_toml
-from emailrl.openrlhf.convert import COUNTS, JOINT, SPECIAL
+from emailrl.openrlhf.convert import COUNTS, JOINT
 from emailrl.openrlhf.flags import NAMES
 from emailrl.settings.names import by_name
 
@@ -74,7 +74,7 @@ def test_flags_and_settings_are_named_once_and_exist() -> None:
     names = [name for flag in FLAGS for name in (flag.name, flag.dotted) if name]
     assert len(names) == len(set(names))
     assert [key for flag in FLAGS for key in flag.settings if key not in by_name()] == []
-    assert {*SPECIAL, *JOINT, *COUNTS} <= {flag.name for flag in FLAGS}
+    assert {*JOINT, *COUNTS} <= {flag.name for flag in FLAGS}
 
 
 def test_the_page_is_current() -> None:

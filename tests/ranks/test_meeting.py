@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.ranks.launch import Launch, Meeting
+from emailrl.ranks.launch import Launch
 
 from .processes import free_port
 
@@ -38,7 +38,7 @@ def test_a_host_without_address_is_waited_for_as_long_as_the_setting_allows() ->
     said: list[str] = []
     begun = time.monotonic()
     with pytest.raises(EmailRLError, match=r"the host nowhere\.invalid has no address after 1 s") as raised:
-        Meeting("nowhere.invalid:29500", seconds=1).wait_for_address(said.append)
+        Launch(nnodes=2, rdzv_endpoint="nowhere.invalid:29500", start_seconds=1).wait_for_address(said.append)
     assert 1 <= time.monotonic() - begun < 30 and "RANK_START_TIMEOUT" in raised.value.hint
     assert said == ["Waiting up to 1 s (RANK_START_TIMEOUT) for the host nowhere.invalid, which has no address."]
 
@@ -53,7 +53,7 @@ def test_a_host_that_gets_its_address_while_others_wait_is_found(monkeypatch: py
         return []
 
     monkeypatch.setattr("socket.getaddrinfo", resolve)
-    Meeting("trainer-0:29500", seconds=60).wait_for_address(lambda line: None)
+    Launch(nnodes=2, rdzv_endpoint="trainer-0:29500", start_seconds=60).wait_for_address(lambda line: None)
     assert tries == [("trainer-0", 29500)] * 3
 
 

@@ -198,13 +198,13 @@ def test_rollouts_that_cannot_be_compared_or_weighed() -> None:
 )
 def test_advice(name: str, overrides: dict[str, Any], said: str) -> None:
     settings = Settings.model_validate({"training": {"algorithm": name}, "algorithm": overrides})
-    assert any(said in note for note in advice(resolve(settings), settings))
+    assert any(said in note for note in advice(settings))
 
 
 def test_dropout_is_advised_against_where_a_step_makes_several_updates() -> None:
     for epochs, notes in ((1, 0), (2, 1)):
         settings = Settings.model_validate({"lora": {"lora_dropout": 0.1}, "training": {"update_epochs": epochs}})
-        assert len(advice(resolve(settings), settings)) == notes
+        assert len(advice(settings)) == notes
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_a_setting_without_effect_is_named(name: str, given: dict[str, dict[str,
     sections = {section: dict(fields) for section, fields in given.items()}
     sections.setdefault("training", {})["algorithm"] = name
     settings = Settings.model_validate(sections)
-    (line,) = advice(resolve(settings), settings)
+    (line,) = advice(settings)
     assert line.startswith(said)
 
 
 def test_what_has_an_effect_is_not_named() -> None:
-    assert advice(resolve(Settings()), Settings()) == []
+    assert advice(Settings()) == []
     sections: dict[str, dict[str, Any]] = {
         "training": {"algorithm": "ppo", "update_epochs": 2, "min_lr_ratio": 0.1, "lr_scheduler": "linear"},
         "algorithm": {"clip_low": 0.1, "dual_clip": 3.0, "value_clip": 0.1, "kl_target": 0.1, "kl_horizon": 99},
@@ -253,7 +253,7 @@ def test_what_has_an_effect_is_not_named() -> None:
         "vllm": {"vllm_urls": "http://a", "vllm_timeout": 5},
     }
     settings = Settings.model_validate(sections)
-    assert advice(resolve(settings), settings) == []
+    assert advice(settings) == []
 
 
 SERVED = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://a", "max_staleness": 1}}
@@ -281,21 +281,20 @@ def test_stale_rollouts_take_servers_and_a_correction(changes: dict[str, Any], e
 def test_named_algorithms_need_no_advice() -> None:
     for name in ALGORITHMS:
         settings = Settings.model_validate({"training": {"algorithm": name, "update_epochs": 2}})
-        assert advice(resolve(settings), settings) == []
+        assert advice(settings) == []
     for silent in (
         {"beta": 0.0, "kl_estimator": "k1"},
         {"ratio_level": "sequence", "clip_low": 0.1, "clip_high": 0.1},
         {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     ):
         settings = Settings.model_validate({"algorithm": silent, "training": {"update_epochs": 2}})
-        assert advice(resolve(settings), settings) == []
+        assert advice(settings) == []
 
 
 def test_the_table_of_needs_names_settings() -> None:
     names = [name for need in NEEDS for name in need.settings.split()]
     assert [name for name in names if by_name()[name].key != name] == []
-    assert all(need.needs or need.reason for need in NEEDS)
-    assert all(need.remedy for need in NEEDS if need.level == "error" and need.reason)
+    assert needs_of("max_staleness") == ["VLLM_URLS", "IMPORTANCE_CORRECTION=tis, icepop or sequence_mask"]
     assert needs_of("kl_horizon") == ["KL_TARGET"] and needs_of("seed") == []
 
 
