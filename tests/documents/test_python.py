@@ -1,4 +1,4 @@
-"""The Python blocks of the pages and the cells of the notebook run as written, on demo mail with the packaged policy."""
+"""The Python blocks of the pages and the cells of the notebook run as written, on demo mail with ``nano``."""
 
 from __future__ import annotations
 
