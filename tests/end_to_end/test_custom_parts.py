@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.conftest import MakeSettings
 from rewards.stub_scorer import StubScorer
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records import read_records, read_trajectories
-from emailrl.settings import Settings
 from emailrl.training.loop import train
-
-MakeSettings = Callable[..., Settings]
 
 FRAGILE = """
 from emailrl.agent import MailEnvironment

@@ -8,22 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from end_to_end.commands import begin, exit_code
-from end_to_end.conftest import settle
+from end_to_end.conftest import MakeSettings, Options, settle
 from same_run import assert_same_run
 
 from emailrl.checkpoints import find_checkpoint
-from emailrl.settings import Settings
 from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.update import Updater
-
-MakeSettings = Callable[..., Settings]
 
 
 @pytest.mark.parametrize("moment", ["rollout", "update", "evaluation"])
@@ -100,7 +96,7 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
 
 
 @pytest.fixture
-def command(options: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
+def command(options: Options, tmp_path: Path) -> list[str]:
     """``emailrl train`` where its settings lie in ``emailrl.toml``."""
     settle(tmp_path, options(tmp_path))
     return [sys.executable, "-m", "emailrl", "train"]
