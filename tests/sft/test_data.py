@@ -44,11 +44,8 @@ def test_without_a_split_a_tenth_is_held_out_by_inbox() -> None:
     assert not {c.inbox for c in train} & {c.inbox for c in val}
     assert split(all_of, 3, seed=1)[1] == val[:3]
     assert split(all_of, 1000, seed=2)[1] != val
-
-
-def test_one_inbox_alone_validates_nothing() -> None:
     train, val = split([talk("1", "a"), talk("2", "a")], 10, seed=1)
-    assert len(train) == 2 and val == []
+    assert len(train) == 2 and val == []  # one inbox alone validates nothing
 
 
 def test_batches_go_round_and_are_the_same_from_any_start() -> None:
@@ -212,47 +209,27 @@ def test_the_same_id_in_another_inbox_is_another_question(tmp_path: Path) -> Non
     assert [conversation.inbox for conversation in conversations] == ["i@x", "j@x"]
 
 
-def test_what_was_cut_off_or_raised_is_never_taken(tmp_path: Path) -> None:
+def test_what_is_no_whole_conversation_is_never_taken_and_counted(tmp_path: Path) -> None:
     cut = trajectory("a", inbox="i@x", reward=9.0, stop_reason=StopReason.TRUNCATED)
     raised = trajectory("a", inbox="i@x", reward=8.0, exception="OSError: gone")
-    file = write(tmp_path / "t.jsonl", [cut, raised, trajectory("a", inbox="i@x", reward=0.1)])
-    assert chosen(file) == ["a-i@x-0.1"]
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
+    broken = []
+    for messages in (
         [],
         [Message("user", "When?")],
         [Message("assistant", "May.")],
         [Message("user", "?"), Message("assistant", "\ud800")],
-    ],
-    ids=["nothing", "no reply", "no question", "no text"],
-)
-def test_what_is_no_conversation_is_left_out_and_counted(tmp_path: Path, messages: list[Message]) -> None:
-    played = trajectory("a", inbox="i@x", reward=9.0)
-    played.messages = messages
-    file = write(tmp_path / "t.jsonl", [played, trajectory("a", inbox="i@x", reward=0.1)])
-    [conversation], notes = read_conversations([file])
+    ):
+        broken.append(trajectory("a", inbox="i@x", reward=9.0))
+        broken[-1].messages = messages
+    good = trajectory("a", inbox="i@x", reward=0.1)
+    good.messages.append(Message("tool", "an error"))
+    [conversation], notes = read_conversations([write(tmp_path / "t.jsonl", [cut, raised, *broken, good])])
     assert conversation.id == "a-i@x-0.1"
-    assert notes == ["1 conversation from trajectories (2 read, 1 no conversation)"]
-
-
-def test_an_empty_file_says_that_nothing_was_read(tmp_path: Path) -> None:
+    assert conversation.messages[-1].role == "assistant" and len(conversation.messages) == 5  # no later message
+    assert notes == ["1 conversation from trajectories (7 read, 2 cut off or raised, 4 no conversation)"]
     with pytest.raises(UsageError, match=r"No trajectory is left to train on \(none read\)"):
-        read_conversations([write(tmp_path / "t.jsonl", [])])
-
-
-def test_what_follows_the_last_assistant_turn_is_left_out(tmp_path: Path) -> None:
-    played = trajectory("a", inbox="i@x")
-    played.messages.append(Message("tool", "an error"))
-    [conversation], notes = read_conversations([write(tmp_path / "t.jsonl", [played])])
-    assert conversation.messages[-1].role == "assistant" and len(conversation.messages) == 5
-    assert notes == ["1 conversation from trajectories (1 read)"]
-
-
-def test_answers_to_test_questions_are_told_of(tmp_path: Path) -> None:
-    _, notes = read_conversations([write(tmp_path / "t.jsonl", [trajectory("a", inbox="i@x", split="test")])])
+        read_conversations([write(tmp_path / "empty.jsonl", [])])
+    _, notes = read_conversations([write(tmp_path / "test.jsonl", [trajectory("a", inbox="i@x", split="test")])])
     assert "no longer held out" in notes[1]
 
 
