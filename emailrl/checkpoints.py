@@ -118,15 +118,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         inside = ", ".join(checkpoint.path.name for checkpoint in list_checkpoints(path))
         hint = f"It is a run; name one of its checkpoints: {inside}." if inside else ""
         raise UsageError(f"{path} has no {METADATA}.", hint or f"The checkpoint is incomplete. {_REMEDY}")
-    metadata = _read_metadata(path / METADATA)
-    missing = [name for name in metadata.files if not (path / name).is_file()]
-    if missing:
-        raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
-    return Checkpoint(path, metadata)
-
-
-def _read_metadata(file: Path) -> Metadata:
-    """The file's metadata with all types checked."""
+    file = path / METADATA
     try:
         with file.open("rb") as stream:
             content = stream.read(MOST_METADATA_BYTES + 1)
@@ -161,7 +153,10 @@ def _read_metadata(file: Path) -> Metadata:
             f"{file.parent} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}.",
             "Use the version of emailrl that wrote it.",
         )
-    return metadata
+    missing = [name for name in metadata.files if not (path / name).is_file()]
+    if missing:
+        raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
+    return Checkpoint(path, metadata)
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:

@@ -295,7 +295,16 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
 
 def _data(db: Path, questions: Path | None) -> Iterable[Check]:
     """Open the mail database and count the questions."""
-    database = _database(db)
+    database = Check("database", "missing", f"no such file: {db}", how_to_get(db))
+    if db.is_file():
+        try:
+            with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
+                connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
+            database = Check("database", "ok", f"{db}, {emails:,} emails, {db.stat().st_size / 1024**2:,.1f} MiB")
+        except sqlite3.Error as error:
+            remedy = "Move it away and build it again: emailrl gen-db"
+            database = Check("database", "broken", f"{db}: {error}", remedy)
     yield database
     beside = questions_file(db)
     questions = questions or (beside if beside.is_file() else None)
@@ -310,19 +319,6 @@ def _data(db: Path, questions: Path | None) -> Iterable[Check]:
         yield Check("questions", "ok", f"{questions}, {lines:,} questions")
     else:
         yield Check("questions", "missing", f"no such file: {questions}", "Generate some: emailrl gen-questions")
-
-
-def _database(db: Path) -> Check:
-    if not db.is_file():
-        return Check("database", "missing", f"no such file: {db}", how_to_get(db))
-    size = db.stat().st_size / 1024**2
-    try:
-        with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
-            connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
-    except sqlite3.Error as error:
-        return Check("database", "broken", f"{db}: {error}", "Move it away and build it again: emailrl gen-db")
-    return Check("database", "ok", f"{db}, {emails:,} emails, {size:,.1f} MiB")
 
 
 def _accounts(wandb_mode: str, rewards: RewardSettings) -> Iterable[Check]:

@@ -123,9 +123,11 @@ class Searcher:
         self.scenario, self.me, self.habits, self.rng = scenario, scenario.inbox_address, habits, rng
         self.parsed = None if settings.data.output_field else read_question(scenario.question)
         """None for a free-form question."""
-        person = self.parsed.person if self.parsed else None
-        self.address = address_guess(person, self.me) if person else None
-        """The person's address; a guess until an email confirms it."""
+        self.address: str | None = None
+        """The person's address; unless an email confirms it a guess, first.last at the asker's domain."""
+        if self.parsed and (person := self.parsed.person):
+            guess = ".".join(person.lower().split()) + "@" + self.me.rpartition("@")[2]
+            self.address = person.lower() if "@" in person else guess
         self._any_keyword = [] if settings.agent.search_without_keywords else ["the"]
         self._turns_left = settings.agent.max_turns
         self._shown = 0
@@ -246,13 +248,6 @@ class Searcher:
             tried.append({"keywords": keywords, **filters})
         tried.append({"keywords": sorted(words, key=len)[-2:]})
         yield from (search for at, search in enumerate(tried) if search not in tried[:at])
-
-
-def address_guess(person: str, me: str) -> str:
-    """Guess an address from a name: first.last at the asker's domain; addresses are unchanged."""
-    if "@" in person:
-        return person.lower()
-    return ".".join(person.lower().split()) + "@" + me.rpartition("@")[2]
 
 
 def topic_words(topic: str) -> list[str]:
