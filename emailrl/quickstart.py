@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
@@ -21,10 +21,7 @@ from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.log import Display
-from emailrl.settings import load_settings
-
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
+from emailrl.settings import Settings, load_settings
 
 STEPS = 15
 NUM_TEST_QUESTIONS = 300
@@ -101,14 +98,33 @@ def quickstart(
     say(f"Demo mailbox: {settings.store.db}")
     say("Loading the model ...")
     write_demo(settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=True)
-    before = _benchmark(Subject("nano", "nano"), settings, out / "benchmarks" / "before", say, begin, progress)
+
+    def measure(subject: Subject, name: str) -> Report:
+        policy = "the trained policy" if subject.adapter else subject.label
+        say(f"Benchmarking {policy} on questions about held-out mailboxes")
+        data, file = settings.data, questions_file(settings.store.db)
+        chosen = load_scenario_set(file, "test", limit=data.test_set_size, seed=settings.training.seed, data=data)
+        begin(subject, len(chosen.scenarios))
+        report = run_benchmark(
+            [subject], chosen.scenarios, settings, out / "benchmarks" / name,
+            notes=chosen.notes, progress=progress, overwrite=True,
+        )  # fmt: skip
+        if report.interrupted:
+            raise KeyboardInterrupt
+        evaluation = report.results[0].evaluation
+        low, high = evaluation.interval
+        interval = f"95% interval {low:.1%} to {high:.1%}"
+        say(f"Accuracy {evaluation.accuracy:.1%}, {interval}, {evaluation.num_questions} questions")
+        return report
+
+    before = measure(Subject("nano", "nano"), "before")
 
     from emailrl.training.loop import train
 
     run_dir = train(settings, resume="auto", progress=say, display=display).run_dir
     best = find_checkpoint("best", settings.output.output_dir)
     subject = Subject("trained", best.metadata.base_model, Adapter.of(best))
-    after = _benchmark(subject, settings, out / "benchmarks" / "after", say, begin, progress)
+    after = measure(subject, "after")
     step, seconds = best.metadata.step, time.monotonic() - started
     outcome = Outcome(before, after, run_dir, run_dir / "curve.png", step, seconds)
     replace_bytes(out / "quickstart.json", json.dumps(outcome.record(), default=str, indent=2).encode())
@@ -138,35 +154,3 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
     out.mkdir(parents=True, exist_ok=True)
     replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
     return load_settings(cwd=out, environ={}, dotenv=False)
-
-
-def _benchmark(
-    subject: Subject, settings: Settings, out: Path, say: Callable[[str], None], begin: Begin, progress: Progress | None
-) -> Report:
-    policy = "the trained policy" if subject.adapter else subject.label
-    say(f"Benchmarking {policy} on questions about held-out mailboxes")
-    data, seed = settings.data, settings.training.seed
-    chosen = load_scenario_set(
-        questions_file(settings.store.db), "test", limit=data.test_set_size, seed=seed, data=data
-    )
-    begin(subject, len(chosen.scenarios))
-    report = run_benchmark(
-        [subject], chosen.scenarios, settings, out, notes=chosen.notes, progress=progress, overwrite=True
-    )
-    if report.interrupted:
-        raise KeyboardInterrupt
-    evaluation = report.results[0].evaluation
-    low, high = evaluation.interval
-    interval = f"95% interval {low:.1%} to {high:.1%}"
-    say(f"Accuracy {evaluation.accuracy:.1%}, {interval}, {evaluation.num_questions} questions")
-    return report
-
-
-def curve_points(run_dir: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """Return the accuracy of each step's rollouts and of each evaluation, as (step, share)."""
-
-    def points(name: str) -> list[tuple[int, float]]:
-        records = map(json.loads, (run_dir / name).read_text().splitlines())
-        return [(record["step"], record["accuracy"]) for record in records]
-
-    return points("metrics.jsonl"), points("evaluations.jsonl")

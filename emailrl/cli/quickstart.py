@@ -72,14 +72,15 @@ def quickstart(
 def _show(outcome: Outcome, console: Console) -> None:
     """One question before and after, the curve, and both accuracies."""
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.quickstart import curve_points
+    from emailrl.records import read_records
 
     if example := outcome.example():
         for name, trajectory in zip(("Before", "After"), example, strict=True):
             origin = f"benchmark of {trajectory.policy_version}"
             console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nValidation accuracy by step", style="bold")
-    for step, accuracy in curve_points(outcome.run_dir)[1]:
+    for point in read_records(outcome.run_dir / "evaluations.jsonl"):
+        step, accuracy = point["step"], point["accuracy"]
         console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}")
     console.print("\nTest accuracy", style="bold")
     for name, report in (("before", outcome.before), ("after", outcome.after)):

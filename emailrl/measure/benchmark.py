@@ -41,11 +41,10 @@ from emailrl.measure.evaluation import (
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
 from emailrl.model.adapter import Adapter, find_adapter
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.settings import without_credentials
+from emailrl.settings import PlayingSettings, PolicySettings, without_credentials
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
-    from emailrl.settings import PlayingSettings, PolicySettings
 
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
