@@ -62,10 +62,7 @@ class Metadata:
     settings: dict[str, dict[str, Any]]
     """The settings tree without its secrets."""
     parent: str | None
-    """Origin of the run's weights: ``run_id:step`` of a checkpoint, or path and sha256 of another adapter.
-
-    None for a run started from the base model. Resuming a run does not change it.
-    """
+    """Where the run's weights began: ``run_id:step``, another adapter's path and sha256, or None for the base model."""
     seed: int
     versions: dict[str, str]
     database_fingerprint: str
@@ -149,10 +146,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if absent:
         raise EmailRLError(f"{file} is missing {absent[0]!r}.", _REMEDY)
     if metadata.schema_version != SCHEMA_VERSION:
-        raise EmailRLError(
-            f"{file.parent} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}.",
-            "Use the version of emailrl that wrote it.",
-        )
+        said = f"{path} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}."
+        raise EmailRLError(said, "Use the version of emailrl that wrote it.")
     missing = [name for name in metadata.files if not (path / name).is_file()]
     if missing:
         raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
@@ -246,10 +241,7 @@ def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
 def find_runs(
     output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest"
 ) -> list[Path]:
-    """Return the runs of OUTPUT_DIR with a checkpoint, the most recently written last: of one mode, or all ``but``.
-
-    ``which="best"`` returns only those with a ``best_model``.
-    """
+    """Return the runs of OUTPUT_DIR with a checkpoint (``best``: with a ``best_model``), the last written last."""
     written = {
         run: max(checkpoint.created for checkpoint in checkpoints)
         for run in run_folders(output_dir, mode)
@@ -260,10 +252,7 @@ def find_runs(
 
 
 def created_after(runs: Iterable[Path]) -> str:
-    """Return the creation time for a new checkpoint in ISO form, with microseconds, in UTC.
-
-    It is the current time, or just after the latest checkpoint of ``runs`` if the clock was set back.
-    """
+    """Return the time for a new checkpoint, in ISO form: now, or just after the latest of ``runs`` on a late clock."""
     before = [checkpoint.created + timedelta(microseconds=1) for run in runs for checkpoint in list_checkpoints(run)]
     return max([datetime.now(UTC), *before]).astimezone(UTC).isoformat(timespec="microseconds")
 
@@ -390,10 +379,7 @@ class Confirmed:
 
 
 def confirmed_of(checkpoint: Checkpoint) -> Confirmed | None:
-    """Return the measurement that the checkpoint's run made of its weights; None if it measured another step or none.
-
-    Raises EmailRLError for a damaged file.
-    """
+    """Return the measurement that the checkpoint's run made of its weights, if any; EmailRLError for a damaged file."""
     file = checkpoint.path.absolute().parent / CONFIRMED
     if not file.is_file():
         return None

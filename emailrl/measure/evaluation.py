@@ -128,7 +128,7 @@ class Evaluation:
     @cached_property
     def completed(self) -> list[Trajectory]:
         """Trajectories that did not raise, with a verdict and a reward."""
-        return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
+        return [each for each in self.trajectories if each.exception is None]
 
     @cached_property
     def by_question(self) -> dict[str, list[Trajectory]]:
@@ -195,17 +195,15 @@ class Evaluation:
         return self.unjudged > MAX_UNJUDGED * len(self.trajectories)
 
     def metrics(self) -> dict[str, Any]:
-        """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included.
-
-        ``latency_seconds`` is the mean wall time of a trajectory that did not raise.
-        """
+        """The numbers under the names of ``benchmark --json``, with each rubric field's mean; no times of rollouts that
+        raised."""
         low, high = self.interval
         return {
             "accuracy": self.accuracy,
             "accuracy_low": low,
             "accuracy_high": high,
             **self._several(),
-            "latency_seconds": mean([trajectory.seconds for trajectory in self.completed]),
+            "latency_seconds": mean([each.seconds for each in self.completed]),
             "tokens": self.tokens,
             "reward": self.reward,
             "num_questions": self.num_questions,
@@ -234,9 +232,8 @@ class Evaluation:
 def check_samples(num_samples: int, temperature: float) -> None:
     """Raise UsageError if several samples of a question would be identical."""
     if num_samples > 1 and temperature == 0:
-        raise UsageError(
-            f"{num_samples} greedy samples of a question would be identical.", "Set EVAL_TEMPERATURE above 0, e.g. 0.7."
-        )
+        hint = "Set EVAL_TEMPERATURE above 0, e.g. 0.7."
+        raise UsageError(f"{num_samples} greedy samples of a question would be identical.", hint)
 
 
 def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
@@ -282,10 +279,7 @@ def is_correct(trajectory: Ended) -> bool:
 
 
 def verdict(trajectory: Ended) -> str:
-    """The verdict in words: correct, wrong, did not know, no answer, crashed or not judged.
-
-    ART-E's reward distinguishes them: "I don't know" costs less than a wrong answer.
-    """
+    """The verdict in words; ART-E's reward, too, tells "did not know" from "wrong", which costs more."""
     rubric = trajectory.rubric
     if has_crashed(trajectory):
         return "crashed"

@@ -96,9 +96,8 @@ class Fitter:
     def loss(self, examples: Sequence[Example]) -> float:
         """Mean negative log-likelihood of the assistant tokens, in nats; leaves the model unchanged."""
         self.policy.model.eval()
-        return self._sum(
-            examples, lambda batch, spoken, _: -float((self._logprobs(batch) * spoken).sum())
-        ) / _num_spoken(examples)
+        total = self._sum(examples, lambda batch, spoken, _: -float((self._logprobs(batch) * spoken).sum()))
+        return total / _num_spoken(examples)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on besides the weights, for ``torch.save``."""
@@ -112,9 +111,8 @@ class Fitter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state`` bit for bit; raises EmailRLError for another model's state."""
         if state["parameters"] != self.names:
-            raise EmailRLError(
-                "The trainer state belongs to another model or adapter.", "Resume with the run's --model."
-            )
+            hint = "Resume with the run's --model."
+            raise EmailRLError("The trainer state belongs to another model or adapter.", hint)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         with torch.no_grad():

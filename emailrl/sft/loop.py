@@ -51,13 +51,13 @@ class SftResult:
     """The result of a run."""
 
     out: Path
-    """The output folder: an adapter, or a model after full fine-tuning."""
+    """An adapter, or a model after full fine-tuning."""
     steps: int
-    """Steps done, including those before a resume."""
+    """Including those before a resume."""
     loss: float
     """Training loss of the last step, in nats per token."""
     val_loss: float | None
-    """Validation loss of the weights in ``out``; None without held-out data."""
+    """That of the weights in ``out``; None without held-out data."""
 
 
 @dataclass(slots=True)
@@ -219,9 +219,8 @@ def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Pa
         is_named = out is not None and resume in ("auto", "latest")
         directory = out if is_named else run_to_resume(resume, output_dir, SFT)
     elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"{out} already exists.", "Choose another folder with --out, or continue it with --resume latest."
-        )
+        hint = "Choose another folder with --out, or continue it with --resume latest."
+        raise UsageError(f"{out} already exists.", hint)
     if directory is None:
         return out or free_directory(run_root(output_dir, SFT)), None
     checkpoint = checkpoint_to_resume(directory, resume or "auto")
@@ -236,9 +235,8 @@ def _check(settings: Settings) -> None:
         hint = "Drop --trajectories." if source_of(settings) == "demo" else "Drop it, or choose a model with --model."
         raise UsageError("--from-scratch trains on demo worlds only.", hint)
     if settings.training.adapter is not None and (sft.from_scratch or sft.full_finetuning):
-        raise UsageError(
-            "Full fine-tuning starts from a model, not from an adapter.", "Merge it: emailrl export --format merged."
-        )
+        hint = "Merge it: emailrl export --format merged."
+        raise UsageError("Full fine-tuning starts from a model, not from an adapter.", hint)
     check_services(settings.tracking)
 
 
@@ -280,9 +278,8 @@ def _open(
             state, moments = load_state(checkpoint, SftState)
             fitter.load_state_dict(moments)
             run_id = checkpoint.metadata.run_id
-        tracker = stack.enter_context(
-            closing(Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step))
-        )
+        tracker = Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step)
+        stack.enter_context(closing(tracker))
         sft, what = settings.sft, f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
         begun = f"Fine-tuning: {counted(sft.sft_steps, 'step')}"
         begun = f"Resuming at step {state.step} of {sft.sft_steps}" if state.step else begun
