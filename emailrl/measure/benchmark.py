@@ -303,7 +303,7 @@ def _measure(
 
 
 def write_report(report: Report, out: Path) -> None:
-    """Write ``results.json``, ``results.csv`` with a row per model, ``questions.csv`` with one per model and question."""
+    """Write ``results.json``, ``results.csv`` (a row a model) and ``questions.csv`` (a row a model and question)."""
     records = report.records()
     document = {
         "results": records,
