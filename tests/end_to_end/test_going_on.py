@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.commands import begin, exit_code
+from end_to_end.commands import begin, exit_code, interrupted
 from end_to_end.conftest import MakeSettings, Options, settle
 from same_run import assert_same_run, everything, lines, same, state_of
 
@@ -22,11 +20,10 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints, read_checkpoint
 from emailrl.cli.app import main
 from emailrl.records import read_records
-from emailrl.settings import Settings
 from emailrl.training import run as run_module
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.loop import TrainResult, train
-from emailrl.training.update import Updater, UpdateResult
+from emailrl.training.update import Updater
 
 
 def test_resuming_from_an_older_checkpoint_drops_what_came_after(
@@ -155,18 +152,13 @@ def test_wrong_settings_are_found_before_anything_on_disk_is_touched(
 
 
 def test_an_overwritten_run_comes_back_where_the_new_one_ends_before_its_first_checkpoint(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    make_settings: MakeSettings,
 ) -> None:
     settings = make_settings(max_steps=1)
     run = train(settings).run_dir
     kept = everything(run)
-
-    def interrupted(*args: Any, **keywords: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-
     said: list[str] = []
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(run_module, "evaluate", interrupted)
+    with interrupted(run_module, "evaluate"):
         train(settings, overwrite=True, progress=said.append)
     assert said[-1].endswith("the run being replaced is restored.")
     assert everything(run) == kept and not (run / ".replaced").exists()
@@ -287,35 +279,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def run_of(settings: Settings, interrupt_at: int | None, monkeypatch: pytest.MonkeyPatch) -> TrainResult:
-    """Train to the end; with ``interrupt_at``, Ctrl-C comes in the updates of that step and the run is resumed."""
-    original = Updater.train
-
-    def interrupted(updater: Updater, samples: Any, paid: Any, *, step: int) -> UpdateResult:
-        if step == interrupt_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(updater, samples, paid, step=step)
-
-    if interrupt_at is None:
-        return train(settings)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Updater, "train", interrupted)
-        train(settings)
-    return train(settings, resume="auto")
-
-
 @pytest.mark.parametrize(("algorithm", "changes"), CASES, ids=[f"{name}-{len(changes)}" for name, changes in CASES])
 def test_a_resumed_run_equals_the_uninterrupted(
-    algorithm: str, changes: dict[str, Any], make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, changes: dict[str, Any], make_settings: MakeSettings
 ) -> None:
     wanted: dict[str, Any] = {
         "algorithm": algorithm, "max_steps": 3, "save_total_limit": 1, "lr_scheduler": "cosine",
         "per_device_train_batch_size": 3, "min_group_std": 0.01,
     } | changes  # fmt: skip
-    whole = run_of(make_settings(**wanted), None, monkeypatch)
-    resumed = run_of(
-        make_settings(**wanted), wanted["max_steps"] - 1, monkeypatch
-    )  # a directory of its own, where it finds itself again
+    settings = make_settings(**wanted)
+    whole = train(settings)
+    with interrupted(Updater, "train", step=wanted["max_steps"] - 1):  # in a directory of its own, where it finds itself again
+        train(settings)
+    resumed = train(settings, resume="auto")
     assert whole.run_dir != resumed.run_dir and resumed.steps == wanted["max_steps"]
     assert_same_run(resumed.run_dir, whole.run_dir)
     metrics = list(read_records(whole.run_dir / "metrics.jsonl"))
