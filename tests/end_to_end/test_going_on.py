@@ -289,9 +289,9 @@ def test_a_resumed_run_equals_the_uninterrupted(
     } | changes  # fmt: skip
     settings = make_settings(**wanted)
     whole = train(settings)
-    with interrupted(Updater, "train", step=wanted["max_steps"] - 1):  # in a directory of its own, where it finds itself again
+    with interrupted(Updater, "train", step=wanted["max_steps"] - 1):
         train(settings)
-    resumed = train(settings, resume="auto")
+    resumed = train(settings, resume="auto")  # in a directory of its own, where it finds itself again
     assert whole.run_dir != resumed.run_dir and resumed.steps == wanted["max_steps"]
     assert_same_run(resumed.run_dir, whole.run_dir)
     metrics = list(read_records(whole.run_dir / "metrics.jsonl"))
