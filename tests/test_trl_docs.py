@@ -7,7 +7,7 @@ from pathlib import Path
 
 from emailrl.settings import load_settings
 from emailrl.settings.names import by_name
-from emailrl.training.mix import resolve
+from emailrl.training.algorithms import resolve
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "guides/trl.md").read_text(encoding="utf-8")
 

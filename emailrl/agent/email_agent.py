@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from emailrl.agent import StepResult
     from emailrl.engines import OpenPolicy
-    from emailrl.engines.renderer import ChatRenderer
-    from emailrl.mail import Email, Mailbox
+    from emailrl.mail import Email
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,8 @@ class Answer:
 
     answer: str | None
     """None without an answer: it ran out of turns, or made an invalid tool call (see ``stop_reason``)."""
-    sources: list[str]
-    """Ids of the cited emails."""
-    emails: list[Email]
-    """The cited emails that exist in the mailbox."""
+    sources: list[str]  # Ids of the cited emails
+    emails: list[Email]  # The cited emails that exist in the mailbox
     stop_reason: StopReason | None
     trajectory: Trajectory
 
@@ -67,22 +64,18 @@ class EmailAgent:
     ) -> None:
         from emailrl.agent import tool_schemas
         from emailrl.engines import Engine, build_chat_engine
+        from emailrl.engines.renderer import ChatRenderer
 
         settings = config if isinstance(config, PlayingSettings) else load_settings(config)
         schemas = tool_schemas(settings.agent)
         self._renderer: ChatRenderer | None = None
         if settings.is_chat:
-            self.settings = settings.with_model(_name_on_server(model))
+            if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
+                raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
+            self.settings = settings.with_model(model)
             self._engine: Engine = build_chat_engine(self.settings, schemas)
             return
-        from emailrl.engines.renderer import ChatRenderer
-
-        if isinstance(model, str | Path):
-            opened = _open_named(model, settings)
-        elif tokenizer is None:
-            raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
-        else:
-            opened = _open_loaded(model, tokenizer, settings)
+        opened = _opened(model, tokenizer, settings)
         self.settings, self._engine = opened.settings, opened.engine
         self._renderer = ChatRenderer(opened.policy.tokenizer, schemas)
 
@@ -106,11 +99,12 @@ class EmailAgent:
         from emailrl.agent.task import mail_agent
         from emailrl.engines import SamplingParams
         from emailrl.mail import open_mailbox
+        from emailrl.mail.connection import last_day
         from emailrl.questions.inbox.owners import unknown_inbox
 
-        agent = self.settings.agent
-        db = self.settings.store.db
-        scenario = Scenario("question", question, "", [], inbox.lower(), query_date or _today(db))
+        agent, db, today = self.settings.agent, self.settings.store.db, datetime.now(UTC).date().isoformat()
+        date = query_date or min(today, last_day(db) or today)
+        scenario = Scenario("question", question, "", [], inbox.lower(), date)
         sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
         order, without_keywords = agent.search_order, agent.search_without_keywords
         with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
@@ -121,64 +115,41 @@ class EmailAgent:
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")
             sources = list(dict.fromkeys(trajectory.final_sources))
-            emails = _read(mailbox, sources)
-        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
+            emails = []
+            for message_id in sources:
+                with suppress(ToolError):  # a model may cite an id that no email has
+                    emails.append(mailbox.read(message_id))
+        found = [email for email in emails if email is not None]
+        return Answer(trajectory.final_answer, sources, found, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
         """Release the engine's resources."""
         self._engine.close()
 
 
-def _today(db: Path) -> str:
-    """The date, ``YYYY-MM-DD`` in UTC; that of the newest email if the database ends before."""
-    from emailrl.mail.connection import last_day
-
-    today = datetime.now(UTC).date().isoformat()
-    return min(today, last_day(db) or today)
-
-
-def _read(mailbox: Mailbox, message_ids: list[str]) -> list[Email]:
-    """The emails with these ids in the mailbox: a model may cite an id that no email has."""
-    found = []
-    for message_id in message_ids:
-        with suppress(ToolError):
-            found.append(mailbox.read(message_id))
-    return [email for email in found if email is not None]
-
-
-def _name_on_server(model: object) -> str:
-    if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
-        raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
-    return model
-
-
-def _open_named(model: str | Path, settings: PlayingSettings) -> OpenPolicy[PlayingSettings]:
-    """A model by name, or an adapter's folder, loaded on its base model."""
-    from emailrl.engines import open_policy
-    from emailrl.model.adapter import CONFIG, find_adapter
-
-    if (Path(model) / CONFIG).is_file():
-        adapter = find_adapter(Path(model), Path())
-        return open_policy(settings.with_model(adapter.base_model), adapter.path)
-    return open_policy(settings.with_model(str(model)))
-
-
-def _open_loaded(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: PlayingSettings
+def _opened(
+    model: nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None, settings: PlayingSettings
 ) -> OpenPolicy[PlayingSettings]:
-    """A model as given, including its active adapter."""
-    from peft import PeftModel
-
-    from emailrl.engines import OpenPolicy, build_engine
+    """A model by name, an adapter's folder on its base model, or a model as given, including its active adapter."""
+    from emailrl.engines import OpenPolicy, build_engine, open_policy
+    from emailrl.model.adapter import CONFIG, find_adapter
     from emailrl.model.policy import Policy
     from emailrl.model.resolve import with_token_limit
+
+    if isinstance(model, str | Path):
+        if not (Path(model) / CONFIG).is_file():
+            return open_policy(settings.with_model(str(model)))
+        found = find_adapter(Path(model), Path())
+        return open_policy(settings.with_model(found.base_model), found.path)
+    if tokenizer is None:
+        raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
+    from peft import PeftModel
 
     if "unsloth" in sys.modules:  # its forward only takes its own cache: engines sample from a twin of its model
         patched = settings.model.model_copy(update={"backend": "unsloth"})
         settings = settings.model_copy(update={"model": patched})
     settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, model)})
-    parameter = next(model.parameters())
-    name = str(getattr(model, "name_or_path", ""))
+    parameter, name = next(model.parameters()), str(getattr(model, "name_or_path", ""))
     policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
     engine = build_engine(settings, policy)
     if isinstance(model, PeftModel):

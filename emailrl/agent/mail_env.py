@@ -26,8 +26,7 @@ ids that support it. You have at most {max_turns} turns, one tool call each, so 
 other keywords. If the answer is not in the mailbox, return "I don't know" as the answer and no sources.
 
 The user's email address is {inbox_address}.
-Today's date is {query_date}."""
-"""ART-E's substance: the task, the number of turns, whose mailbox, and today's date."""
+Today's date is {query_date}."""  # ART-E's substance: the task, the number of turns, whose mailbox, and today's date
 
 
 @dataclass(slots=True)
@@ -44,8 +43,7 @@ class Rubric:
 
     answer_correct: bool = False
     sources_correct: bool = False
-    num_turns: int = 0
-    """Completions so far; ``max_turns + 1`` when the agent ran out of turns, as in ART-E."""
+    num_turns: int = 0  # Completions so far; ``max_turns + 1`` when the agent ran out of turns, as in ART-E
     attempted_answer: bool = False
     ever_found_right_email: bool = False
     ever_read_right_email: bool = False
@@ -60,10 +58,8 @@ class Rubric:
     completion_tokens: int = 0
     answer_words: int | None = None
     """Length of an attempted answer; this and the fields below are None without one, so that means are over answers."""
-    answer_candidates: int | None = None
-    """How many candidate answers it offers (``rewards.wording.count_candidates``)."""
-    answer_capitals: float | None = None
-    """Share of capitals among its letters."""
+    answer_candidates: int | None = None  # How many candidate answers it offers (``rewards.wording.count_candidates``)
+    answer_capitals: float | None = None  # Share of capitals among its letters
     offline_correct: bool | None = None
     """The offline check's verdict, if a judge decided and the answer is in the compared sample."""
 
@@ -99,11 +95,8 @@ class MailEnvironment:
         question_template: str = "{}",
         report: Callable[[StepResult], None] = lambda result: None,
     ) -> None:
-        self.scenario = scenario
-        self.mailbox = mailbox
-        self.max_turns = max_turns
-        self.question_template = question_template
-        self.report = report
+        self.scenario, self.mailbox, self.max_turns = scenario, mailbox, max_turns
+        self.question_template, self.report = question_template, report
         self.rubric = Rubric()
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
@@ -121,11 +114,7 @@ class MailEnvironment:
         ]
 
     def step(self, message: Message) -> StepResult:
-        """Play one assistant message.
-
-        The tool result of the last allowed turn is returned with ``done`` set: the agent ran out of turns.
-        Errors of the mailbox itself (not the model's) are raised.
-        """
+        """Play one assistant message; the last allowed turn is the end. Errors of the mailbox itself are raised."""
         if self._state != "running":
             raise RuntimeError(f"step() on a MailEnvironment that is {self._state}")
         self.rubric.num_turns += 1
@@ -140,46 +129,40 @@ class MailEnvironment:
         return result
 
     def _play(self, message: Message) -> StepResult:
+        rubric, call = self.rubric, message.tool_calls[0] if message.tool_calls else None
         if message.parse_error is not None:
-            self.rubric.cant_parse_tool_call = True
+            rubric.cant_parse_tool_call = True
             return _refusal(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
-        if not message.tool_calls:
-            self.rubric.bad_tool_call_args = True
+        if call is None:
+            rubric.bad_tool_call_args = True
             return _refusal(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
-        call = message.tool_calls[0]
         if call.name not in TOOLS:
-            self.rubric.bad_tool_call_name = True
+            rubric.bad_tool_call_name = True
             return _refusal(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
         try:
             value = call_tool(self.mailbox, call.name, call.arguments)
         except ToolError as error:
-            self.rubric.bad_tool_call_args = True
+            rubric.bad_tool_call_args = True
             return _refusal(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
         if call.name == "return_final_answer":
             self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
             return StepResult([], True, call.name, call.arguments, None, StopReason.ANSWERED)
-        self._note(call, value)
+        if call.name == "search_emails":
+            rubric.ever_found_right_email |= any(hit["message_id"] in self._sources for hit in value)
+        elif value is EMAIL_NOT_FOUND:
+            rubric.ever_tried_to_read_invalid_email = True
+        else:
+            rubric.ever_read_right_email |= value["message_id"] in self._sources
         content = to_json(value)
         reply = Message("tool", content, tool_call_id=call.id, name=call.name)
         return StepResult([reply], False, call.name, call.arguments, content)
 
-    def _note(self, call: ToolCall, value: Any) -> None:
-        """Record the outcome of a search or read in the rubric."""
-        if call.name == "search_emails":
-            self.rubric.ever_found_right_email |= any(hit["message_id"] in self._sources for hit in value)
-        elif value is EMAIL_NOT_FOUND:
-            self.rubric.ever_tried_to_read_invalid_email = True
-        else:
-            self.rubric.ever_read_right_email |= value["message_id"] in self._sources
-
     def _take_answer(self, answer: str, sources: list[str]) -> None:
         self.final_answer, self.final_sources = answer, sources
         self.rubric.num_sources = len(set(sources))
-        if is_i_dont_know(answer):
-            self.rubric.returned_i_dont_know = True
-        else:
-            self.rubric.attempted_answer = True
-            self.rubric.sources_correct = cites_sources(self.scenario, sources)
+        self.rubric.returned_i_dont_know = is_i_dont_know(answer)
+        self.rubric.attempted_answer = not self.rubric.returned_i_dont_know
+        self.rubric.sources_correct = self.rubric.attempted_answer and cites_sources(self.scenario, sources)
 
 
 def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
@@ -195,6 +178,5 @@ def _refusal(reason: StopReason, error: str, call: ToolCall | None = None) -> St
 
 def system_prompt(scenario: Scenario, max_turns: int) -> str:
     """The system message of one scenario."""
-    return SYSTEM_PROMPT.format(
-        max_turns=max_turns, inbox_address=scenario.inbox_address, query_date=scenario.query_date
-    )
+    inbox, date = scenario.inbox_address, scenario.query_date
+    return SYSTEM_PROMPT.format(max_turns=max_turns, inbox_address=inbox, query_date=date)

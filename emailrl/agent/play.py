@@ -19,7 +19,7 @@ from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Engine, LocalEngine, Request, SamplingParams
 from emailrl.ranks import Activity
-from emailrl.records.trajectory import Scenario, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AgentSettings
 
 if TYPE_CHECKING:
@@ -34,35 +34,51 @@ class TokenDriftError(EmailRLError):
 
 
 def audit(trajectory: Trajectory) -> int:
-    """Check every trained token of a trajectory; returns their number.
+    """Check every trained token of a trajectory and return their number, 0 for that of a chat engine without samples.
 
-    Raises TokenDriftError naming turn and position. Returns 0 for a trajectory without samples (from a chat engine).
+    Raises TokenDriftError naming turn and position.
     """
+
+    def drift(what: str) -> TokenDriftError:
+        hint = "The tokens to train differ from those sampled; nothing was trained."
+        return TokenDriftError(f"Trajectory {trajectory.id}: {what}.", hint)
+
     if not trajectory.samples:
         return 0
-    trained: list[tuple[int, float | None]] = []
-    starts: set[int] = set()
+    trained: list[tuple[int, float]] = []
+    starts: set[int] = set()  # Where in ``trained`` a run of sampled tokens begins
     for number, sample in enumerate(trajectory.samples):
-        trained += _trained(trajectory, number, sample, starts, len(trained))
+        if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
+            raise drift(f"sample {number}: ids, mask and log-probabilities differ in length")
+        previous, columns = 0, zip(sample.token_ids, sample.loss_mask, sample.sampler_logprobs, strict=True)
+        for index, (token, mask, logprob) in enumerate(columns):
+            where = f"sample {number}, position {index}"
+            if mask not in (0, 1) or (mask == 1) != (logprob is not None):
+                raise drift(f"{where}: mask {mask} with log-probability {logprob}")
+            if logprob is not None:
+                if not math.isfinite(logprob) or logprob > 1e-4:
+                    raise drift(f"{where}: log-probability {logprob}")
+                if not previous:
+                    starts.add(len(trained))
+                trained.append((token, logprob))
+            previous = mask
     if (stale := stale_turns(trajectory)) != trajectory.rubric.get("stale_turns", 0):
-        raise _drift(trajectory, f"{stale} turns were sampled by different weights than the first")
+        raise drift(f"{stale} turns were sampled by different weights than the first")
     position = 0
     for number, turn in enumerate(trajectory.turns):
         if len(turn.completion_ids) != len(turn.logprobs):
-            raise _drift(trajectory, f"turn {number}: ids and log-probabilities differ in number")
+            raise drift(f"turn {number}: ids and log-probabilities differ in number")
         if turn.completion_ids and position not in starts:
-            raise _drift(trajectory, f"turn {number}: no prompt precedes its first id")
+            raise drift(f"turn {number}: no prompt precedes its first id")
         for offset, sampled in enumerate(zip(turn.completion_ids, turn.logprobs, strict=True)):
             if position >= len(trained):
-                raise _drift(trajectory, f"turn {number}, token {offset}: sampled but not in the sample")
+                raise drift(f"turn {number}, token {offset}: sampled but not in the sample")
             if trained[position] != sampled:
-                raise _drift(
-                    trajectory,
-                    f"turn {number}, token {offset}: sampled {sampled}, but {trained[position]} in the training sample",
-                )
+                found = f"sampled {sampled}, but {trained[position]} in the training sample"
+                raise drift(f"turn {number}, token {offset}: {found}")
             position += 1
     if position != len(trained):
-        raise _drift(trajectory, f"{len(trained) - position} ids in the training sample were never sampled")
+        raise drift(f"{len(trained) - position} ids in the training sample were never sampled")
     return position
 
 
@@ -72,41 +88,11 @@ def stale_turns(trajectory: Trajectory) -> int:
     return sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
 
 
-def _trained(
-    trajectory: Trajectory, number: int, sample: TokenSample, starts: set[int], before: int
-) -> list[tuple[int, float | None]]:
-    """The masked (id, log-probability) pairs of a sample; adds the start of each run to ``starts``."""
-    if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
-        raise _drift(trajectory, f"sample {number}: ids, mask and log-probabilities differ in length")
-    trained: list[tuple[int, float | None]] = []
-    previous = 0
-    for index, (token, mask, logprob) in enumerate(
-        zip(sample.token_ids, sample.loss_mask, sample.sampler_logprobs, strict=True)
-    ):
-        if mask not in (0, 1) or (mask == 1) != (logprob is not None):
-            raise _drift(trajectory, f"sample {number}, position {index}: mask {mask} with log-probability {logprob}")
-        if logprob is not None:
-            if not math.isfinite(logprob) or logprob > 1e-4:
-                raise _drift(trajectory, f"sample {number}, position {index}: log-probability {logprob}")
-            if not previous:
-                starts.add(before + len(trained))
-            trained.append((token, logprob))
-        previous = mask
-    return trained
-
-
-def _drift(trajectory: Trajectory, what: str) -> TokenDriftError:
-    return TokenDriftError(
-        f"Trajectory {trajectory.id}: {what}.", "The tokens to train differ from those sampled; nothing was trained."
-    )
-
-
 MakeEnvironment = Callable[[Scenario, "Mailbox"], Environment]
 """Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
 
 
-Progress = Callable[[Trajectory], None] | None
-"""Called with each trajectory as it ends."""
+Progress = Callable[[Trajectory], None] | None  # Called with each trajectory as it ends
 Play = Callable[[Sequence[Trajectory], SamplingParams, int, Progress], Sequence[Trajectory]]
 """Plays trajectories that hold only ids and metadata, with a seed; returns them finished.
 
@@ -130,10 +116,8 @@ class Stage:
     agent: AgentSettings
     db: Path
     make_environment: MakeEnvironment
-    renderer: ChatRenderer | None
-    """None for chat engines."""
-    stale_allowed: bool = False
-    """Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)."""
+    renderer: ChatRenderer | None  # None for chat engines
+    stale_allowed: bool = False  # Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)
 
     def on(self, engine: Engine) -> Play:
         """Play with this engine, all conversations at once; trajectories are filled in place."""
@@ -169,13 +153,9 @@ class Stage:
         from emailrl.mail import open_mailbox
 
         agent = self.agent
-        mailbox = open_mailbox(
-            self.db,
-            scenario.inbox_address,
-            until=scenario.query_date,
-            order=agent.search_order,
-            without_keywords=agent.search_without_keywords,
-        )
+        order, without_keywords = agent.search_order, agent.search_without_keywords
+        inbox, until = scenario.inbox_address, scenario.query_date
+        mailbox = open_mailbox(self.db, inbox, until=until, order=order, without_keywords=without_keywords)
         opened.enter_context(closing(mailbox))
         return self.make_environment(scenario, mailbox)
 
@@ -187,8 +167,7 @@ def build_stage(
 ) -> Stage:
     """A stage that renders with the policy's own tokenizer and template.
 
-    ``settings.agent.environment`` sets the environment and its tools; ``make_environment`` overrides it and uses the
-    mail tools. Raises UsageError for an environment that cannot be loaded.
+    ``make_environment`` overrides the settings' environment, with the mail tools. UsageError if it cannot be loaded.
     """
     from emailrl.engines.renderer import ChatRenderer
 
@@ -246,8 +225,7 @@ class Collector:
     play: Play
     scorer: Scores
     agent: AgentSettings
-    mode: str
-    """Recorded in the trajectories."""
+    mode: str  # Recorded in the trajectories
     run_id: str = ""
 
     def collect(
@@ -270,9 +248,19 @@ class Collector:
         with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored if they
         have no reward. Raises TokenDriftError if the token audit fails.
         """
-        groups = self._groups(scenarios, group_size, f"{split_label}-{step:06d}", step, played or {})
-        fresh = [each for group in groups for each in group.trajectories if not (played and each.id in played)]
-        agent = self.agent
+        prefix, agent, played = f"{split_label}-{step:06d}", self.agent, played or {}
+        times = Counter[str]()
+        groups: list[TrajectoryGroup] = []
+        for scenario in scenarios:
+            times[scenario.id] += 1
+            # A scenario that occurs twice in one step gets two groups.
+            name = f"{prefix}-{scenario.id}" + (f".{times[scenario.id]}" if times[scenario.id] > 1 else "")
+            made = [
+                Trajectory(f"{name}-{member}", name, scenario, run_id=self.run_id, step=step, mode=self.mode)
+                for member in range(group_size)
+            ]
+            groups.append(TrajectoryGroup(name, scenario, [played.get(each.id, each) for each in made]))
+        fresh = [each for group in groups for each in group.trajectories if each.id not in played]
         temperature = agent.temperature if temperature is None else temperature
         sampling = SamplingParams(agent.max_tokens, temperature, agent.top_p, agent.top_k)
         ended = {each.id: each for each in self.play(fresh, sampling, seed, progress)}
@@ -280,23 +268,4 @@ class Collector:
             group.trajectories = [ended.get(each.id, each) for each in group.trajectories]
         everything = [trajectory for group in groups for trajectory in group.trajectories]
         self.scorer.score([trajectory for trajectory in everything if not trajectory.reward_terms])
-        return groups
-
-    def _groups(
-        self, scenarios: Sequence[Scenario], group_size: int, prefix: str, step: int, played: Mapping[str, Trajectory]
-    ) -> list[TrajectoryGroup]:
-        """Groups of trajectories, empty except for those already ``played``.
-
-        A scenario that occurs twice in one step gets two groups.
-        """
-        times: Counter[str] = Counter()
-        groups = []
-        for scenario in scenarios:
-            times[scenario.id] += 1
-            name = f"{prefix}-{scenario.id}" + (f".{times[scenario.id]}" if times[scenario.id] > 1 else "")
-            made = [
-                Trajectory(f"{name}-{member}", name, scenario, run_id=self.run_id, step=step, mode=self.mode)
-                for member in range(group_size)
-            ]
-            groups.append(TrajectoryGroup(name, scenario, [played.get(each.id, each) for each in made]))
         return groups

@@ -59,17 +59,15 @@ def run(
     in its ``exception``; other engine exceptions and KeyboardInterrupt propagate.
     """
     if trajectories is None:
-        trajectories = [
-            Trajectory(f"{number:06d}", environment.scenario.id, environment.scenario)
-            for number, environment in enumerate(environments)
-        ]
+        scenarios = [environment.scenario for environment in environments]
+        trajectories = [Trajectory(f"{number:06d}", one.id, one) for number, one in enumerate(scenarios)]
     rollouts = {
         trajectory.id: _Rollout(environment, renderer, sampling, seed, trajectory, progress, stale_allowed)
         for environment, seed, trajectory in zip(environments, seeds, trajectories, strict=True)
     }
     if len(rollouts) != len(environments):
         raise ValueError("two trajectories have the same id")
-    first = [rollout.begin() for rollout in rollouts.values()]
+    first = [rollout.advance(None) for rollout in rollouts.values()]
     engine.generate(
         [request for request in first if request is not None],
         advance=lambda completion: rollouts[completion.trajectory_id].advance(completion),
@@ -79,9 +77,6 @@ def run(
 
 class StaleSpanError(RuntimeError):
     """The turns of a trajectory were sampled by different weights."""
-
-    def __init__(self, first: str, now: str) -> None:
-        super().__init__(f"the policy changed from {first} to {now} mid-trajectory")
 
 
 def derive_seed(*parts: object) -> int:
@@ -104,40 +99,46 @@ class _Rollout:
     stale_turns: int = 0
     text: str = ""
 
-    def begin(self) -> Request | None:
-        """The first request; None if the environment failed to start."""
-        return self._guarded(self._begin)
-
-    def advance(self, completion: Completion) -> Request | None:
-        """Process a completion and return the next request; None when the trajectory is over."""
-        return self._guarded(lambda: self._advance(completion))
-
-    def _guarded(self, act: Callable[[], Request | None]) -> Request | None:
+    def advance(self, completion: Completion | None) -> Request | None:
+        """Begin (None) or process a completion; returns the next request, None when the trajectory is over."""
+        trajectory = self.trajectory
         try:
-            request = act()
+            if self._begin() if completion is None else self._play(completion):
+                turn, ids = len(trajectory.turns), [] if self.renderer is None else trajectory.samples[-1].token_ids
+                return Request(
+                    trajectory.id,
+                    self.sampling,
+                    prompt_ids=list(ids),
+                    messages=list(trajectory.messages),
+                    seed=derive_seed(self.seed, turn),
+                )
         except Exception as error:
-            self.trajectory.exception = f"{type(error).__name__}: {error}"
-            self.trajectory.stop_reason = StopReason.EXCEPTION
-            request = None
-        if request is None:
-            self._finish()
-        return request
+            trajectory.exception, trajectory.stop_reason = f"{type(error).__name__}: {error}", StopReason.EXCEPTION
+        self._finish()
+        return None
 
-    def _begin(self) -> Request:
+    def _begin(self) -> bool:
         self.trajectory.messages += self.environment.start()
         if self.renderer is not None:
             rendered = self.renderer.start(self.trajectory.messages)
             self.text = rendered.text
-            self._open_sample(rendered.ids)
-        return self._request()
+            self._append_prompt(rendered.ids, extends=False)
+        return True
 
-    def _advance(self, completion: Completion) -> Request | None:
-        if completion.error is not None:
-            self.trajectory.exception = completion.error
-            self.trajectory.stop_reason = StopReason.EXCEPTION
-            return None
+    def _play(self, completion: Completion) -> bool:
+        """Record a completion and have the environment reply; False when the trajectory is over."""
         trajectory = self.trajectory
-        self._stamp(completion)
+        if completion.error is not None:
+            trajectory.exception, trajectory.stop_reason = completion.error, StopReason.EXCEPTION
+            return False
+        stamp = completion.policy_version, completion.adapter_sha256
+        if not trajectory.turns:
+            trajectory.policy_version, trajectory.adapter_sha256 = stamp
+        elif stamp != (trajectory.policy_version, trajectory.adapter_sha256):
+            self.stale_turns += 1
+            if not self.stale_allowed:
+                changed = f"from {trajectory.policy_version} to {completion.policy_version}"
+                raise StaleSpanError(f"the policy changed {changed} mid-trajectory")
         turn = Turn(
             completion.token_ids,
             completion.logprobs,
@@ -150,11 +151,17 @@ class _Rollout:
             adapter_sha256=completion.adapter_sha256,
         )
         trajectory.turns.append(turn)
-        message = self._read(completion)
+        if self.renderer is not None:
+            trajectory.samples[-1].append_sampled(completion.token_ids, completion.logprobs)
+            message = self.renderer.parse(completion.token_ids)
+        elif completion.message is not None:
+            message = completion.message
+        else:
+            raise RuntimeError("the engine returned neither a message nor anything to render it with")
         trajectory.messages.append(message)
         if completion.finish_reason == "length":
             trajectory.stop_reason = StopReason.TRUNCATED
-            return None
+            return False
         before = time.perf_counter()
         result = self.environment.step(message)
         turn.tool_seconds = time.perf_counter() - before
@@ -162,54 +169,19 @@ class _Rollout:
         trajectory.messages += result.messages
         if result.done:
             trajectory.stop_reason = result.stop_reason
-            return None
+            return False
         if self.renderer is not None:
-            self._extend(completion.token_ids)
-        return self._request()
+            so_far = self.text + self.renderer.text_of(completion.token_ids)
+            rendered = self.renderer.extend(so_far, trajectory.messages)
+            self.text = rendered.text
+            self._append_prompt(rendered.ids, extends=rendered.extends)
+        return True
 
-    def _read(self, completion: Completion) -> Message:
-        """The assistant's message; also adds its ids to the sample."""
-        if self.renderer is None:
-            if completion.message is None:
-                raise RuntimeError("the engine returned neither a message nor anything to render it with")
-            return completion.message
-        self.trajectory.samples[-1].append_sampled(completion.token_ids, completion.logprobs)
-        return self.renderer.parse(completion.token_ids)
-
-    def _extend(self, sampled: list[int]) -> None:
-        assert self.renderer is not None
-        rendered = self.renderer.extend(self.text + self.renderer.text_of(sampled), self.trajectory.messages)
-        self.text = rendered.text
-        if rendered.extends:
-            self.trajectory.samples[-1].append_prompt(rendered.ids)
-        else:
-            self._open_sample(rendered.ids)
-
-    def _open_sample(self, prompt_ids: list[int]) -> None:
-        sample = TokenSample()
-        sample.append_prompt(prompt_ids)
-        self.trajectory.samples.append(sample)
-
-    def _request(self) -> Request:
-        turn = len(self.trajectory.turns)
-        return Request(
-            self.trajectory.id,
-            self.sampling,
-            prompt_ids=list(self.trajectory.samples[-1].token_ids) if self.renderer is not None else [],
-            messages=list(self.trajectory.messages),
-            seed=derive_seed(self.seed, turn),
-        )
-
-    def _stamp(self, completion: Completion) -> None:
-        """Record the first completion's weights for the trajectory; count turns that differ."""
-        trajectory = self.trajectory
-        stamp = (completion.policy_version, completion.adapter_sha256)
-        if not trajectory.turns:
-            trajectory.policy_version, trajectory.adapter_sha256 = stamp
-        elif stamp != (trajectory.policy_version, trajectory.adapter_sha256):
-            self.stale_turns += 1
-            if not self.stale_allowed:
-                raise StaleSpanError(trajectory.policy_version, stamp[0])
+    def _append_prompt(self, ids: list[int], *, extends: bool) -> None:
+        """Add ids that were not sampled to the sample, or begin a new one with them."""
+        if not extends:
+            self.trajectory.samples.append(TokenSample())
+        self.trajectory.samples[-1].append_prompt(ids)
 
     def _finish(self) -> None:
         """Copy the environment's verdict and report the trajectory."""

@@ -18,19 +18,18 @@ from emailrl.records.trajectory import Message, Scenario, StopReason
 
 if TYPE_CHECKING:
     from emailrl.mail import Email, Mailbox
+    from emailrl.settings import AgentSettings
 
 MAX_MAILS = 3
-MAX_BODY_CHARS = 600
-"""Longer bodies are cut, so that prompt and completion fit."""
-_MIN_WORD = 5
-"""Shorter words of a question say little about related emails."""
+MAX_BODY_CHARS = 600  # Longer bodies are cut, so that prompt and completion fit
+_MIN_WORD = 5  # Shorter words of a question say little about related emails
 
 
 class StaticPromptEnvironment(MailEnvironment):
     """A single-use environment that ends after one message."""
 
-    def __init__(self, scenario: Scenario, mailbox: Mailbox, *, question_template: str = "{}") -> None:
-        super().__init__(scenario, mailbox, max_turns=1, question_template=question_template)
+    def __init__(self, agent: AgentSettings, scenario: Scenario, mailbox: Mailbox) -> None:
+        super().__init__(scenario, mailbox, max_turns=1, question_template=agent.question_template)
 
     def start(self) -> list[Message]:
         """The system message, and the question followed by the mails."""
@@ -43,13 +42,11 @@ class StaticPromptEnvironment(MailEnvironment):
     def step(self, message: Message) -> StepResult:
         """Read the one completion; a well-formed final answer counts as an attempt, no tool is run."""
         self.rubric.num_turns = 1
-        if message.parse_error is not None:
-            self.rubric.cant_parse_tool_call = True
+        call = message.tool_calls[0] if message.parse_error is None and message.tool_calls else None
+        self.rubric.cant_parse_tool_call = message.parse_error is not None
+        self.rubric.bad_tool_call_args = message.parse_error is None and call is None
+        if call is None:
             return StepResult(done=True, stop_reason=StopReason.COMPLETED)
-        if not message.tool_calls:
-            self.rubric.bad_tool_call_args = True
-            return StepResult(done=True, stop_reason=StopReason.COMPLETED)
-        call = message.tool_calls[0]
         try:
             if call.name not in TOOLS:
                 self.rubric.bad_tool_call_name = True

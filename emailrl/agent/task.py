@@ -38,21 +38,22 @@ class Task:
 
 
 def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
-    """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded.
-
-    ``settings.agent`` sets the turns and the descriptions of the mail tools, see ``tool_schemas``.
-    """
+    """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded."""
     if name == MAIL:
         return Task(partial(mail_agent, settings.agent), tool_schemas(settings.agent))
     if ":" not in name:
         raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
     part = load_part(name, "environment")
-
-    def make(scenario: Scenario, mailbox: Mailbox) -> CustomEnvironment:
-        return CustomEnvironment(part, scenario, mailbox, settings)
-
-    tools = _tools(part)
-    return Task(make, tool_schemas(settings.agent) if tools is None else tools)
+    own = getattr(part.call, "tools", None)
+    tools = tool_schemas(settings.agent)
+    if own is not None:
+        tools = [*own] if isinstance(own, list) else [own]
+    for tool in tools:
+        named = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
+        if not isinstance(named, str):
+            hint = 'Expected {"type": "function", "function": {"name": …, "parameters": …}}.'
+            raise UsageError(f"The environment {part.name} has tools that are not function schemas.", hint)
+    return Task(lambda scenario, mailbox: CustomEnvironment(part, scenario, mailbox, settings), tools)
 
 
 def mail_agent(
@@ -62,9 +63,8 @@ def mail_agent(
     report: Callable[[StepResult], None] = lambda result: None,
 ) -> MailEnvironment:
     """The mailbox with its tools; ``report`` is called with the result of each step."""
-    return MailEnvironment(
-        scenario, mailbox, max_turns=agent.max_turns, question_template=agent.question_template, report=report
-    )
+    max_turns, template = agent.max_turns, agent.question_template
+    return MailEnvironment(scenario, mailbox, max_turns=max_turns, question_template=template, report=report)
 
 
 class CustomEnvironment:
@@ -91,8 +91,7 @@ class CustomEnvironment:
         for method in ("start", "step"):
             if not callable(getattr(self._inner, method, None)):
                 raise self._wrong("making", self._inner, f"an object with {method}()")
-        messages = self._call("start() of", self._inner.start)
-        self._check_messages("start() of", messages)
+        messages = self._checked("start() of", self._call("start() of", self._inner.start))
         if not messages:
             raise self._wrong("start() of", messages, "at least one Message")
         return list(messages)
@@ -103,7 +102,7 @@ class CustomEnvironment:
         result = self._call("step() of", self._inner.step, message)
         if not isinstance(result, StepResult):
             raise self._wrong("step() of", result, "a StepResult (emailrl.agent)")
-        self._check_messages("step() of", result.messages)
+        self._checked("step() of", result.messages)
         if not isinstance(result.done, bool):
             raise self._wrong("step() of", result.done, "a bool as done")
         if result.stop_reason is not None and not isinstance(result.stop_reason, StopReason):
@@ -144,7 +143,7 @@ class CustomEnvironment:
     def _call(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return self._part.run(f"{what} the environment", function, *arguments)
 
-    def _check_messages(self, what: str, messages: Any) -> None:
+    def _checked(self, what: str, messages: Any) -> list[Message]:
         if not isinstance(messages, list) or not all(
             isinstance(message, Message) and isinstance(message.content, str) for message in messages
         ):
@@ -155,24 +154,9 @@ class CustomEnvironment:
             except UnicodeEncodeError as error:  # no tokenizer or server accepts it
                 half = message.content[error.start]
                 raise self._wrong(what, half, "valid Unicode: a Message contains a lone surrogate") from None
+        return messages
 
     def _wrong(self, what: str, value: object, wanted: str) -> EmailRLError:
-        return EmailRLError(f"{what} the environment {self._part.name} returned {_shown(value)}, not {wanted}.")
-
-
-def _tools(part: CustomPart) -> list[dict[str, Any]] | None:
-    """The maker's tools; None if it defines none."""
-    tools = getattr(part.call, "tools", None)
-    if tools is None:
-        return None
-    for tool in tools if isinstance(tools, list) else [tools]:
-        name = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
-        if not isinstance(name, str):
-            hint = 'Expected {"type": "function", "function": {"name": …, "parameters": …}}.'
-            raise UsageError(f"The environment {part.name} has tools that are not function schemas.", hint)
-    return list(tools)
-
-
-def _shown(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:80]}…"
+        text = " ".join(repr(value).split())
+        shown = text if len(text) <= 80 else f"{text[:80]}…"
+        return EmailRLError(f"{what} the environment {self._part.name} returned {shown}, not {wanted}.")

@@ -26,8 +26,7 @@ MAX_RESULTS = 10
 MAX_READ_CHARS = 200_000
 """Characters of a body that ``read_email`` returns: more than most context windows hold. Anyone can send an email of
 10 MB, for which a tokenizer takes half a minute and gigabytes, or crashes (Qwen's, on blanks alone)."""
-MAX_READ_ADDRESSES = 1000
-"""Addresses of each field that ``read_email`` returns."""
+MAX_READ_ADDRESSES = 1000  # Addresses of each field that ``read_email`` returns
 WITHOUT_KEYWORDS = " May be empty where an address or a date is given."
 """Added to the description of keywords if mailboxes can be searched without them."""
 EMAIL_NOT_FOUND = {"error": "Email not found"}
@@ -64,8 +63,16 @@ def read_email(mailbox: Mailbox, message_id: str) -> dict[str, Any]:
     Args:
         message_id: The message id of the email, as a search returned it.
     """
-    email = mailbox.read(message_id)
-    return EMAIL_NOT_FOUND if email is None else _readable(asdict(email))
+    found = mailbox.read(message_id)
+    if found is None:
+        return EMAIL_NOT_FOUND
+    email = asdict(found)  # what is cut says so at its end
+    if (length := len(email["body"])) > MAX_READ_CHARS:
+        email["body"] = f"{email['body'][:MAX_READ_CHARS]} … (cut: {MAX_READ_CHARS:,} of {length:,} characters)"
+    for field in ("to_addresses", "cc_addresses", "bcc_addresses"):
+        if (more := len(email[field]) - MAX_READ_ADDRESSES) > 0:
+            email[field] = [*email[field][:MAX_READ_ADDRESSES], f"… and {more:,} more"]
+    return email
 
 
 def return_final_answer(mailbox: Mailbox, answer: str, sources: list[str] | None) -> None:
@@ -77,19 +84,12 @@ def return_final_answer(mailbox: Mailbox, answer: str, sources: list[str] | None
     """
 
 
-TOOLS: dict[str, Callable[..., Any]] = {
-    "search_emails": search_emails,
-    "read_email": read_email,
-    "return_final_answer": return_final_answer,
-}
+_IN_ORDER: tuple[Callable[..., Any], ...] = (search_emails, read_email, return_final_answer)
+TOOLS = {tool.__name__: tool for tool in _IN_ORDER}
 
 
 def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
-    """OpenAI function schemas of the tools, in a fixed order; a fresh copy each call.
-
-    The descriptions follow the search settings in ``agent`` (None: the defaults): order, and whether keywords are
-    optional.
-    """
+    """OpenAI function schemas of the tools, a fresh copy each call; descriptions follow the search settings."""
     schemas = [_schema(tool) for tool in TOOLS.values()]
     search = schemas[0]["function"]
     if agent is not None and agent.search_order == "relevance":
@@ -122,16 +122,6 @@ def call_tool(mailbox: Mailbox, name: str, arguments: dict[str, Any]) -> Any:
 def to_json(result: Any) -> str:
     """A tool's result as the model sees it: compact JSON, non-ASCII letters unescaped."""
     return json.dumps(result, ensure_ascii=False, separators=(",", ":"))
-
-
-def _readable(email: dict[str, Any]) -> dict[str, Any]:
-    """The email with a long body and long lists of addresses cut, which they then say at their end."""
-    if (length := len(email["body"])) > MAX_READ_CHARS:
-        email["body"] = f"{email['body'][:MAX_READ_CHARS]} … (cut: {MAX_READ_CHARS:,} of {length:,} characters)"
-    for field in ("to_addresses", "cc_addresses", "bcc_addresses"):
-        if (more := len(email[field]) - MAX_READ_ADDRESSES) > 0:
-            email[field] = [*email[field][:MAX_READ_ADDRESSES], f"… and {more:,} more"]
-    return email
 
 
 @cache

@@ -86,7 +86,9 @@ def sft(
 
 def _with_questions(settings: Settings, *, resumed: bool) -> Settings:
     """The settings with the questions that experts answer, if they answer any: those named or beside the database."""
-    from emailrl.questions.beside import has_questions_beside, questions_file
+    from os.path import lexists
+
+    from emailrl.questions.beside import questions_file
     from emailrl.sft.data import source_of
 
     if resumed:
@@ -95,7 +97,7 @@ def _with_questions(settings: Settings, *, resumed: bool) -> Settings:
         return settings
     db, sft = settings.store.db, settings.sft
     undecided = sft.experts == "auto" and not (sft.from_scratch or sft.trajectories)
-    if source_of(settings) == "questions" or (undecided and has_questions_beside(db)):
+    if source_of(settings) == "questions" or (undecided and lexists(questions_file(db))):
         return with_inputs(settings)
     if undecided and "db" in settings.store.model_fields_set:
         say(f"Note: {db} is not used: it has no questions next to it ({questions_file(db).name}), nor --questions.")

@@ -110,7 +110,7 @@ def train(
 def _check(settings: Settings) -> None:
     """Raise UsageError or EmailRLError for settings that cannot train, before torch or a model is loaded."""
     from emailrl.engines import check_engine
-    from emailrl.training.mix import resolve
+    from emailrl.training.algorithms import resolve
 
     resolve(settings)
     check_engine(settings, trainable=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
+from operator import attrgetter
 
 from emailrl.facts.lexicon import CARDINALS, MONTHS, WEEKDAYS
 
@@ -25,23 +27,14 @@ _PART = r"(?:,?\s(?:in\sthe\s)?(?P<part>morning|afternoon|evening|night)s?\b)?"
 _HOURS = {word: number for word, number in CARDINALS.items() if 1 <= number <= 12}
 _HOUR = "|".join(sorted(_HOURS, key=len, reverse=True))
 
-_REGIONS = {"e": -300, "c": -360, "m": -420, "p": -480}
-"""Standard time of the US zones, in minutes from UTC."""
 Zone = dict[str, int]
 """Minutes from UTC by season: EST has only a winter offset, ET both."""
-
-
-def _zone(winter: int | None, summer: int | None) -> Zone:
-    return {season: offset for season, offset in (("winter", winter), ("summer", summer)) if offset is not None}
-
-
-_ZONES = {
-    **{f"{name}st": _zone(offset, None) for name, offset in _REGIONS.items()},
-    **{f"{name}dt": _zone(None, offset + 60) for name, offset in _REGIONS.items()},
-    **{f"{name}t": _zone(offset, offset + 60) for name, offset in _REGIONS.items()},
-    **{"utc": _zone(0, 0), "gmt": _zone(0, 0), "jst": _zone(540, 540)},
-    **{"bst": _zone(None, 60), "cet": _zone(60, None), "cest": _zone(None, 120)},
-}
+_STEADY = (("utc", 0), ("gmt", 0), ("jst", 540))
+_ZONES: dict[str, Zone] = {name: {"winter": minutes, "summer": minutes} for name, minutes in _STEADY}
+_ZONES |= {"bst": {"summer": 60}, "cet": {"winter": 60}, "cest": {"summer": 120}}
+for _name, _standard in (("e", -300), ("c", -360), ("m", -420), ("p", -480)):
+    _summer, _winter = {"summer": _standard + 60}, {"winter": _standard}
+    _ZONES |= {f"{_name}st": _winter, f"{_name}dt": _summer, f"{_name}t": _winter | _summer}
 ZONE = (
     rf"(?:(?P<zone>{'|'.join(name for name in _ZONES if len(name) > 2)}|(?-i:[ECMP]T))\b"
     r"|(?P<region>eastern|central|mountain|pacific)\b(?:\s(?P<season>standard|daylight)\b)?(?:\stime\b)?(?!\s(?-i:[A-Z])))"
@@ -93,26 +86,16 @@ class Date:
         """Whether ``other`` contradicts nothing and states at least the narrowest field stated here."""
         if self.contradicts(other):
             return False
-        if self.day is not None:
-            return other.day is not None
-        if self.month is not None:
-            return other.month is not None
-        if self.weekday is not None:
-            return other.weekday is not None
-        return other.year is not None
+        narrowest = ((self.day, other.day), (self.month, other.month), (self.weekday, other.weekday))
+        return next((theirs for mine, theirs in narrowest if mine is not None), other.year) is not None
 
     def contradicts(self, other: Date) -> bool:
         """Whether a field that both state differs."""
-        return any(
-            mine is not None and theirs is not None and mine != theirs
-            for mine, theirs in (
-                (self.year, other.year),
-                (self.month, other.month),
-                (self.day, other.day),
-                (self.weekday, other.weekday),
-                (self.part, other.part),
-            )
-        )
+        pairs = zip(_FIELDS(self), _FIELDS(other), strict=True)
+        return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in pairs)
+
+
+_FIELDS = attrgetter("year", "month", "day", "weekday", "part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,76 +128,30 @@ def read_dates(found: re.Match[str]) -> list[Date]:
     name = found["weekday"] or found["bare"]
     weekday = WEEKDAYS[name[:3].lower()] if name else None
     part = found["part"].lower() if found["part"] else None
+    year: int | None = None
+    month: int | None = None
+    days: Sequence[int | None] = [None]
+    named = next((index for index in ("", "2", "3") if found["month" + index]), None)
     if found["iso_year"]:
-        return _valid(int(found["iso_year"]), int(found["iso_month"]), [int(found["iso_day"])], weekday, part)
-    if found["first"]:
+        year, month, days = int(found["iso_year"]), int(found["iso_month"]), [int(found["iso_day"])]
+    elif found["first"]:
         first, second, year = int(found["first"]), int(found["second"]), _year(found["short_year"])
         # Month first, as Americans write it, unless that is no month or the separator is the European point.
         day_first = first > 12 or (found["separator"] == "." and second <= 12)
-        month, day = (second, first) if day_first else (first, second)
-        return _valid(year, month, [day], weekday, part)
-    if found["us_month"]:
+        month, days = (second, [first]) if day_first else (first, [second])
+    elif found["us_month"]:
         month, day = int(found["us_month"]), int(found["us_day"])
-        month, day = (day, month) if month > 12 else (month, day)
-        return _valid(None, month, [day], weekday, part)
-    for index in ("", "2", "3"):
-        if found["month" + index]:
-            days = found["days" + index] if index != "3" else ""
-            numbers: list[int] | list[None] = [int(number) for number in re.findall(r"\d+", days)] or [None]
-            number = MONTHS[found["month" + index].lower().rstrip(".")]
-            return _valid(_year(found["year" + index]), number, numbers, weekday, part)
-    if found["day_only"]:
-        return _valid(None, None, [int(found["day_only"])], weekday, part)
-    return [Date(weekday=weekday, part=part)] if weekday is not None else []
-
-
-def read_time(found: re.Match[str]) -> Time | None:
-    """Return the time of one match of ``TIME``, or None if it is not a time."""
-    time = _clock(found)
-    if time is None or not (found["zone"] or found["region"]):
-        return time
-    season = {"standard": "s", "daylight": "d"}.get((found["season"] or "").lower(), "")
-    return replace(time, zone=_ZONES[(found["zone"] or f"{found['region'][0]}{season}t").lower()])
-
-
-def _clock(found: re.Match[str]) -> Time | None:
-    """Return the clock time, whatever the zone."""
-    when = (found["when"] or "").lower()
-    if found["named"]:
-        return Time(frozenset({_NAMED[found["named"].lower()]}))
-    if found["military"]:
-        return Time(frozenset({int(found["military"][:2]) * 60 + int(found["military"][2:])}))
-    if found["past"]:
-        full, offset = _HOURS.get(found["spoken"].lower()), _PAST[found["past"].lower()]
-        sign = -1 if found["way"].lower() == "to" else 1
-        return None if full is None else _either(full * 60 + sign * offset, when)
-    if found["bare"]:
-        return _either(int(found["bare"]) * 60, when)
-    if found["hour_word"]:
-        return _either(_HOURS[found["hour_word"].lower()] * 60, when)
-    if found["clock"]:
-        clock = int(found["clock"]) if found["clock"].isdigit() else _HOURS.get(found["clock"].lower())
-        return None if clock is None else _either(clock * 60, when)
-    if found["range"]:
-        hour, _, minute = found["range"].replace(".", ":").partition(":")
-        return _either(int(hour) * 60 + int(minute or 0), when)
-    if found["half"]:
-        minutes = int(found["hour"]) % 12 * 60 + int(found["minute"] or 0)
-        return Time(frozenset({minutes + (720 if found["half"].lower() == "p" else 0)}))
-    minutes = int(found["hour24"]) * 60 + int(found["minute24"])
-    if len(found["hour24"]) == 2 and found["hour24"][0] == "0":
-        return Time(frozenset({minutes}))
-    return _either(minutes, when)
-
-
-def _either(minutes: int, when: str) -> Time:
-    """Both readings of a time on the twelve-hour clock, unless the words around it choose."""
-    if not 60 <= minutes < 780:
-        return Time(frozenset({minutes % 1440}))
-    early, late = minutes % 720, minutes % 720 + 720
-    if "morning" in when:
-        return Time(frozenset({early}))
-    return Time(frozenset({late})) if when else Time(frozenset({early, late}))
+        month, days = (day, [month]) if month > 12 else (month, [day])
+    elif named is not None:
+        year, month = _year(found["year" + named]), MONTHS[found["month" + named].lower().rstrip(".")]
+        days = [int(number) for number in re.findall(r"\d+", found["days" + named])] if named != "3" else days
+    elif found["day_only"]:
+        days = [int(found["day_only"])]
+    elif weekday is None:
+        return []
+    if month is not None and not 1 <= month <= 12:
+        return []
+    return [Date(year, month, day, weekday, part) for day in days if day is None or 1 <= day <= 31]
 
 
 def _year(text: str | None) -> int | None:
@@ -224,9 +161,44 @@ def _year(text: str | None) -> int | None:
     return number if number > 99 else number + (1900 if number >= 70 else 2000)
 
 
-def _valid(
-    year: int | None, month: int | None, days: list[int] | list[None], weekday: int | None, part: str | None
-) -> list[Date]:
-    if month is not None and not 1 <= month <= 12:
-        return []
-    return [Date(year, month, day, weekday, part) for day in days if day is None or 1 <= day <= 31]
+def read_time(found: re.Match[str]) -> Time | None:
+    """Return the time of one match of ``TIME``, or None if it is not a time."""
+    minutes = _minutes(found)
+    zone: Zone | None = None
+    if found["zone"] or found["region"]:
+        season = {"standard": "s", "daylight": "d"}.get((found["season"] or "").lower(), "")
+        zone = _ZONES[(found["zone"] or f"{found['region'][0]}{season}t").lower()]
+    return Time(frozenset(minutes), zone) if minutes else None
+
+
+def _minutes(found: re.Match[str]) -> set[int]:
+    """The minutes since midnight that it can mean, whatever the zone; none if it is not a time."""
+    if found["named"]:
+        return {_NAMED[found["named"].lower()]}
+    if found["military"]:
+        return {int(found["military"][:2]) * 60 + int(found["military"][2:])}
+    if found["half"]:
+        return {int(found["hour"]) % 12 * 60 + int(found["minute"] or 0) + 720 * (found["half"].lower() == "p")}
+    minute = 0
+    if found["hour24"]:
+        hour, minute = found["hour24"], int(found["minute24"])
+        if len(hour) == 2 and hour[0] == "0":
+            return {int(hour) * 60 + minute}
+    elif found["range"]:
+        hour, _, rest = found["range"].replace(".", ":").partition(":")
+        minute = int(rest or 0)
+    else:
+        hour = (found["spoken"] or found["bare"] or found["hour_word"] or found["clock"]).lower()
+    if found["past"]:
+        minute = _PAST[found["past"].lower()] * (-1 if found["way"].lower() == "to" else 1)
+    number = int(hour) if hour.isdigit() and not found["past"] else _HOURS.get(hour)
+    if number is None:
+        return set()
+    minutes, when = number * 60 + minute, (found["when"] or "").lower()
+    if not 60 <= minutes < 780:
+        return {minutes % 1440}
+    # Both readings on the twelve-hour clock, unless the words around it choose.
+    early, late = minutes % 720, minutes % 720 + 720
+    if "morning" in when:
+        return {early}
+    return {late} if when else {early, late}

@@ -48,7 +48,8 @@ class Literal:
     def contradicts(self, other: Literal) -> bool:
         """Whether the other is another literal of the same form: INV-20449 or PO-20448 for INV-20448, but not 12A."""
         if self.kind == "code":
-            return self.text != other.text and _make(self.text) == _make(other.text)
+            forms = {re.sub(r"\d+", "9", re.sub(r"[a-z]+", "a", code)) for code in (self.text, other.text)}
+            return self.text != other.text and len(forms) == 1
         return not self.agrees(other)
 
     @property
@@ -76,16 +77,14 @@ _PREFIX = {
 def read_literal(kind: str, text: str) -> Literal:
     """Return the literal of one match of ``PATTERNS[kind]``."""
     text = text.lower()
-    if kind == "phone":
-        return Literal(kind, re.sub(r"\D", "", text)[-10:])
-    if kind == "extension":
-        return Literal(kind, re.sub(r"\D", "", text))
-    if kind == "url":
-        return Literal(kind, re.sub(r"^(?:https?://)?(?:www\.)?", "", text).rstrip("/."))
-    if kind == "code":
-        return Literal(kind, re.sub(r"[^a-z0-9]", "", text))
-    return Literal(kind, re.sub(r"[^\d.]", "", text).strip(".") if kind == "version" else text.strip("'."))
-
-
-def _make(code: str) -> str:
-    return re.sub(r"\d+", "9", re.sub(r"[a-z]+", "a", code))
+    match kind:
+        case "phone" | "extension":
+            digits = re.sub(r"\D", "", text)
+            return Literal(kind, digits[-10:] if kind == "phone" else digits)
+        case "url":
+            return Literal(kind, re.sub(r"^(?:https?://)?(?:www\.)?", "", text).rstrip("/."))
+        case "code":
+            return Literal(kind, re.sub(r"[^a-z0-9]", "", text))
+        case "version":
+            return Literal(kind, re.sub(r"[^\d.]", "", text).strip("."))
+    return Literal(kind, text.strip("'."))

@@ -66,35 +66,25 @@ class Extractor:
         """Return every mention in order."""
         facts = []
         for match in self.pattern.finditer(text):
+            start, end = match.span("fact")
             shown = " ".join(match["fact"].split())
-            facts.append(Mention(self.key(shown), shown, _is_whole(match)))
+            is_whole = not _JOINED_BEFORE.match(text, start) and not _JOINED_BEHIND.match(text, end)
+            facts.append(Mention(self.key(shown), shown, is_whole))
         return facts
 
     def only(self, own: str, full_text: str) -> Mention | None:
         """Return the only fact of its kind in the whole body if it is in the email's own text, else None."""
         if not (mine := self.find(own if self.in_file_names else _FILE_NAMES.sub(" ", own))):
             return None
-        all_found = self.find(full_text)
-        if len({fact.key for fact in all_found}) != 1:
+        fact, every = mine[0], self.find(full_text)
+        if len({other.key for other in every}) != 1 or not all(other.is_whole for other in (*mine, *every)):
             return None
-        if not all(fact.is_whole for fact in (*mine, *all_found)):
-            return None
-        fact = mine[0]
-        if self.lookalikes is not None and any(
-            len(other) == len(fact.text) and self.key(other) != fact.key for other in self.lookalikes.findall(full_text)
-        ):
+        alike = self.lookalikes.findall(full_text) if self.lookalikes else []
+        if any(len(other) == len(fact.text) and self.key(other) != fact.key for other in alike):
             return None
         if self.rivals is not None and self.rivals.search(self.pattern.sub(" ", full_text)):
             return None
-        if self.ranges is not None and self.ranges.search(full_text):
-            return None
-        return fact
-
-
-def _is_whole(match: re.Match[str]) -> bool:
-    """Whether the fact begins and ends at token boundaries."""
-    start, end = match.span("fact")
-    return not _JOINED_BEFORE.match(match.string, start) and not _JOINED_BEHIND.match(match.string, end)
+        return None if self.ranges is not None and self.ranges.search(full_text) else fact
 
 
 def _letters(text: str) -> str:
@@ -108,10 +98,6 @@ def _literal(kind: str) -> Callable[[str], literals.Literal]:
 def _amount(text: str) -> Hashable:
     found = quantities.NUMBER.match(text)
     return text if found is None else quantities.read_quantity(found)
-
-
-def _counted(text: str) -> str:
-    return re.sub(r"[,\s]", "", text.lower())
 
 
 def _time(text: str) -> Hashable:
@@ -219,7 +205,7 @@ QUANTITY = Extractor(
     _pattern(
         rf"(?<![\d.$])(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?\s?{_UNIT}\b(?:\s?(?:/|per\s)\s?(?:day|d|hour|month|year)\b)?"
     ),
-    _counted,
+    lambda text: re.sub(r"[,\s]", "", text.lower()),
     rivals=re.compile(_LARGE_NUMBER),
     ranges=re.compile(rf"\d{_TO}\d[\d,.]*\s?{_UNIT}", re.IGNORECASE),
 )

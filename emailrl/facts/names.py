@@ -11,6 +11,11 @@ from emailrl.facts.words import stem
 
 _PARTICLE = r"(?:de|da|di|del|van|von|der|den|la|le|bin|al)"
 _RUN = re.compile(rf"(?<![\w'])[A-Z][\w'&]*(?:-[a-z]+)?\.?(?:(?:\s|-|(?<=\.))(?:{_PARTICLE}\s){{0,2}}[A-Z][\w'&]*\.?)*")
+_VERB = re.compile(
+    rf"\s*(?:$|[,;/().{MASK}]|(?:and|or|is|was|are|were|has|had|have|will|would|should|can|could|does|did|also|who|from|in|at)\b"
+    r"|[a-z]+(?:ed|[^s]s)\b)"
+)
+_NO_PART = TITLES | STOPWORDS
 _ADDRESS_PART = re.compile(r"[a-z]+(?:['-][a-z]+)*")
 
 
@@ -35,17 +40,15 @@ def find_names(reading: Reading) -> list[Name]:
     for found in _RUN.finditer(text):
         raw = re.split(r"[\s-]+|(?<=\.)(?=\w)", re.sub(r"'s\b|'(?!\w)", "", found[0]))
         words = [word.strip(".'").lower() for word in raw]
-        tokens = tuple(word for word in words if word and not _is_no_part(word))
+        tokens = tuple(word for word in words if word and not (word in _NO_PART or re.fullmatch(_PARTICLE, word)))
         if not any(len(token) > 1 for token in tokens):
             continue
-        if len(words) == 1 and _heads_sentence(text, found.start()) and not _is_subject(text, found):
-            continue
-        names.append(Name(found.start(), found.end(), tokens))
+        before = text[: found.start()].rstrip(" ")
+        heads = not before or before.endswith((".", "!", "?", ":", ";", "\n", "-", "("))
+        is_subject = not found[0].endswith(("ing", "ed", "ly")) and _VERB.match(text, found.end())
+        if len(words) > 1 or not heads or is_subject:
+            names.append(Name(found.start(), found.end(), tokens))
     return names
-
-
-def _is_no_part(word: str) -> bool:
-    return word in TITLES or word in STOPWORDS or re.fullmatch(_PARTICLE, word) is not None
 
 
 def same_token(one: str, other: str) -> bool:
@@ -57,21 +60,6 @@ def same_token(one: str, other: str) -> bool:
     if min(len(one), len(other)) >= 6 and abs(len(one) - len(other)) == 1:  # Marseille, Marseilles
         return one.startswith(other) or other.startswith(one)
     return NICKNAMES.get(one, stem(one)) == NICKNAMES.get(other, stem(other))
-
-
-def _heads_sentence(text: str, start: int) -> bool:
-    before = text[:start].rstrip(" ")
-    return not before or before.endswith((".", "!", "?", ":", ";", "\n", "-", "("))
-
-
-_VERB = re.compile(
-    rf"\s*(?:$|[,;/().{MASK}]|(?:and|or|is|was|are|were|has|had|have|will|would|should|can|could|does|did|also|who|from|in|at)\b"
-    r"|[a-z]+(?:ed|[^s]s)\b)"
-)
-
-
-def _is_subject(text: str, found: re.Match[str]) -> bool:
-    return not found[0].endswith(("ing", "ed", "ly")) and _VERB.match(text, found.end()) is not None
 
 
 def word_before(text: str, position: int) -> str:

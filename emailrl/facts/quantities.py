@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from emailrl.facts.lexicon import CARDINALS, ORDINALS, TENS
@@ -73,12 +74,8 @@ _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("byte", 1e9): "gb gigabyte gigabytes",
     ("byte", 1e12): "tb terabyte terabytes",
     ("times", 1): "times",
-    ("pallet", 1): "pallet pallets",
-    ("drum", 1): "drum drums",
-    ("crate", 1): "crate crates",
     ("box", 1): "box boxes",
-    ("bag", 1): "bag bags",
-    ("container", 1): "container containers",
+    **{(name, 1): f"{name} {name}s" for name in ("pallet", "drum", "crate", "bag", "container")},
     ("mmbtu", 1e-6): "btu btus",
     ("mmbtu", 1): "mmbtu mmbtus dth dekatherm dekatherms",
     ("mcf", 1e-3): "cf",
@@ -122,8 +119,8 @@ SHORT_SCALES = {"k": 1e3, "m": 1e6, "mn": 1e6, "mm": 1e6, "bn": 1e9, "b": 1e9, "
 FRACTIONS = {"half": 0.5, "third": 1 / 3, "quarter": 0.25, "fourth": 0.25, "fifth": 0.2, "tenth": 0.1}
 
 
-def _alternatives(words: object) -> str:
-    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))  # type: ignore[call-overload]
+def _alternatives(words: Iterable[str]) -> str:
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
 
 
 _CURRENCY = r"(?:\b(?:US|C|A)\$|[$\u20ac\u00a3\u00a5]|\b(?:USD|CAD|AUD|EUR|GBP|JPY)\s?)"
@@ -170,8 +167,6 @@ class Quantity:
         if self.rate and other.rate and self.rate != other.rate:
             return False
         if self.base is None or other.base is None:
-            if (self.rate or other.rate) and "minute" in (self.base, other.base):  # twice a week, every two weeks
-                return False
             return self._agrees_bare(other)
         return any(
             base == other_base and _close(self.value * factor, other.value * other_factor)
@@ -181,16 +176,18 @@ class Quantity:
 
     def _agrees_bare(self, other: Quantity) -> bool:
         """Whether the values agree if at least one has no unit."""
-        if "percent" in (self.base, other.base):
+        bases = (self.base, other.base)
+        if (self.rate or other.rate) and "minute" in bases:  # twice a week, every two weeks
+            return False
+        if "percent" in bases:
             bare, share = (self.value, other.value) if self.base is None else (other.value, self.value)
             if abs(bare) < 1 and _close(100 * bare, share):  # 0.5 and 50%
                 return True
-        if self.base is other.base and self.value != other.value and _is_whole(self.value) and _is_whole(other.value):
+        if self.base is other.base and self.value != other.value and self.value % 1 == other.value % 1 == 0:
             return False  # codes, which may differ in the last digit alone
         # "40%" is no answer to a bare "40", but 40 may do for 40%: the question can say that it is a share.
-        return _close(self.value, other.value) and not (
-            self.base is None and other.base in ("percent", "point", "basis")
-        )
+        is_share = self.base is None and other.base in ("percent", "point", "basis")
+        return _close(self.value, other.value) and not is_share
 
     def contradicts(self, other: Quantity) -> bool:
         """Whether the other is a different amount of the same kind."""
@@ -206,9 +203,13 @@ class Quantity:
 
 
 def read_quantity(found: re.Match[str]) -> Quantity:
-    """Return the quantity of one match of ``NUMBER``."""
+    """Return the quantity of one match of ``NUMBER``: "$5 CAD" is in Canadian dollars, "$5 barrels" in US dollars."""
     value, weak = _value(found)
-    base, factor = _unit(found["currency"], found["unit"])
+    currency = found["currency"]
+    unit = re.sub(r"^[\s-]|metric\s", "", (found["unit"] or "").lower()).strip()
+    base, factor = UNITS.get("percent" if unit.startswith("per") else unit, (None, 1.0))
+    if currency and KINDS.get(base or "") != "money":
+        base, factor = UNITS[currency.lower().strip()]
     rate = rate_of(found["per"] or found["each"] or found["adverb"] or "")
     if not found["single"]:
         weak = base is None and (weak or (1000 <= value <= 2099 and "," not in found[0]))
@@ -225,64 +226,36 @@ def rate_of(word: str) -> str:
     return _UNIT_WORDS[UNITS[word]].split()[0] if word in UNITS else word
 
 
-def _unit(currency: str | None, unit: str | None) -> tuple[str | None, float]:
-    """Return base unit and factor: "$5 CAD" is in Canadian dollars, "$5 barrels" in US dollars."""
-    bare = re.sub(r"^[\s-]|metric\s", "", (unit or "").lower()).strip()
-    measured = UNITS.get("percent" if bare.startswith("per") else bare, (None, 1.0))
-    if currency and KINDS.get(measured[0] or "") != "money":
-        return UNITS[currency.lower().strip()]
-    return measured
-
-
 def _value(found: re.Match[str]) -> tuple[float, bool]:
     """The bare number, and whether it is weak."""
     if found["ratio"]:
         below = int(found["below"])
         return int(found["full"] or 0) + (int(found["above"]) / below if below else math.inf), False
-    if found["ordinal"]:
-        return float(found["ordinal"]), True
-    if found["position"]:
-        return float(ORDINALS[found["position"].lower()]), True
+    if found["ordinal"] or found["position"]:
+        return float(found["ordinal"] or ORDINALS[found["position"].lower()]), True
     if found["digits"]:
         digits = found["digits"]
         if re.search(r"\.\d{3},", digits):  # 1.200,50 as written on the European continent
             digits = digits.replace(".", "").replace(",", ".")
-        number = float(digits.replace(",", ""))
-        scale = SHORT_SCALES.get((found["short"] or "").lower().strip()) or SCALES.get(
-            (found["scale"] or "").lower(), 1.0
-        )
-        return number * scale, False
+        short, scale = ((found[group] or "").lower().strip() for group in ("short", "scale"))
+        return float(digits.replace(",", "")) * (SHORT_SCALES.get(short) or SCALES.get(scale, 1.0)), False
     if found["single"]:
         return 1.0, True
-    if found["share"]:
-        return _share(re.split(r"[\s-]", found["share"].lower())), False
+    if found["share"]:  # "a third", "three quarters", "half a million"
+        words = re.split(r"[\s-]", found["share"].lower())
+        count = CARDINALS.get(words[0], TENS.get(words[0], 1))
+        part = next(FRACTIONS[word.rstrip("s")] for word in words if word.rstrip("s") in FRACTIONS)
+        return count * part * next((SCALES[word] for word in words if word in SCALES), 1.0), False
     words = re.split(r"[\s-]", found["spelled"].lower())
-    return _spelled(words), words in (["one"], ["once"])
-
-
-def _share(words: list[str]) -> float:
-    """ "a third", "three quarters", "half a million"."""
-    count = CARDINALS.get(words[0], TENS.get(words[0], 1))
-    part = next(FRACTIONS[word.rstrip("s")] for word in words if word.rstrip("s") in FRACTIONS)
-    scale = next((SCALES[word] for word in words if word in SCALES), 1.0)
-    return count * part * scale
-
-
-def _spelled(words: list[str]) -> float:
-    """ "twenty-three", "sixteen hundred", "two and a half million"."""
     total, current = 0.0, 0.0
-    for word in words:
+    for word in words:  # "twenty-three", "sixteen hundred", "two and a half million"
         if word in SCALES:
             current = max(current, 1.0) * SCALES[word]
             if SCALES[word] >= 1000:
                 total, current = total + current, 0.0
         else:
             current += CARDINALS.get(word, 0) + TENS.get(word, 0) + FRACTIONS.get(word, 0)
-    return total + current
-
-
-def _is_whole(number: float) -> bool:
-    return number % 1 == 0  # false for the infinity of 3/0
+    return total + current, words in (["one"], ["once"])
 
 
 def _close(a: float, b: float) -> bool:

@@ -61,72 +61,53 @@ def read(text: str, *, temporal: bool = False, numbering: bool = False, literals
     With ``temporal``, "1/3" is a day rather than a share, and "1998" is a year. With ``numbering``, "2.10" is a version
     or section, not 2.1. ``literals`` are searched first, in any spelling.
     """
-    reader = _Reader(text)
-    for literal in sorted(literals, key=lambda literal: -len(literal.text)):
-        reader.take(literal.spellings, lambda found, literal=literal: [literal])  # type: ignore[misc]
-    for kind, pattern in PATTERNS.items():
-        reader.take(pattern, lambda found, kind=kind: _literals(kind, found[0]))  # type: ignore[misc]
-    reader.take(DATE, lambda found: [] if _is_share(found, temporal) else read_dates(found))
-    reader.take(TIME, lambda found: [time] if (time := read_time(found)) else [])
-    if temporal:
-        reader.take(_YEAR, lambda found: [Date(year=int(found[0]))])
-    if numbering:
-        reader.take(_NUMBERING, lambda found: [Literal("version", found[0])])
-    reader.take(NUMBER, lambda found: [read_quantity(found)])
-    reader.join()
-    return reader.reading()
+    masked, units = text, list[Unit]()
 
-
-class _Reader:
-    """Masks text once it is read, so that nothing is read twice."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.masked = text
-        self.units: list[Unit] = []
-
-    def take(self, pattern: re.Pattern[str], read_facts: Callable[[re.Match[str]], Sequence[Fact]]) -> None:
-        """Read every match of a pattern that is not masked."""
+    def take(pattern: re.Pattern[str], read_facts: Callable[[re.Match[str]], Sequence[Fact]]) -> None:
+        """Read every match of a pattern, and mask it, so that nothing is read twice."""
+        nonlocal masked
         pieces, position = [], 0
-        for found in pattern.finditer(self.masked):
+        for found in pattern.finditer(masked):
             start = found.end() - len(found[0].lstrip())
             end = found.start() + len(found[0].rstrip())
-            if _FULL_STOP.match(self.masked, end - 1):
+            if _FULL_STOP.match(masked, end - 1):
                 end -= 1
-            if start >= end or MASK in self.masked[start:end]:
-                continue
-            if facts := read_facts(found):
-                self.units += [Unit(start, end, self.text[start:end], fact) for fact in facts]
-                pieces += [self.masked[position:start], MASK * (end - start)]
+            if start < end and MASK not in masked[start:end] and (facts := read_facts(found)):
+                units.extend(Unit(start, end, text[start:end], fact) for fact in facts)
+                pieces += [masked[position:start], MASK * (end - start)]
                 position = end
-        if pieces:
-            self.masked = "".join([*pieces, self.masked[position:]])
+        masked = "".join([*pieces, masked[position:]])
 
-    def reading(self) -> Reading:
-        """Return the facts read so far and the words of the remaining text."""
-        words = (
-            Unit(found.start(), found.end(), found[0], None, stem(found[0]))
-            for found in WORD.finditer(self.masked.replace(MASK, " "))
-            if says_something(found[0])
-        )
-        return Reading(self.text, self.masked, tuple(sorted([*self.units, *words], key=lambda unit: unit.start)))
-
-    def join(self) -> None:
-        """Join two adjacent quantities into one: "2 hours and 30 minutes"."""
-        joined: list[Unit] = []
-        for unit in sorted(self.units, key=lambda unit: unit.start):
-            last = joined[-1] if joined else unit
-            fact = _sum(last.fact, unit.fact) if _BETWEEN.fullmatch(self.masked, last.end, unit.start) else None
-            if fact is None:
-                joined.append(unit)
-                continue
-            joined[-1] = Unit(last.start, unit.end, self.text[last.start : unit.end], fact)
-            self.masked = self.masked[: last.end] + MASK * (unit.start - last.end) + self.masked[unit.start :]
-        self.units = joined
+    for literal in sorted(literals, key=lambda literal: -len(literal.text)):
+        take(literal.spellings, lambda found, literal=literal: [literal])  # type: ignore[misc]
+    for kind, pattern in PATTERNS.items():
+        take(pattern, lambda found, kind=kind: _literals(kind, found[0]))  # type: ignore[misc]
+    take(DATE, lambda found: [] if _is_share(found, temporal) else read_dates(found))
+    take(TIME, lambda found: [time] if (time := read_time(found)) else [])
+    if temporal:
+        take(_YEAR, lambda found: [Date(year=int(found[0]))])
+    if numbering:
+        take(_NUMBERING, lambda found: [Literal("version", found[0])])
+    take(NUMBER, lambda found: [read_quantity(found)])
+    joined: list[Unit] = []
+    for unit in sorted(units, key=lambda unit: unit.start):
+        last = joined[-1] if joined else unit
+        fact = _sum(last.fact, unit.fact) if _BETWEEN.fullmatch(masked, last.end, unit.start) else None
+        if fact is None:
+            joined.append(unit)
+        else:
+            joined[-1] = Unit(last.start, unit.end, text[last.start : unit.end], fact)
+            masked = masked[: last.end] + MASK * (unit.start - last.end) + masked[unit.start :]
+    joined += [
+        Unit(found.start(), found.end(), found[0], None, stem(found[0]))
+        for found in WORD.finditer(masked.replace(MASK, " "))
+        if says_something(found[0])
+    ]
+    return Reading(text, masked, tuple(sorted(joined, key=lambda unit: unit.start)))
 
 
 def _sum(one: Fact | None, other: Fact | None) -> Quantity | None:
-    """Return the sum of two quantities if the second is less than one unit of the first."""
+    """Return "2 hours and 30 minutes" as one quantity: if the second is less than one unit of the first."""
     if not (isinstance(one, Quantity) and isinstance(other, Quantity) and one.base and one.base == other.base):
         return None
     share = other.value * other.factor / one.factor
@@ -134,18 +115,15 @@ def _sum(one: Fact | None, other: Fact | None) -> Quantity | None:
 
 
 def _literals(kind: str, text: str) -> list[Fact]:
-    return [] if kind == "code" and _is_number(text) else [read_literal(kind, text)]
+    """The literal, unless a code is a number with a unit or a hyphenated word ("40-page")."""
+    is_number = NUMBER.fullmatch(text) or re.fullmatch(r"\d+-[a-z]{3,}", text, re.IGNORECASE)
+    return [] if kind == "code" and is_number else [read_literal(kind, text)]
 
 
 def _is_share(found: re.Match[str], temporal: bool) -> bool:
     if _FRACTION.fullmatch(found[0]) and _BEHIND_NUMBER.match(found.string, found.start()):
         return True  # 1 3/8
     return found[0] in _SHARES and not temporal
-
-
-def _is_number(text: str) -> bool:
-    """Whether a text is a number with a unit or a hyphenated word ("40-page") rather than a code."""
-    return NUMBER.fullmatch(text) is not None or re.fullmatch(r"\d+-[a-z]{3,}", text, re.IGNORECASE) is not None
 
 
 def same_kind(one: Fact, other: Fact) -> bool:

@@ -18,7 +18,7 @@ from emailrl.questions.rows import HUB_QUESTIONS
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, first_problem, leaves, tree_of
 from emailrl.settings.needs import without_effect
-from emailrl.training.mix import in_force, resolve
+from emailrl.training.algorithms import in_force, resolve
 
 NEVER: Final = 1_000_000_000
 """Save or evaluation interval for OpenRLHF's -1 (none in between)."""

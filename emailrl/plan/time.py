@@ -18,8 +18,7 @@ from emailrl.plan.devices import GIB, Device
 from emailrl.plan.memory import Layout, Memory, most_at_once
 from emailrl.plan.tokens import Job, Known, Tokens
 from emailrl.settings import Settings
-from emailrl.training.mix import resolve
-from emailrl.training.passes import needs_old_logprobs, needs_reference
+from emailrl.training.algorithms import needs_old_logprobs, resolve
 
 Curve = tuple[tuple[int, float], ...]
 UTILIZATION: Final[dict[str, Curve]] = {
@@ -232,7 +231,7 @@ def scoring_passes(settings: Settings) -> int:
     """Passes without gradients before the first update of a step."""
     beta = settings.algorithm.beta
     old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=settings.training.updates_per_step)
-    return needs_reference(beta) + old
+    return (beta > 0) + old
 
 
 def server_gpus(job: Job) -> int:

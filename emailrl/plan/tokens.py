@@ -19,7 +19,7 @@ from emailrl.questions.beside import questions_file
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
-from emailrl.training.passes import count_steps, num_epochs, questions_per_step
+from emailrl.training.algorithms import count_steps, num_epochs, questions_per_step
 
 PROMPT: Final = 900
 """Tokens of system prompt, tool schemas and question."""

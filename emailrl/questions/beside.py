@@ -14,7 +14,7 @@ from emailrl.mail.connection import opened
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.schema import addresses, emails
 from emailrl.questions.load import missing_ids
-from emailrl.questions.rows import HUB_QUESTIONS, download, write_scenarios
+from emailrl.questions.rows import HUB_QUESTIONS, load_splits, write_scenarios
 from emailrl.settings import DataSettings, StoreSettings
 
 
@@ -28,11 +28,6 @@ def questions_file(db: Path) -> Path:
         real = Path(os.path.realpath(db))
         return real.with_name(f"{real.stem}_questions.jsonl")
     return beside
-
-
-def has_questions_beside(db: Path) -> bool:
-    """Whether a file, or a link, has the default path of the database's questions."""
-    return os.path.lexists(questions_file(db))
 
 
 def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | None]:
@@ -56,7 +51,7 @@ def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | No
             f"No questions are named, and {db} has none next to it ({beside.name}).",
             "Generate some (emailrl gen-questions), or name a file with --questions.",
         )
-    download()
+    load_splits(HUB_QUESTIONS)  # into the hub's cache
     return data, f"Questions: {HUB_QUESTIONS}, from the hub"
 
 

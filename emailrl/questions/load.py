@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -77,46 +77,29 @@ class Questions:
         ``check_inboxes=False`` is for reading a single split, with nothing to compare. Raises UsageError for splits
         that share an inbox and for an empty split.
         """
-        marked = all(scenario.shares_inbox for scenario in self.scenarios)
+        every, source = self.scenarios, self.source
         given = self.data.allow_shared_inbox
-        chosen, notes = self._select(split, not check_inboxes or (marked if given is None else given))
+        allow_shared = not check_inboxes or (all(s.shares_inbox for s in every) if given is None else given)
+        chosen, notes = every, _dropped_notes(self.dropped)
+        if split == "test" and every[0].split is None:
+            notes.insert(0, "the question set has no splits: all of it is used for testing")
+        elif split is not None:
+            found = [check_disjoint(every, source, allow_shared=allow_shared)]
+            if split == "test" or any(s.split == "val" for s in every):
+                chosen = [s for s in every if s.split == split]
+            elif chosen := [s for s in every if s.split in (None, "train")]:
+                val, note = cut_val(chosen, self.data.eval_dataset_size, source, allow_shared=allow_shared)
+                chosen = [s for s in chosen if (s.id in val) == (split == "val")]
+                found.append(note)
+            notes = [*filter(None, found), *notes]
         if not chosen:
-            counts = Counter(scenario.split or "unsplit" for scenario in self.scenarios)
+            counts = Counter(scenario.split or "unsplit" for scenario in every)
             have = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
             hint = f"It has {have}." + (_NO_TRAIN if split == "train" else "")
-            raise UsageError(f"{self.source}: no questions of split {split!r}.", hint)
+            raise UsageError(f"{source}: no questions of split {split!r}.", hint)
         if limit is not None:
             chosen = mixed_order(chosen, seed if split in (None, "train") else HELD_OUT_SEED)[:limit]
-        return ScenarioSet(chosen, self.source, self.dropped, [*filter(None, notes), *_dropped_notes(self.dropped)])
-
-    def _select(self, split: Split | None, allow_shared: bool) -> tuple[list[Scenario], list[str | None]]:
-        """The questions of a split, and the notes that tables must carry."""
-        everything = self.scenarios
-        if split is None:
-            return everything, []
-        if everything[0].split is None and split == "test":
-            return everything, ["the question set has no splits: all of it is used for testing"]
-        note = check_disjoint(everything, self.source, allow_shared=allow_shared)
-        if split == "test" or any(s.split == "val" for s in everything):
-            return [s for s in everything if s.split == split], [note]
-        train = [s for s in everything if s.split in (None, "train")]
-        if not train:
-            return [], []
-        val, cut = cut_val(train, self.data.eval_dataset_size, self.source, allow_shared=allow_shared)
-        return [s for s in train if (s.id in val) == (split == "val")], [note, cut]
-
-
-def load_scenarios(
-    questions: Path | None,
-    split: Split | None,
-    *,
-    limit: int | None,
-    seed: int,
-    data: DataSettings,
-    check_inboxes: bool = True,
-) -> list[Scenario]:
-    """Return the questions of ``split``; see ``read_questions`` and ``Questions.of``."""
-    return load_scenario_set(questions, split, limit=limit, seed=seed, data=data, check_inboxes=check_inboxes).scenarios
+        return ScenarioSet(chosen, source, self.dropped, notes)
 
 
 def load_scenario_set(
@@ -145,13 +128,18 @@ def read_questions(questions: Path | None, data: DataSettings) -> Questions:
     rows = read_jsonl(Path(source), data) if is_file else read_dataset(source, data)
     kept: list[Scenario] = []
     dropped: Counter[str] = Counter()
-    for scenario in _trained_split(rows, data.train_split):
-        if _is_bad_art_e(scenario):
+    for scenario in rows:
+        if scenario.split is None and data.train_split != "train":
+            raise UsageError(f"TRAIN_SPLIT={data.train_split}, but the questions have no splits.", "Unset it.")
+        if scenario.split == "train" != data.train_split:
+            continue
+        is_enron = scenario.inbox_address.endswith("@enron.com")
+        if scenario.id in ART_E_BAD_IDS and scenario.kind is None and is_enron:  # another file's question 49 is kept
             dropped["known_bad_id"] += 1
         elif len(scenario.message_ids) > data.max_source_mails and not scenario.needs_all:
             dropped["too_many_sources"] += 1
         else:
-            kept.append(scenario)
+            kept.append(replace(scenario, split="train") if scenario.split == data.train_split else scenario)
     if not kept:
         raise UsageError(f"{source}: no questions left ({'; '.join(_dropped_notes(dropped))}).")
     return Questions(kept, source, dict(dropped), data)
@@ -175,23 +163,7 @@ def fingerprint(scenarios: Sequence[Scenario]) -> str:
     return digest.hexdigest()
 
 
-def _trained_split(rows: Iterable[Scenario], train_split: str) -> Iterable[Scenario]:
-    """The rows with the training split renamed to ``train``, without the original ``train`` rows."""
-    for scenario in rows:
-        if scenario.split is None and train_split != "train":
-            raise UsageError(f"TRAIN_SPLIT={train_split}, but the questions have no splits.", "Unset it.")
-        if scenario.split == train_split:
-            yield scenario if train_split == "train" else replace(scenario, split="train")
-        elif scenario.split != "train":
-            yield scenario
-
-
-def _is_bad_art_e(scenario: Scenario) -> bool:
-    """ART-E's questions have bare numbers for ids, no kind, and Enron inboxes; another file's question 49 is kept."""
-    return scenario.id in ART_E_BAD_IDS and scenario.kind is None and scenario.inbox_address.endswith("@enron.com")
-
-
-def _dropped_notes(dropped: dict[str, int]) -> list[str]:
+def _dropped_notes(dropped: Mapping[str, int]) -> list[str]:
     return [f"dropped {_DROPPED[reason]}: {number}" for reason, number in dropped.items()]
 
 
@@ -254,7 +226,7 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
     if coverage.num_answerable == coverage.num_questions:
         return []
     causes = [
-        f"{words} {_some(ids)}"
+        f"{words} {', '.join(ids[:MAX_NAMED])}" + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
         for words, ids in (("missing:", coverage.missing), ("outside the inbox or too late:", coverage.hidden))
         if ids
     ]
@@ -262,8 +234,3 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
         f"the database can answer {coverage.num_answerable} of {coverage.num_questions} questions "
         f"({coverage.answerable:.1%}); {'; '.join(causes)}"
     ]
-
-
-def _some(ids: Sequence[str]) -> str:
-    """The first message ids of a list, and how many more there are."""
-    return ", ".join(ids[:MAX_NAMED]) + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")

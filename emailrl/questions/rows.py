@@ -40,7 +40,6 @@ READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parque
 CODE = frozenset({".py", ".pkl", ".pickle"})
 SPLIT_NAMES = {"train": "train", "validation": "val", "val": "val", "test": "test"}
 ART_E = DataSettings()
-"""The fields and splits of ART-E's questions."""
 
 
 def _day(value: Any) -> str:
@@ -91,7 +90,12 @@ def parse_row(row: Any, where: str, data: DataSettings = ART_E) -> Scenario:
     try:
         read = _Row.model_validate(given)
     except ValidationError as error:
-        raise _field_error(error, where, names) from None
+        first = error.errors(include_url=False)[0]
+        field = names[str(first["loc"][0])]
+        if first["type"] == "missing":
+            raise UsageError(f"{where}: field {field!r} is missing.", FIELDS_HINT) from None
+        reason = re.sub(r"^(?:Value error, )?\w+ should", "must", first["msg"])
+        raise UsageError(f"{where}: field {field!r} {reason}, not {first['input']!a:.60}.") from None
     if not read.answerable and (read.message_ids or read.needs_all or read.answer != I_DONT_KNOW):
         raise UsageError(f"{where}: 'answerable' is false, but there is an answer or a source email.", ABSENT_HINT)
     if read.answerable and not read.message_ids:
@@ -100,16 +104,6 @@ def parse_row(row: Any, where: str, data: DataSettings = ART_E) -> Scenario:
         splits = ", ".join(dict.fromkeys((*SPLITS, data.train_split)))
         raise UsageError(f"{where}: field 'split' must be one of {splits}, not {read.split!r}.")
     return Scenario(**dict(read))
-
-
-def _field_error(error: ValidationError, where: str, names: Mapping[str, str]) -> UsageError:
-    """The error of the first wrong field; a missing one gets a hint."""
-    first = error.errors(include_url=False)[0]
-    field = names[str(first["loc"][0])]
-    if first["type"] == "missing":
-        return UsageError(f"{where}: field {field!r} is missing.", FIELDS_HINT)
-    reason = re.sub(r"^(?:Value error, )?\w+ should", "must", first["msg"])
-    return UsageError(f"{where}: field {field!r} {reason}, not {first['input']!a:.60}.")
 
 
 def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
@@ -124,7 +118,11 @@ def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
                     raise UsageError(f"{where}: line longer than {MOST_LINE_BYTES >> 20} MiB.", ONE_A_LINE)
                 if not line.strip():
                     continue
-                scenario = parse_row(_json(line, where), where, data)
+                try:
+                    row = json.loads(line.removeprefix(BOM_UTF8).decode())
+                except (ValueError, RecursionError) as error:
+                    raise UsageError(f"{where}: not JSON ({error}).", ONE_A_LINE) from error
+                scenario = parse_row(row, where, data)
                 if not lines:
                     first_split = scenario.split
                 elif (scenario.split is None) != (first_split is None):
@@ -137,13 +135,6 @@ def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
     if not lines:
         raise UsageError(f"{path}: the question file is empty.")
-
-
-def _json(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line.removeprefix(BOM_UTF8).decode())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON ({error}).", ONE_A_LINE) from error
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
@@ -160,9 +151,6 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
     return path
 
 
-# -- with ``datasets`` ------------------------------------------------------------------------------------------------
-
-
 def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
     """Yield the questions of all splits of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
 
@@ -170,7 +158,7 @@ def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
     and for invalid rows.
     """
     names = {data.train_split: data.train_split} | SPLIT_NAMES
-    for split_name, rows in _load(name).items():
+    for split_name, rows in load_splits(name).items():
         for number, row in enumerate(rows):
             where = f"{name}[{split_name}][{number}]"
             if split_name not in names:
@@ -178,57 +166,41 @@ def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
             yield parse_row({**row, "split": names[split_name]}, where, data)
 
 
-def download() -> None:
-    """Download ART-E's questions into the hub's cache if missing; raises EmailRLError if that fails."""
-    _load(HUB_QUESTIONS)
-
-
-def _load(name: str) -> Any:
-    """The splits of a dataset, by name."""
-    if (folder := Path(name).absolute()).is_dir():
-        return _load_folder(folder)
-    go_offline_if_unreachable()
+def load_splits(name: str) -> Any:
+    """The rows of a dataset by split; of a folder only pure data, as other formats execute code in a file."""
+    folder = Path(name).absolute()
+    is_folder = folder.is_dir()
+    if not is_folder:
+        go_offline_if_unreachable()
     import datasets
+    from datasets.data_files import DataFilesDict, get_data_patterns
 
     try:
-        return datasets.load_dataset(name)
+        if not is_folder:
+            return datasets.load_dataset(name)
+        if any((folder / marker).exists() for marker in ("dataset_dict.json", "dataset_info.json")):
+            loaded = datasets.load_from_disk(str(folder))
+            return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+        suffixes = {Path(file).suffix.lower() for files in found.values() for file in files}
+        suffixes |= CODE & {file.suffix.lower() for file in folder.iterdir()}
+        readers = {READERS[suffix] for suffix in suffixes if suffix in READERS}
+        if len(readers) != 1 or suffixes & CODE:
+            raise UsageError(
+                f"{folder} is not a folder of questions: it contains {', '.join(sorted(suffixes)) or 'no'} files.",
+                "Use JSON, JSONL, CSV, Parquet or Arrow files, all of one kind, and no code or pickles.",
+            )
+        kept = {str(split): [f for f in files if Path(f).suffix.lower() in READERS] for split, files in found.items()}
+        # The reader is named and the files are given: `load_dataset(folder)` would let the folder choose both.
+        return datasets.load_dataset(readers.pop(), data_files={split: files for split, files in kept.items() if files})
+    except EmailRLError:
+        raise
     except Exception as error:  # datasets propagates any error of its readers and HTTP client
+        if is_folder:
+            message = f"{folder} is not a folder of questions that datasets can load: {describe(error)}."
+            raise UsageError(message) from error
         raise EmailRLError(
             f"The questions {name} could not be loaded from the hub: {describe(error)}.",
             "Name a local file or folder with --questions FILE, or generate one: emailrl gen-questions. "
             "HF_HUB_OFFLINE=0 waits for a slow network.",
         ) from error
-
-
-def _load_folder(folder: Path) -> Any:
-    """The splits of a folder; only pure data formats, as others (``pandas``) would execute code in a file."""
-    import datasets
-
-    try:
-        if any((folder / marker).exists() for marker in ("dataset_dict.json", "dataset_info.json")):
-            loaded = datasets.load_from_disk(str(folder))
-            return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-        reader, files = _data_files(folder)
-        # The reader is named and the files are given: `load_dataset(folder)` would let the folder choose both.
-        return datasets.load_dataset(reader, data_files=files)
-    except EmailRLError:
-        raise
-    except Exception as error:  # as in _load
-        raise UsageError(f"{folder} is not a folder of questions that datasets can load: {describe(error)}.") from error
-
-
-def _data_files(folder: Path) -> tuple[str, dict[str, list[str]]]:
-    """The reader of a folder's files, and the files of each split by their names."""
-    from datasets.data_files import DataFilesDict, get_data_patterns
-
-    found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    suffixes = {Path(file).suffix.lower() for files in found.values() for file in files}
-    suffixes |= CODE & {file.suffix.lower() for file in folder.iterdir()}
-    readers = {READERS[suffix] for suffix in suffixes if suffix in READERS}
-    if len(readers) != 1 or suffixes & CODE:
-        raise UsageError(
-            f"{folder} is not a folder of questions: it contains {', '.join(sorted(suffixes)) or 'no'} files.",
-            "Use JSON, JSONL, CSV, Parquet or Arrow files, all of one kind, and no code or pickles.",
-        )
-    kept = {split: [file for file in files if Path(file).suffix.lower() in READERS] for split, files in found.items()}
-    return readers.pop(), {str(split): files for split, files in kept.items() if files}

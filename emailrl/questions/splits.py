@@ -30,13 +30,9 @@ CUT_SHARE = 0.2
 """Maximum share of a training set used for val."""
 
 
-def shared_inboxes(scenarios: Iterable[Scenario]) -> dict[str, list[str]]:
-    """Return the inboxes in more than one split, each with its splits in the order train, val, test."""
-    seen: defaultdict[str, set[str]] = defaultdict(set)
-    for scenario in scenarios:
-        if scenario.split is not None:
-            seen[scenario.inbox_address].add(scenario.split)
-    return {inbox: [s for s in SPLITS if s in splits] for inbox, splits in sorted(seen.items()) if len(splits) > 1}
+def in_order(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """Return questions in the order of a file: by split, inbox and id."""
+    return sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
 
 
 def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: bool) -> str | None:
@@ -44,16 +40,20 @@ def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: 
 
     Raises UsageError naming one shared inbox and the flag that accepts it.
     """
-    shared = shared_inboxes(scenarios)
+    seen: defaultdict[str, set[str]] = defaultdict(set)
+    for scenario in scenarios:
+        if scenario.split is not None:
+            seen[scenario.inbox_address].add(scenario.split)
+    shared = sorted(inbox for inbox, splits in seen.items() if len(splits) > 1)
     if not shared:
         return None
-    inbox, splits = next(iter(shared.items()))
+    *others, last = (split for split in SPLITS if split in seen[shared[0]])
     one, are = ("an inbox", "is") if len(shared) == 1 else ("inboxes", "are")
-    inbox += f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+    inbox = shared[0] + (f" and {len(shared) - 1} more" if len(shared) > 1 else "")
     if allow_shared:
         return f"splits share {one} ({inbox}): not a test on unseen mailboxes"
     raise UsageError(
-        f"{source}: {one.removeprefix('an ')} {inbox} {are} in the splits {', '.join(splits[:-1])} and {splits[-1]}.",
+        f"{source}: {one.removeprefix('an ')} {inbox} {are} in the splits {', '.join(others)} and {last}.",
         "Splits must not share an inbox. --allow-shared-inbox permits it; results then hold for these mailboxes only.",
     )
 
@@ -79,15 +79,12 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
         chosen = sorted(train, key=lambda s: _hash(s.id))[:goal]
         note = f"val is taken from the only train inbox ({inbox}): not a test on unseen mailboxes"
         return {s.id for s in chosen}, note
-    order = sorted(counts, key=lambda inbox: (counts[inbox] * 3 > len(train), _hash(inbox)))
-    inboxes: set[str] = set()
-    taken = 0
-    for inbox in order[:-1]:
-        if taken >= goal:
-            break
-        inboxes.add(inbox)
-        taken += counts[inbox]
-    return {s.id for s in train if s.inbox_address in inboxes}, None
+    chosen_inboxes, taken = set(), 0
+    for inbox in sorted(counts, key=lambda inbox: (counts[inbox] * 3 > len(train), _hash(inbox)))[:-1]:
+        if taken < goal:
+            chosen_inboxes.add(inbox)
+            taken += counts[inbox]
+    return {s.id for s in train if s.inbox_address in chosen_inboxes}, None
 
 
 def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
@@ -182,22 +179,20 @@ def mixed_order(scenarios: Sequence[Scenario], seed: int) -> list[Scenario]:
     therefore a subset of a limit of 100, and the mean over a prefix estimates the mean over the set.
     """
     rng = random.Random(seed)
-    return _interleave(scenarios, [lambda s: s.kind or "", lambda s: s.inbox_address], rng)
 
+    def interleaved(part: Sequence[Scenario], *strata: Callable[[Scenario], str]) -> list[Scenario]:
+        if not strata:
+            return rng.sample(part, len(part))
+        groups: defaultdict[str, list[Scenario]] = defaultdict(list)
+        for scenario in part:
+            groups[strata[0](scenario)].append(scenario)
+        keyed: list[tuple[float, Scenario]] = []
+        for _, group in sorted(groups.items(), key=lambda item: item[0]):
+            order = enumerate(interleaved(group, *strata[1:]))
+            keyed += [((rank + rng.random()) / len(group), scenario) for rank, scenario in order]
+        return [scenario for _, scenario in sorted(keyed, key=lambda pair: pair[0])]
 
-def _interleave(
-    scenarios: Sequence[Scenario], strata: Sequence[Callable[[Scenario], str]], rng: random.Random
-) -> list[Scenario]:
-    if not strata:
-        return rng.sample(list(scenarios), len(scenarios))
-    groups: defaultdict[str, list[Scenario]] = defaultdict(list)
-    for scenario in scenarios:
-        groups[strata[0](scenario)].append(scenario)
-    keyed: list[tuple[float, Scenario]] = []
-    for name in sorted(groups):
-        group = _interleave(groups[name], strata[1:], rng)
-        keyed += [((rank + rng.random()) / len(group), scenario) for rank, scenario in enumerate(group)]
-    return [scenario for _, scenario in sorted(keyed, key=lambda pair: pair[0])]
+    return interleaved(scenarios, lambda s: s.kind or "", lambda s: s.inbox_address)
 
 
 def _hash(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import httpx
 
@@ -70,7 +70,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-T = TypeVar("T")
 VERSION: Final = 1
 _TERM: Final = "remote"
 MAX_REWARD: Final = 1e9
@@ -84,8 +83,36 @@ def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "query": [_text(trajectory.messages) for trajectory in trajectories],
         "prompts": [_text(takewhile(lambda m: m.role != "assistant", each.messages)) for each in trajectories],
         "labels": [trajectory.scenario.answer for trajectory in trajectories],
-        "trajectories": [_described(trajectory) for trajectory in trajectories],
+        "trajectories": [
+            {
+                "id": trajectory.id,
+                "group_id": trajectory.group_id,
+                "question": scenario.question,
+                "reference_answer": scenario.answer,
+                "reference_sources": scenario.message_ids,
+                "inbox_address": scenario.inbox_address,
+                "query_date": scenario.query_date,
+                "final_answer": trajectory.final_answer,
+                "final_sources": trajectory.final_sources,
+                "stop_reason": trajectory.stop_reason,
+                "rubric": trajectory.rubric,
+                "messages": trajectory_to_dict(trajectory)["messages"],
+            }
+            for trajectory in trajectories
+            for scenario in [trajectory.scenario]
+        ],
     }
+
+
+def _text(messages: Iterable[Message]) -> str:
+    """The contents, with the calls of a chat server's messages; sampled text holds its calls already."""
+    texts = []
+    for message in messages:
+        calls = [] if "<tool_call>" in message.content else message.tool_calls
+        spoken = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
+        said = "\n".join(filter(None, [message.content, *spoken])) if spoken else message.content
+        texts.append(f"{message.role}: {said}")
+    return "\n\n".join(texts)
 
 
 def read_reply(
@@ -126,12 +153,15 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
         terms = {str(name): float(number) for name, number in values.items() if not isinstance(number, str)}
     except (TypeError, ValueError, OverflowError):
         terms = {}
+    wrong = None
     if not terms or len(terms) != len(values):
-        raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Return a number, or a dict of numbers.")
-    if not all(math.isfinite(number) for number in terms.values()):
-        raise EmailRLError(f"{scorer} returned {_shown(value)}.", "Rewards must be finite.")
-    if any(abs(number) > MAX_REWARD for number in (*terms.values(), sum(terms.values()))):
-        raise EmailRLError(f"{scorer} returned {_shown(value)}.", f"Rewards must lie within ±{MAX_REWARD:g}.")
+        wrong = "Return a number, or a dict of numbers."
+    elif not all(math.isfinite(number) for number in terms.values()):
+        wrong = "Rewards must be finite."
+    elif any(abs(number) > MAX_REWARD for number in (*terms.values(), sum(terms.values()))):
+        wrong = f"Rewards must lie within ±{MAX_REWARD:g}."
+    if wrong:
+        raise EmailRLError(f"{scorer} returned {_shown(value)}.", wrong)
     return terms
 
 
@@ -140,36 +170,6 @@ def _list_of(values: Any, count: int, name: str, scorer: str) -> list[Any]:
         found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are not a list"
         raise EmailRLError(f"{scorer} replied with {found} for {count} trajectories.")
     return values
-
-
-def _described(trajectory: Trajectory) -> dict[str, Any]:
-    scenario = trajectory.scenario
-    return {
-        "id": trajectory.id,
-        "group_id": trajectory.group_id,
-        "question": scenario.question,
-        "reference_answer": scenario.answer,
-        "reference_sources": scenario.message_ids,
-        "inbox_address": scenario.inbox_address,
-        "query_date": scenario.query_date,
-        "final_answer": trajectory.final_answer,
-        "final_sources": trajectory.final_sources,
-        "stop_reason": trajectory.stop_reason,
-        "rubric": trajectory.rubric,
-        "messages": trajectory_to_dict(trajectory)["messages"],
-    }
-
-
-def _text(messages: Iterable[Message]) -> str:
-    return "\n\n".join(f"{message.role}: {_spoken(message)}" for message in messages)
-
-
-def _spoken(message: Message) -> str:
-    """The content, and the calls of a chat server's message; sampled text holds its calls already."""
-    if not message.tool_calls or "<tool_call>" in message.content:
-        return message.content
-    calls = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in message.tool_calls]
-    return "\n".join(filter(None, [message.content, *calls]))
 
 
 def _shown(value: Any) -> str:
@@ -188,7 +188,7 @@ def is_url(name: str) -> bool:
 
 
 class HttpReward:
-    """Posts trajectories to ``url`` (see ``http_protocol``).
+    """Posts trajectories to ``url``.
 
     ``REWARD_BATCH_SIZE`` trajectories go in one request and at most ``concurrency`` requests at once. A batch is
     retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a final failure,

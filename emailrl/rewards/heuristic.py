@@ -16,7 +16,7 @@ import re
 
 from emailrl.agent.tools import TOOLS, check_arguments
 from emailrl.base.errors import ToolError
-from emailrl.records.trajectory import Message, Scenario, ToolCall, Trajectory
+from emailrl.records.trajectory import Scenario, ToolCall, Trajectory
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
 
@@ -32,44 +32,33 @@ def heuristic_reward(max_tokens: int) -> Reward:
         if message is None:
             raise ValueError(f"trajectory {trajectory.id} holds no completion")
         used = len(trajectory.turns[0].completion_ids) if trajectory.turns else 0
-        brevity = 0.1 * max(0.0, 1 - used / max_tokens)
-        return _call_terms(message, trajectory.scenario) | {"brevity": brevity}
+        terms = {"readable": 0.0, "valid": 0.0, "useful": 0.0, "brevity": 0.1 * max(0.0, 1 - used / max_tokens)}
+        if message.parse_error is not None:
+            terms["readable"] = -0.25
+        elif message.tool_calls:
+            terms["readable"] = 0.25
+            useful = _usefulness(message.tool_calls[0], trajectory.scenario)
+            if useful is not None:
+                terms |= {"valid": 0.25, "useful": 0.5 * useful}
+        return terms
 
     return reward
 
 
-def _call_terms(message: Message, scenario: Scenario) -> dict[str, float]:
-    if message.parse_error is not None:
-        return {"readable": -0.25, "valid": 0.0, "useful": 0.0}
-    if not message.tool_calls:
-        return {"readable": 0.0, "valid": 0.0, "useful": 0.0}
-    call = message.tool_calls[0]
-    if not _is_valid(call):
-        return {"readable": 0.25, "valid": 0.0, "useful": 0.0}
-    return {"readable": 0.25, "valid": 0.25, "useful": 0.5 * _usefulness(call, scenario)}
-
-
-def _is_valid(call: ToolCall) -> bool:
+def _usefulness(call: ToolCall, scenario: Scenario) -> float | None:
+    """Between 0 and 1, or None if the call is not valid; a mail cannot usefully be read before any search."""
     if call.name not in TOOLS:
-        return False
+        return None
     try:
         check_arguments(call.name, call.arguments)
     except ToolError:
-        return False
-    return True
-
-
-def _usefulness(call: ToolCall, scenario: Scenario) -> float:
-    """Between 0 and 1; a mail cannot usefully be read before any search."""
+        return None
     if call.name == "search_emails":
-        words = _words(" ".join(call.arguments["keywords"]))
-        asked = set(_words(scenario.question))
+        words, asked = (
+            re.findall(r"\w+", text.lower()) for text in (" ".join(call.arguments["keywords"]), scenario.question)
+        )
         share = sum(word in asked for word in words) / max(1, len(words))
         return share * min(1.0, ENOUGH_WORDS / max(1, len(words)))
     if call.name == "return_final_answer":
         return float(match(scenario.question, scenario.answer, call.arguments["answer"], kind=scenario.kind))
     return 0.0
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())

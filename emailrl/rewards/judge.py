@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from typing import Any
 
 from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
@@ -76,16 +77,13 @@ class LLMJudge:
 
         own = self._settings
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
-        request = ask(
-            self._client,
-            verdict_of,
-            retries=own.judge_retries,
-            model=own.judge_model,
-            messages=messages,
-            temperature=0,
-            max_tokens=own.judge_max_tokens,
-        )
-        verdict = wait_for(request)
+        body: dict[str, Any] = {
+            "model": own.judge_model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": own.judge_max_tokens,
+        }
+        verdict = wait_for(ask(self._client, verdict_of, retries=own.judge_retries, **body))
         if isinstance(verdict, Failed):
             raise JudgeError(
                 f"The judge {own.judge_model} at {without_credentials(own.judge_base_url)} returned no verdict: "

@@ -30,18 +30,25 @@ def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:
     """ART-E's reward with the given weights: the same seven terms each time, 0.0 where one does not apply."""
 
     def reward(trajectory: Trajectory) -> dict[str, float]:
-        rubric = trajectory.rubric
+        rubric, scenario = trajectory.rubric, trajectory.scenario
+        terms = dict.fromkeys(("outcome", "found", "read", "no_invalid_id", "cited", "few_sources", "few_turns"), 0.0)
         outcome = _outcome(trajectory, weights)
-        if outcome is None:
-            return _right(trajectory, weights, max_turns)
-        return {
-            "outcome": outcome,
-            "found": weights.bonus_found if rubric["ever_found_right_email"] else 0.0,
-            "read": weights.bonus_read if rubric["ever_read_right_email"] else 0.0,
-            "no_invalid_id": 0.0 if rubric["ever_tried_to_read_invalid_email"] else weights.bonus_no_invalid_id,
-            "cited": weights.bonus_cited_wrong if rubric["sources_correct"] else 0.0,
-            "few_sources": 0.0,
-            "few_turns": 0.0,
+        if outcome is not None:
+            return terms | {
+                "outcome": outcome,
+                "found": weights.bonus_found if rubric["ever_found_right_email"] else 0.0,
+                "read": weights.bonus_read if rubric["ever_read_right_email"] else 0.0,
+                "no_invalid_id": 0.0 if rubric["ever_tried_to_read_invalid_email"] else weights.bonus_no_invalid_id,
+                "cited": weights.bonus_cited_wrong if rubric["sources_correct"] else 0.0,
+            }
+        num_sources = rubric["num_sources"] if scenario.answerable else 0
+        needed = min(len(scenario.message_ids), num_sources) if scenario.needs_all else 1
+        turns_left = 1 - rubric["num_turns"] / max_turns if scenario.answerable else 0.0
+        return terms | {
+            "outcome": weights.reward_correct,
+            "cited": weights.bonus_cited if rubric["sources_correct"] else 0.0,
+            "few_sources": weights.bonus_few_sources * needed / num_sources if num_sources else 0.0,
+            "few_turns": weights.bonus_few_turns * turns_left,
         }
 
     return reward
@@ -79,19 +86,3 @@ def _has_looked(trajectory: Trajectory) -> bool:
     """Whether the question has an answer, or a tool other than ``read_email`` was used before the last turn."""
     searched = any(turn.tool_name not in (None, "read_email") for turn in trajectory.turns[:-1])
     return trajectory.scenario.answerable or searched
-
-
-def _right(trajectory: Trajectory, weights: RewardWeightSettings, max_turns: int) -> dict[str, float]:
-    rubric, scenario = trajectory.rubric, trajectory.scenario
-    num_sources = rubric["num_sources"] if scenario.answerable else 0
-    needed = min(len(scenario.message_ids), num_sources) if scenario.needs_all else 1
-    turns_left = 1 - rubric["num_turns"] / max_turns if scenario.answerable else 0.0
-    return {
-        "outcome": weights.reward_correct,
-        "found": 0.0,
-        "read": 0.0,
-        "no_invalid_id": 0.0,
-        "cited": weights.bonus_cited if rubric["sources_correct"] else 0.0,
-        "few_sources": weights.bonus_few_sources * needed / num_sources if num_sources else 0.0,
-        "few_turns": weights.bonus_few_turns * turns_left,
-    }

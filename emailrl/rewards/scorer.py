@@ -49,19 +49,14 @@ def count_candidates(answer: str) -> int:
     May 4, or May 5" 3, "in Houston, Texas" 1.
     """
     text = _YEAR_AFTER_COMMA.sub("", _NO_TEXT.sub("", answer))
-    return max(1, len(_BULLET.findall(text)), *map(_longest_list, _SENTENCE.split(text)))
-
-
-def _longest_list(sentence: str) -> int:
-    """Items of the longest run of short ones, the one that the sentence leads up to included."""
-    sentence = " ".join(sentence.split())
-    items, joints = _JOINT.split(sentence), _JOINT.findall(sentence)
-    longest, length, choice = 1, 1, False
-    for joint, item in zip(joints, items[1:], strict=True):
-        short = 0 < len(item.split()) <= _MOST_WORDS
-        length, choice = (length + 1, choice or _CHOICE.search(joint) is not None) if short else (1, False)
-        if choice or length > 2:
-            longest = max(longest, length)
+    longest = max(1, len(_BULLET.findall(text)))
+    for sentence in (" ".join(part.split()) for part in _SENTENCE.split(text)):
+        length, choice = 1, False  # of the run of short items so far, the one that the sentence leads up to included
+        for joint, item in zip(_JOINT.findall(sentence), _JOINT.split(sentence)[1:], strict=True):
+            short = 0 < len(item.split()) <= _MOST_WORDS
+            length, choice = (length + 1, choice or _CHOICE.search(joint) is not None) if short else (1, False)
+            if choice or length > 2:
+                longest = max(longest, length)
     return longest
 
 
@@ -122,22 +117,30 @@ class Scorer:
 
         Trajectories that already hold an exception are skipped. If judging or the reward fails for one, its
         ``exception`` is set and it gets no reward; without a verdict ``answer_correct`` is None: an outage is never a
-        wrong answer, and a failure affects no other trajectory.
+        wrong answer, and a failure affects no other trajectory. If the mailbox holds no answer, only "I don't know" is
+        right, and nothing needs a check.
         """
         finished = [trajectory for trajectory in trajectories if trajectory.exception is None]
-        verdicts = self._judge({_claim(trajectory) for trajectory in finished if _is_checked(trajectory)})
+        claims = {
+            id(each): (each.scenario.question, each.scenario.answer, each.final_answer or "", each.scenario.kind or "")
+            for each in finished
+            if each.scenario.answerable and each.rubric.get("attempted_answer")
+        }
+        verdicts = self._judge(set(claims.values()))
         judged = []
         for trajectory in finished:
-            verdict = verdicts[_claim(trajectory)] if _is_checked(trajectory) else _knows_not(trajectory)
+            claim, rubric = claims.get(id(trajectory)), trajectory.rubric
+            knows_not = not trajectory.scenario.answerable and bool(rubric.get("returned_i_dont_know"))
+            verdict = knows_not if claim is None else verdicts[claim]
             if isinstance(verdict, Exception):
-                trajectory.rubric["answer_correct"] = None
+                rubric["answer_correct"] = None
                 trajectory.exception = _told(verdict)
                 continue
-            trajectory.rubric["answer_correct"] = verdict
-            if _attempted(trajectory):
-                trajectory.rubric |= measure(trajectory.final_answer or "")
-            if _is_checked(trajectory):
-                trajectory.rubric["offline_correct"] = self._second_opinion(_claim(trajectory))
+            rubric["answer_correct"] = verdict
+            if rubric.get("attempted_answer"):
+                rubric |= measure(trajectory.final_answer or "")
+            if claim is not None:
+                rubric["offline_correct"] = self._second_opinion(claim)
             judged.append(trajectory)
         for trajectory, terms in zip(judged, self._terms(judged), strict=True):
             if isinstance(terms, Exception):
@@ -146,33 +149,22 @@ class Scorer:
             trajectory.reward_terms = terms
             trajectory.reward = sum(terms.values())
 
-    def _terms(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        reward = self.reward
-        if isinstance(reward, BatchReward):
-            try:
-                return reward.score_batch(trajectories)
-            except Exception as error:
-                _warn(Counter({_message(error): len(trajectories)}))
-                return [error] * len(trajectories)
-        terms: list[Terms] = []
-        failures: Counter[str] = Counter()
-        for trajectory in trajectories:
-            try:
-                terms.append(reward(trajectory))
-            except Exception as error:
-                failures[_message(error)] += 1
-                terms.append(error)
-        _warn(failures)
-        return terms
-
     def _judge(self, claims: set[Claim]) -> dict[Claim, bool | Exception]:
         """One verdict, or an error, for each distinct claim."""
+
+        def verdict(claim: Claim) -> bool | Exception:
+            try:
+                return self.answers.check(*claim)
+            except Exception as error:
+                logger.warning("an answer could not be judged: %s", _message(error))
+                return error
+
         ordered = sorted(claims)
         workers = min(self.answers.concurrency, len(ordered))
         if workers <= 1:
-            return {claim: self._verdict(claim) for claim in ordered}
+            return {claim: verdict(claim) for claim in ordered}
         with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
-            return dict(zip(ordered, pool.map(self._verdict, ordered), strict=True))
+            return dict(zip(ordered, pool.map(verdict, ordered), strict=True))
 
     def _second_opinion(self, claim: Claim) -> bool | None:
         """The offline check's verdicts on a sample of judged answers; an answer is always in the sample or never."""
@@ -180,18 +172,26 @@ class Scorer:
             return None
         return OfflineMatcher().check(*claim)
 
-    def _verdict(self, claim: Claim) -> bool | Exception:
-        try:
-            return self.answers.check(*claim)
-        except Exception as error:
-            logger.warning("an answer could not be judged: %s", _message(error))
-            return error
-
-
-def _warn(failures: Counter[str]) -> None:
-    """Log each distinct failure of a reward once, with the number of trajectories."""
-    for message, count in failures.items():
-        logger.warning("%s got no reward: %s", counted(count, "trajectory"), message)
+    def _terms(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
+        """The reward's terms, or its error, per trajectory; each distinct failure is logged once, with its number."""
+        reward, terms = self.reward, list[Terms]()
+        failures: Counter[str] = Counter()
+        if isinstance(reward, BatchReward):
+            try:
+                return reward.score_batch(trajectories)
+            except Exception as error:
+                failures[_message(error)] = len(trajectories)
+                terms = [error] * len(trajectories)
+        else:
+            for trajectory in trajectories:
+                try:
+                    terms.append(reward(trajectory))
+                except Exception as error:
+                    failures[_message(error)] += 1
+                    terms.append(error)
+        for message, count in failures.items():
+            logger.warning("%s got no reward: %s", counted(count, "trajectory"), message)
+        return terms
 
 
 def _told(error: Exception) -> str:
@@ -205,25 +205,6 @@ def _message(error: Exception) -> str:
     if isinstance(error, EmailRLError):
         return f"{redacted(error.message, limit=LONGEST)} {error.hint}".rstrip()
     return f"{type(error).__name__}: {redacted(str(error), limit=LONGEST)}".rstrip()
-
-
-def _attempted(trajectory: Trajectory) -> bool:
-    return bool(trajectory.rubric.get("attempted_answer"))
-
-
-def _is_checked(trajectory: Trajectory) -> bool:
-    """Whether the answer needs a check: if the mailbox holds no answer, any answer is wrong."""
-    return trajectory.scenario.answerable and _attempted(trajectory)
-
-
-def _knows_not(trajectory: Trajectory) -> bool:
-    """Whether it answers "I don't know" to an unanswerable question."""
-    return not trajectory.scenario.answerable and bool(trajectory.rubric.get("returned_i_dont_know"))
-
-
-def _claim(trajectory: Trajectory) -> Claim:
-    scenario = trajectory.scenario
-    return scenario.question, scenario.answer, trajectory.final_answer or "", scenario.kind or ""
 
 
 TERM = "overlong"

@@ -22,7 +22,7 @@ class Need:
     needs: str
     """What they need, as the reference page and the messages say it."""
     met: Callable[[SimpleNamespace], object]
-    """Reads the values in force: every setting by name, as `training.mix.in_force` derives them."""
+    """Reads the values in force: every setting by name, as `training.algorithms.in_force` derives them."""
 
 
 _OF_CRITIC: Final = "value_clip value_coef critic_learning_rate critic_warmup_steps gae_lambda"

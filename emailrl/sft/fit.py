@@ -19,9 +19,9 @@ from emailrl.model.logprobs import token_logprobs
 from emailrl.model.policy import Policy
 from emailrl.settings import SftSettings, TrainingSettings
 from emailrl.sft.examples import Example
+from emailrl.training.algorithms import learning_rate
 from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches
 from emailrl.training.forward import Forward
-from emailrl.training.update import learning_rate
 
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.05
 WARMUP_RATIO = 0.05

@@ -18,7 +18,7 @@ from emailrl.agent.task import mail_agent
 from emailrl.agent.tools import MAX_RESULTS
 from emailrl.facts.lexicon import STOPWORDS
 from emailrl.mail import open_mailbox
-from emailrl.questions import Split, load_scenarios
+from emailrl.questions import Split, load_scenario_set
 from emailrl.questions.inbox.mailbox import topic_of
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
@@ -81,7 +81,7 @@ def questions_of(settings: Settings, split: Split, seed: int) -> list[Scenario]:
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
-    return load_scenarios(None, split, limit=limit, seed=seed, data=taught)
+    return load_scenario_set(None, split, limit=limit, seed=seed, data=taught).scenarios
 
 
 def conversations_on(

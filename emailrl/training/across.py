@@ -40,31 +40,35 @@ class Across:
         """On rank 0: hand every rank its share; returns rank 0's own."""
         return self._ranks.scatter(shares)
 
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, which must not be on a GPU."""
+        return self._ranks.gather(value)
+
     def totals(self, work: Callable[[], tuple[T, N]]) -> tuple[T, list[N]]:
         """Do ``work`` on every rank; return the first of its results here, and the second from each rank.
 
         An error on one rank is raised on all, but with a sharded base, where the others wait in the middle of theirs.
         """
-        failed: Exception | None = None
-        own: list[tuple[T, N]] = []
         try:
-            own.append(work())
+            own, result = work()
         except Exception as error:
             if self._sharded or isinstance(error, LostRank):
                 raise
-            failed = error
-        every: list[Any] = self._ranks.exchange(own[0][1] if own else None, failed)
-        return own[0][0], every
-
-    def statistics(self, values: Tensor) -> Tensor:
-        """The values ``(P,)`` of all ranks."""
-        return torch.cat(self._ranks.gather(values))
+            self._ranks.exchange(None, error)
+            raise
+        return own, self._ranks.exchange(result)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum the parameters' gradients over the ranks, as one flat float32 tensor."""
+        """Sum the parameters' gradients over the ranks, as one flat float32 tensor; a missing one counts as 0."""
         if self.world == 1 or not parameters:
             return
-        flat, _ = self.totals(lambda: (_flat(parameters), None))
+
+        def flatten() -> tuple[Tensor, None]:
+            with enough_memory("summing gradients"):
+                grads = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+                return torch.cat([grad.flatten().float() for grad in grads]), None
+
+        flat, _ = self.totals(flatten)
         self._ranks.all_reduce(flat)
         parts = flat.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
@@ -90,9 +94,3 @@ class Across:
 
         self._ranks.agree(take)
         self._ranks.check_same("The adapter", checksum(parameters))
-
-
-def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """All gradients as one float32 tensor; zeros for a parameter without one."""
-    with enough_memory("summing gradients"):
-        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in parameters])

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from emailrl.training.losses import masked
+
 
 def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
     """Center each group and divide by its sample standard deviation (n - 1) plus ``eps``.
@@ -50,8 +52,7 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "rloo": rloo,
     "reinforce_baseline": reinforce_baseline,
     "reinforce": reinforce,
-}
-"""The group estimators by name; ``gae`` is separate because it needs a critic's values."""
+}  # The group estimators by name; ``gae`` is separate because it needs a critic's values
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -116,10 +117,3 @@ def _centred(rewards: Tensor) -> Tensor:
     rewards = _groups(rewards)
     shifted = rewards - rewards[:, :1]  # equal rewards center to exactly 0, whatever their mean rounds to
     return shifted - shifted.mean(1, keepdim=True)
-
-
-def masked(tensor: Tensor, trainable: Tensor) -> Tensor:
-    """Return the tensor in float32 (float64 given float64), 0 outside the bool mask ``trainable``."""
-    # `where`, not multiplication: NaN * 0 is NaN, in the value and in the gradient.
-    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
-    return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))

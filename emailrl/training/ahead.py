@@ -19,13 +19,10 @@ from emailrl.runs.log import Clock, Display
 from emailrl.training.rollouts import Collected, Rollouts
 from emailrl.training.state import RunState, StepQuestions
 
-LOOK_AGAIN = 1.0
-"""Seconds between checks of whether the rollouts that the trainer waits for make progress."""
-STOP_SECONDS = 5.0
-"""Seconds to wait for a step's rollouts to stop; a custom environment that hangs is abandoned."""
+LOOK_AGAIN = 1.0  # Seconds between checks of whether the rollouts that the trainer waits for make progress
+STOP_SECONDS = 5.0  # Seconds to wait for a step's rollouts to stop; a custom environment that hangs is abandoned
 
-PlayOn = Callable[[PinnedVersion, Activity], Play]
-"""Plays with an engine, and notes its progress."""
+PlayOn = Callable[[PinnedVersion, Activity], Play]  # Plays with an engine, and notes its progress
 Result = tuple[Collected, StepQuestions]
 
 
@@ -36,11 +33,9 @@ class Batch:
     step: int
     engine: PinnedVersion
     activity: Activity = field(default_factory=Activity)
-    loaded: Future[float] = field(default_factory=Future)
-    """How long loading its version took, in seconds."""
+    loaded: Future[float] = field(default_factory=Future)  # How long loading its version took, in seconds
     result: Future[Result] = field(default_factory=Future)
-    idle: float = 0.0
-    """Seconds before them in which no rollouts ran."""
+    idle: float = 0.0  # Seconds before them in which no rollouts ran
     ended_at: float | None = None
     thread: Thread | None = None
 
@@ -65,10 +60,8 @@ class Ahead:
         limit: float,
     ) -> None:
         self._rollouts, self._play_on, self._engine, self._state = rollouts, play_on, engine, state
-        self._staleness, self._last_step, self._hand_over = staleness, last_step, hand_over
-        self._limit = limit
-        self._place = RunState(cursor=state.cursor)
-        """Where the questions of the next step to start begin."""
+        self._staleness, self._last_step, self._hand_over, self._limit = staleness, last_step, hand_over, limit
+        self._place = RunState(cursor=state.cursor)  # Where the questions of the next step to start begin
         self._batches: dict[int, Batch] = {}
         self._begun, self._clock = state.step, Clock()
         self.seconds: dict[str, float] = {}
@@ -78,8 +71,7 @@ class Ahead:
     def take(self) -> Result:
         """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
 
-        Raises the error that ended them early or that a version's loading ended with, if any, and EmailRLError if one
-        of their environments hangs.
+        Raises what ended them or the loading of a version early, and EmailRLError if an environment hangs.
         """
         step, self._clock = self._state.step + 1, Clock()
         for done in [number for number in self._batches if number < step]:
@@ -123,17 +115,14 @@ class Ahead:
         with self._clock.phase("handover"):
             batch = Batch(step, self._hand_over(max(0, step - 1 - self._staleness)))
         earlier = [each for _, each in sorted(self._batches.items())]
-        questions = None if self._rollouts.choose_by_outcome else self._foreseen()
+        questions = None
+        if not self._rollouts.choose_by_outcome:  # known before earlier steps end: the cursor moves past them at once
+            questions, same = self._rollouts.questions(self._place), self._rollouts.questions(self._place)
+            same.take(self._rollouts.per_step)
+            self._place.cursor = same.cursor
         self._batches[step], self._begun = batch, step
         batch.thread = Thread(target=self._run, args=(batch, earlier, questions), name=f"step-{step}", daemon=True)
         batch.thread.start()
-
-    def _foreseen(self) -> StepQuestions:
-        """The next step's questions, if they do not depend on earlier outcomes; advances the cursor past them."""
-        questions, same = self._rollouts.questions(self._place), self._rollouts.questions(self._place)
-        same.take(self._rollouts.per_step)
-        self._place.cursor = same.cursor
-        return questions
 
     def _run(self, batch: Batch, earlier: Sequence[Batch], questions: StepQuestions | None) -> None:
         try:
@@ -142,26 +131,20 @@ class Ahead:
             now, ends = time.perf_counter(), [each.ended_at for each in earlier]
             batch.idle = now - max((now if end is None else end for end in ends), default=now)
             batch.loaded.set_result(now - begun)
-            result = self._played(batch, earlier, questions)
+            if earlier and questions is None:
+                earlier[-1].result.result()
+            asked = questions or self._rollouts.questions(self._place)
+            play = self._play_on(batch.engine, batch.activity)
+            collected = self._rollouts.play(batch.step, asked, Display(), play)
+            if questions is None:
+                self._place.cursor = asked.cursor
+            batch.result.set_result((collected, asked))
         except BaseException as error:  # would otherwise end the thread silently
             what = str(error) or type(error).__name__
             failure = EmailRLError(f"The rollouts of step {batch.step} were ended: {what}.", "Use --resume latest.")
             for outcome in (batch.loaded, batch.result):
                 if not outcome.done():
                     outcome.set_exception(error if isinstance(error, Exception) else failure)
-        else:
-            batch.result.set_result(result)
         finally:
             batch.activity.end()
             batch.ended_at = time.perf_counter()
-
-    def _played(self, batch: Batch, earlier: Sequence[Batch], questions: StepQuestions | None) -> Result:
-        if questions is None:
-            if earlier:
-                earlier[-1].result.result()
-            questions = self._rollouts.questions(self._place)
-        play = self._play_on(batch.engine, batch.activity)
-        collected = self._rollouts.play(batch.step, questions, Display(), play)
-        if self._rollouts.choose_by_outcome:
-            self._place.cursor = questions.cursor
-        return collected, questions

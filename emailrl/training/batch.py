@@ -1,12 +1,9 @@
 """From kept trajectories to tensors: samples, mini-batches, shares of the ranks, micro-batches under a token cap.
 
-Samples are dealt so that each rank computes about as many tokens; a prefix that several of a rank's trajectories share
-counts once. At each update all ranks wait for the slowest, so every mini-batch is balanced separately.
-
-Samples are padded here and packed only in the forward pass. Sorted by tokens, samples are in the order of a walk
-through their prefix tree (a trie): whatever a sample shares with any earlier one, it shares with the previous one. A
-batch of neighbors therefore costs each sample's tokens minus those shared with its predecessor. Members of a group
-share their prompt, and more while they act the same.
+Samples are dealt so that each rank computes about as many tokens in every mini-batch, as all wait for the slowest; a
+prefix that several of a rank's samples share counts once. They are padded here and packed only in the forward pass.
+Sorted by tokens, they are in the order of a walk through their prefix tree (a trie): whatever a sample shares with any
+earlier one, it shares with the previous one, so a batch of neighbors costs each one's tokens minus those.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from torch import Tensor
 from emailrl.base.disk import replace_bytes
 from emailrl.base.errors import EmailRLError
 from emailrl.model.lora import write_tensors
-from emailrl.records.trajectory import StopReason, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import StopReason, Trajectory, TrajectoryGroup
 from emailrl.training.algorithms import LossMask
 
 
@@ -39,8 +36,7 @@ class TrainingSample:
     group_id: str
     token_ids: list[int]
     loss_mask: list[int]
-    sampler_logprobs: list[float | None]
-    """None for unsampled tokens, such as tool results."""
+    sampler_logprobs: list[float | None]  # None for unsampled tokens, such as tool results
 
     @property
     def num_trainable(self) -> int:
@@ -62,16 +58,25 @@ def make_samples(
     samples: list[TrainingSample] = []
     counts = Counter(trajectories_truncated=0, samples_nothing_trainable=0)
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        _check_tokens(trajectory)
+        if problem := _problem(trajectory):
+            raise EmailRLError(
+                f"Trajectory {trajectory.id} cannot be trained: {problem}.",
+                "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm).",
+            )
         if mask_truncated and is_truncated(trajectory):
             counts["trajectories_truncated"] += 1
             continue
         for tokens in trajectory.samples:
-            sample = _training_sample(trajectory, tokens, loss_mask)
-            if sample is None:
+            trained = list(tokens.loss_mask)
+            if not any(trained):
                 counts["samples_nothing_trainable"] += 1
-            else:
-                samples.append(sample)
+                continue
+            if loss_mask == "after_prompt":
+                start = trained.index(1)
+                trained[start:] = [1] * (len(trained) - start)
+            end = len(trained) - trained[::-1].index(1)
+            columns = tokens.token_ids[:end], trained[:end], tokens.sampler_logprobs[:end]
+            samples.append(TrainingSample(trajectory.id, trajectory.group_id, *columns))
     return samples, dict(counts)
 
 
@@ -80,49 +85,26 @@ def is_truncated(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason is StopReason.TRUNCATED
 
 
-def _training_sample(trajectory: Trajectory, tokens: TokenSample, loss_mask: LossMask) -> TrainingSample | None:
-    sampled = tokens.loss_mask
-    if not any(sampled):
-        return None
-    if loss_mask == "after_prompt":
-        start = sampled.index(1)
-        trained = [0] * start + [1] * (len(sampled) - start)
-    else:
-        trained = list(sampled)
-    end = len(trained) - trained[::-1].index(1)
-    return TrainingSample(
-        trajectory_id=trajectory.id,
-        group_id=trajectory.group_id,
-        token_ids=tokens.token_ids[:end],
-        loss_mask=trained[:end],
-        sampler_logprobs=tokens.sampler_logprobs[:end],
-    )
-
-
-def _check_tokens(trajectory: Trajectory) -> None:
-    """Reject trajectories that cannot give a correct gradient."""
-
-    def refuse(problem: str) -> None:
-        hint = "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm)."
-        raise EmailRLError(f"Trajectory {trajectory.id} cannot be trained: {problem}.", hint)
-
-    if not trajectory.samples or (trajectory.turns and not any(any(tokens.loss_mask) for tokens in trajectory.samples)):
-        refuse("it has no sampled token ids")
-    for tokens in trajectory.samples:
+def _problem(trajectory: Trajectory) -> str | None:
+    """Why a trajectory cannot give a correct gradient."""
+    samples = trajectory.samples
+    if not samples or (trajectory.turns and not any(any(tokens.loss_mask) for tokens in samples)):
+        return "it has no sampled token ids"
+    for tokens in samples:
         if not len(tokens.token_ids) == len(tokens.loss_mask) == len(tokens.sampler_logprobs):
-            refuse("its token ids, loss mask and log-probabilities differ in length")
+            return "its token ids, loss mask and log-probabilities differ in length"
         if tokens.loss_mask and tokens.loss_mask[0]:
-            refuse("its first token is marked as sampled, with no prompt before it")
+            return "its first token is marked as sampled, with no prompt before it"
         for is_sampled, logprob in zip(tokens.loss_mask, tokens.sampler_logprobs, strict=True):
             if is_sampled and (logprob is None or not math.isfinite(logprob)):
-                refuse(f"a sampled token has log-probability {logprob}")
+                return f"a sampled token has log-probability {logprob}"
+    return None
 
 
 def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[int]]:
-    """Split the samples of one step into ``num`` lists of nearly equal size, by trajectory, shuffled with ``seed``.
+    """Split a step's samples into ``num`` lists of indices of nearly equal size, by trajectory, shuffled with ``seed``.
 
-    Yields their indices. A trajectory's samples stay together. Fewer trajectories than ``num`` give fewer lists, never
-    an empty one.
+    Fewer trajectories than ``num`` give fewer lists, never an empty one.
     """
     ids = sorted({sample.trajectory_id for sample in samples})
     random.Random(seed).shuffle(ids)
@@ -138,14 +120,10 @@ class Share:
 
     step: int
     samples: list[TrainingSample]
-    paid: dict[str, float]
-    """The reward of each of its trajectories, by id."""
-    places: list[int]
-    """Index of each of its samples in the step's list."""
-    mini_batches: list[list[int]]
-    """Indices of its samples by mini-batch; a list may be empty."""
-    num_trajectories: int
-    """Of all ranks."""
+    paid: dict[str, float]  # The reward of each of its trajectories, by id
+    places: list[int]  # Index of each of its samples in the step's list
+    mini_batches: list[list[int]]  # Indices of its samples by mini-batch; a list may be empty
+    num_trajectories: int  # Of all ranks
 
 
 def make_shares(
@@ -215,30 +193,18 @@ class MicroBatch:
     """
 
     token_ids: Tensor
-    loss_mask: Tensor
-    """bool"""
-    sampler_logprobs: Tensor
-    """NaN for unsampled tokens."""
-    share: Tensor
-    """Share of its trajectory's trainable tokens in a row: 1 unless the trajectory has several samples."""
-    shared: Tensor
-    """Number of leading tokens a row shares with the previous row; 0 if prefixes are not shared."""
-    indices: tuple[int, ...]
-    """Each row's index in the step's list of samples."""
-    trajectory_ids: tuple[str, ...]
-    """Each row's trajectory."""
-    num_tokens: int
-    """Tokens to compute: without padding, shared ones once."""
-    old_logprobs: Tensor | None = None
-    """None with one update per step, whose own pass provides them."""
-    ref_logprobs: Tensor | None = None
-    """None without a KL penalty."""
-    old_values: Tensor | None = None
-    """None without a critic."""
-    advantages: Tensor | None = None
-    """None until the whole step is scored (``shaping``)."""
-    returns: Tensor | None = None
-    """The critic's targets; None without a critic."""
+    loss_mask: Tensor  # bool
+    sampler_logprobs: Tensor  # NaN for unsampled tokens
+    share: Tensor  # Share of its trajectory's trainable tokens in a row: 1 unless the trajectory has several samples
+    shared: Tensor  # Number of leading tokens a row shares with the previous row; 0 if prefixes are not shared
+    indices: tuple[int, ...]  # Each row's index in the step's list of samples
+    trajectory_ids: tuple[str, ...]  # Each row's trajectory
+    num_tokens: int  # Tokens to compute: without padding, shared ones once
+    old_logprobs: Tensor | None = None  # None with one update per step, whose own pass provides them
+    ref_logprobs: Tensor | None = None  # None without a KL penalty
+    old_values: Tensor | None = None  # None without a critic
+    advantages: Tensor | None = None  # None until the whole step is scored (``shaping``)
+    returns: Tensor | None = None  # The critic's targets; None without a critic
 
     @property
     def num_trainable(self) -> int:
@@ -275,8 +241,7 @@ class MicroBatch:
 class Layout:
     """How samples are laid out in micro-batches."""
 
-    max_tokens: int
-    """Of a micro-batch; a longer sample gets its own. Padded, a batch counts as rows x longest."""
+    max_tokens: int  # Of a micro-batch; a longer sample gets its own. Padded, a batch counts as rows x longest.
     max_rows: int | None = None
     pad_id: int = 0
     device: torch.device | str = "cpu"
@@ -290,10 +255,7 @@ class Layout:
 def micro_batches(
     samples: Sequence[TrainingSample], layout: Layout, chosen: Sequence[int] | None = None
 ) -> list[MicroBatch]:
-    """Split ``samples``, or those at the indices ``chosen``, into micro-batches; always the same ones.
-
-    ``samples`` must include all samples of each trajectory.
-    """
+    """Split ``samples``, trajectories whole, or those ``chosen`` of them into micro-batches; always the same ones."""
     chosen = range(len(samples)) if chosen is None else chosen
     max_rows = layout.max_rows or len(chosen)
     if layout.share_prefixes:
@@ -306,7 +268,28 @@ def micro_batches(
     trainable = Counter[str]()
     for sample in samples:
         trainable[sample.trajectory_id] += sample.num_trainable
-    return [_pad([samples[i] for i in indices], tuple(indices), trainable, layout) for indices in rows]
+
+    def padded(indices: list[int]) -> MicroBatch:
+        batch = [samples[i] for i in indices]
+        all_ids = [sample.token_ids for sample in batch]
+        shared = shared_with_last(all_ids) if layout.share_prefixes else [0] * len(batch)
+        shape = len(batch), max(map(len, all_ids))
+        token_ids = torch.full(shape, layout.pad_id, dtype=torch.long)
+        loss_mask = torch.zeros(shape, dtype=torch.bool)
+        sampler_logprobs = torch.full(shape, torch.nan)
+        for row, sample in enumerate(batch):
+            length = len(sample.token_ids)
+            token_ids[row, :length] = torch.tensor(sample.token_ids)
+            loss_mask[row, :length] = torch.tensor(sample.loss_mask, dtype=torch.bool)
+            known = [torch.nan if logprob is None else logprob for logprob in sample.sampler_logprobs]
+            sampler_logprobs[row, :length] = torch.tensor(known)
+        share = torch.tensor([sample.num_trainable / trainable[sample.trajectory_id] for sample in batch])
+        tensors = token_ids, loss_mask, sampler_logprobs, share, torch.tensor(shared)
+        token_ids, loss_mask, sampler_logprobs, share, same = (tensor.to(layout.device) for tensor in tensors)
+        names, num_tokens = tuple(sample.trajectory_id for sample in batch), sum(map(len, all_ids)) - sum(shared)
+        return MicroBatch(token_ids, loss_mask, sampler_logprobs, share, same, tuple(indices), names, num_tokens)
+
+    return [padded(indices) for indices in rows]
 
 
 def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
@@ -326,74 +309,43 @@ def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[lis
     room: list[int] = []
     for i, length in lengths.items():
         fits = (n for n, left in enumerate(room) if length <= left and len(fitted[n]) < max_rows)
-        place = next(fits, len(room))
-        if place == len(room):
+        if (place := next(fits, len(room))) == len(room):
             fitted.append([])
             room.append(max_tokens)
         fitted[place].append(i)
         room[place] -= length
     # A sample over the cap stays alone; the rest is reassigned for balance.
     alone = [[i] for i, length in lengths.items() if length > max_tokens]
-    num = len(fitted) - len(alone)
-    even: list[list[int]] = [[] for _ in range(num)]
-    filled = [0] * num
+    even: list[list[int]] = [[] for _ in range(len(fitted) - len(alone))]
+    filled = [0] * len(even)
     for i, length in lengths.items():
         if length <= max_tokens:
-            place = min((n for n in range(num) if len(even[n]) < max_rows), key=filled.__getitem__)
+            place = min((n for n, rows in enumerate(even) if len(rows) < max_rows), key=filled.__getitem__)
             even[place].append(i)
             filled[place] += length
-    if any(tokens > max_tokens for tokens in filled):  # first-fit packs tighter than balancing
-        return fitted
-    return alone + even
+    # First-fit packs tighter than balancing.
+    return fitted if any(tokens > max_tokens for tokens in filled) else alone + even
 
 
-def _pad(
-    samples: list[TrainingSample],
-    indices: tuple[int, ...],
-    trainable: Mapping[str, int],
-    layout: Layout,
-) -> MicroBatch:
-    width = max(len(sample.token_ids) for sample in samples)
-    shared = shared_with_last([sample.token_ids for sample in samples]) if layout.share_prefixes else [0] * len(samples)
-    shape = (len(samples), width)
-    token_ids = torch.full(shape, layout.pad_id, dtype=torch.long)
-    loss_mask = torch.zeros(shape, dtype=torch.bool)
-    sampler_logprobs = torch.full(shape, torch.nan)
-    for row, sample in enumerate(samples):
-        length = len(sample.token_ids)
-        token_ids[row, :length] = torch.tensor(sample.token_ids)
-        loss_mask[row, :length] = torch.tensor(sample.loss_mask, dtype=torch.bool)
-        known = [torch.nan if logprob is None else logprob for logprob in sample.sampler_logprobs]
-        sampler_logprobs[row, :length] = torch.tensor(known)
-    share = [sample.num_trainable / trainable[sample.trajectory_id] for sample in samples]
-    return MicroBatch(
-        token_ids=token_ids.to(layout.device),
-        loss_mask=loss_mask.to(layout.device),
-        sampler_logprobs=sampler_logprobs.to(layout.device),
-        share=torch.tensor(share).to(layout.device),
-        shared=torch.tensor(shared).to(layout.device),
-        indices=indices,
-        trajectory_ids=tuple(sample.trajectory_id for sample in samples),
-        num_tokens=sum(len(sample.token_ids) for sample in samples) - sum(shared),
-    )
-
-
-Row = Sequence[int]
-"""Token ids."""
+Row = Sequence[int]  # Token ids
 Way = tuple[tuple[int, int, int], int]
 """A way to split the first n rows: its batches, tokens and sum of squares, and where its last batch starts."""
 
 
 def shared_with_last(rows: Sequence[Row]) -> list[int]:
     """Number of leading tokens each row shares with the previous one; 0 for the first."""
-    return [_common(last, row) for last, row in zip(([], *rows), rows, strict=False)]
+
+    def common(first: Row, second: Row) -> int:
+        differ = (n for n, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+        return next(differ, min(len(first), len(second)))
+
+    return [common(last, row) for last, row in zip(([], *rows), rows, strict=False)]
 
 
 def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Split ``rows``, sorted by tokens, into batches of at most ``max_tokens``, shared tokens counted once.
+    """Split ``rows``, sorted by tokens, into batches of at most ``max_tokens``, shared tokens counted once; by index.
 
-    Minimizes the number of batches, then the tokens, then the imbalance. A row longer than ``max_tokens`` gets its own
-    batch. Returns the rows' indices.
+    Minimizes the number of batches, then the tokens, then the imbalance. A row longer than that gets its own batch.
     """
     order = sorted(range(len(rows)), key=lambda i: (rows[i], i))
     ordered = [rows[i] for i in order]
@@ -416,30 +368,19 @@ def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list
     return [order[start:end] for start, end in pairwise(cuts[::-1])]
 
 
-def _common(first: Row, second: Row) -> int:
-    """Length of the longest prefix of both."""
-    differ = (n for n, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
-    return next(differ, min(len(first), len(second)))
-
-
 def save_batches(
     folder: Path, name: str, batches: Sequence[MicroBatch], step: int, broken: Mapping[str, float]
 ) -> None:
-    """Write a batch with a non-finite loss or gradient to ``NAME.safetensors``, then ``NAME.json``, in ``folder``.
+    """Write an update that was skipped to ``NAME.safetensors``, then ``NAME.json``, in ``folder``.
 
-    Tensors are named ``<micro-batch>.<field>``, as in ``MicroBatch``. The JSON has the step, the non-finite values, and
-    each row's trajectory.
+    Tensors are named ``<micro-batch>.<field>``, as in ``MicroBatch``; the JSON says what is not finite and whose rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / f".{name}.safetensors"
     parts = [(f"{n}.{name}", value) for n, batch in enumerate(batches) for name, value in batch.tensors().items()]
     write_tensors(beside, {key: value.contiguous() for key, value in parts})
     beside.rename(folder / f"{name}.safetensors")
-    rows = [
-        {"micro_batch": n, "row": row, "trajectory_id": trajectory_id}
-        for n, batch in enumerate(batches)
-        for row, trajectory_id in enumerate(batch.trajectory_ids)
-    ]
-    found = {key: str(value) for key, value in broken.items()}
-    text = json.dumps({"step": step, "not_finite": found, "rows": rows}, indent=2)
-    replace_bytes(folder / f"{name}.json", (text + "\n").encode())
+    places = ((n, row, one) for n, batch in enumerate(batches) for row, one in enumerate(batch.trajectory_ids))
+    rows = [{"micro_batch": n, "row": row, "trajectory_id": one} for n, row, one in places]
+    record = {"step": step, "not_finite": {key: str(value) for key, value in broken.items()}, "rows": rows}
+    replace_bytes(folder / f"{name}.json", (json.dumps(record, indent=2) + "\n").encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from emailrl.base.disk import replace_bytes
 from emailrl.base.drawing import FAINT, FIRST, new_figure, save
@@ -18,13 +18,8 @@ from emailrl.training.report import percent
 from emailrl.training.run import TrainingRun
 from emailrl.training.state import RunState
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-LAST_CURVE: Final = "curve.svg"
-"""In a run's folder: the file that ``draw_curves`` writes last."""
-RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}
-"""Measured learning rates (docs/guides/learning_rate.md)."""
+LAST_CURVE: Final = "curve.svg"  # In a run's folder: the file that ``draw_curves`` writes last
+RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}  # Measured learning rates (docs/guides/learning_rate.md)
 
 
 class NothingLeft(Exception):
@@ -86,39 +81,37 @@ def confirm_best(run: TrainingRun) -> None:
 def outcome(state: RunState, reason: str, num_eval: int, settings: Settings) -> str:
     """The result of a run that ended for ``reason``."""
     best, interval, step = state.best_accuracy, state.best_interval, state.best_step
+    steps = counted(state.step, "step")
     if best is None or interval is None:
         said = "No evaluation selected a best_model"
     elif best == 0:
         said = f"No evaluation had a correct answer; best_model is from step {step}"
     else:
-        said = (
-            f"Best accuracy {percent(best, interval)} at step {step}, on the"
-            f" {counted(num_eval, 'validation question')} that selected best_model"
-        )
-        if step == 0 < state.step:
-            said += "; best_model has the weights of the start"
-    lines = [f"Done after step {state.step}: {reason}. {said}."]
+        questions = f"the {counted(num_eval, 'validation question')} that selected best_model"
+        start = "; best_model has the weights of the start" if step == 0 < state.step else ""
+        said = f"Best accuracy {percent(best, interval)} at step {step}, on {questions}{start}"
+    said = f"Done after step {state.step}: {reason}. {said}."
     if 0 < state.step == state.steps_without_update:
         kept = "final has" if best is None else "best_model and final have"
-        lines.append(
-            f"Nothing was learned: {counted(state.step, 'step')} without an update, so {kept} the weights of the start."
+        return (
+            f"{said}\nNothing was learned: {steps} without an update, so {kept} the weights of the start."
             " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
             " emailrl sft (docs/guides/troubleshooting.md)."
         )
-    elif state.learned_nothing and not best:
-        lines.append(
-            f"Nothing was learned in {counted(state.step, 'step')}: start with emailrl sft, or with a stronger model or"
-            " an easier mailbox (docs/guides/troubleshooting.md)."
+    if not state.learned_nothing:
+        return said
+    if not best:
+        return (
+            f"{said}\nNothing was learned in {steps}: start with emailrl sft, or with a stronger model or an easier"
+            " mailbox (docs/guides/troubleshooting.md)."
         )
-    elif state.learned_nothing:
-        model, rate = settings.model.name, settings.training.learning_rate
-        higher = max(RATES.get(model, 0), rate)
-        lines.append(
-            f"Nothing was learned: every evaluation in {counted(state.step, 'step')} had the same {best:.1%} correct."
-            f" The learning rate {rate:g} is probably too small for {model}: try --learning-rate"
-            f" {higher if higher > rate else 10 * rate:g} (docs/guides/learning_rate.md)."
-        )
-    return "\n".join(lines)
+    model, rate = settings.model.name, settings.training.learning_rate
+    higher = max(RATES.get(model, 0), rate)
+    return (
+        f"{said}\nNothing was learned: every evaluation in {steps} had the same {best:.1%} correct."
+        f" The learning rate {rate:g} is probably too small for {model}: try --learning-rate"
+        f" {higher if higher > rate else 10 * rate:g} (docs/guides/learning_rate.md)."
+    )
 
 
 def complete(skipped: Sequence[str]) -> str:
@@ -126,10 +119,7 @@ def complete(skipped: Sequence[str]) -> str:
     return f"The run is complete and saved{'; skipped: ' * bool(skipped)}{' and '.join(skipped)}."
 
 
-Points = list[tuple[int, float]]
-
-
-def curve(records: Sequence[Record], name: str) -> Points:
+def curve(records: Sequence[Record], name: str) -> list[tuple[int, float]]:
     """Return ``(step, number)`` of every record that has the number."""
     return [(record["step"], record[name]) for record in records if record.get(name) is not None]
 
@@ -139,25 +129,19 @@ def draw_curves(run_dir: Path, settings: Settings) -> list[Path]:
     steps, evaluations = (list(read_records(run_dir / f"{name}.jsonl")) for name in ("metrics", "evaluations"))
     figure = new_figure(9, 3.6)
     accuracy, reward = figure.subplots(1, 2)
-    _draw(accuracy, curve(steps, "accuracy"), curve(evaluations, "accuracy"))
+    for axes, of_steps, of_evaluations in ((accuracy, "accuracy", "accuracy"), (reward, "reward_mean", "reward")):
+        for points, style in (
+            (curve(steps, of_steps), {"color": FAINT, "label": "training rollouts"}),
+            (curve(evaluations, of_evaluations), {"color": FIRST, "marker": "o", "label": "evaluations"}),
+        ):
+            axes.plot([step for step, _ in points], [value for _, value in points], **style)
     if whole := [each for each in evaluations if each.get("accuracy") is not None]:
         at = [each["step"] for each in whole]
         accuracy.vlines(at, *([each[f"accuracy_{end}"] for each in whole] for end in ("low", "high")), color=FIRST)
     accuracy.set(title="Accuracy, 95 % interval", xlabel="training step", ylim=(0, 1.02))
     accuracy.yaxis.set_major_formatter("{x:.0%}")
-    _draw(reward, curve(steps, "reward_mean"), curve(evaluations, "reward"))
     reward.set(title="Reward", xlabel="training step")
     reward.legend(loc="lower right")
-    training = settings.training
-    title = f"{settings.model.name}, {training.algorithm}, mode {training.mode}"
+    title = f"{settings.model.name}, {settings.training.algorithm}, mode {settings.training.mode}"
     figure.suptitle(title, fontsize=11, parse_math=False)  # names may hold a $
     return save(figure, run_dir / "curve")
-
-
-def _draw(axes: Axes, rollouts: Points, evaluations: Points) -> None:
-    lines: list[tuple[Points, dict[str, Any]]] = [
-        (rollouts, {"color": FAINT, "label": "training rollouts"}),
-        (evaluations, {"color": FIRST, "marker": "o", "label": "evaluations"}),
-    ]
-    for points, style in lines:
-        axes.plot([step for step, _ in points], [value for _, value in points], **style)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from emailrl.base.errors import EmailRLError
 from emailrl.model.layout import micro_batch_cap
@@ -26,15 +27,9 @@ class Forward:
 
     def layout(self) -> Layout:
         """How micro-batches are laid out, under the current cap."""
-        policy = self.policy
-        return Layout(
-            self.max_tokens,
-            max_rows=self.training.max_rows_per_micro_batch,
-            pad_id=policy.tokenizer.pad_token_id or 0,
-            device=policy.device,
-            packing=takes_packed(policy.model),
-            share_prefixes=self.shares_prefixes,
-        )
+        policy, max_rows = self.policy, self.training.max_rows_per_micro_batch
+        pad_id, packing = policy.tokenizer.pad_token_id or 0, takes_packed(policy.model)
+        return Layout(self.max_tokens, max_rows, pad_id, policy.device, packing, self.shares_prefixes)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -42,19 +37,15 @@ class Forward:
         return self.training.prefix_sharing and shares_prefixes(self.policy.model)
 
     def train(self, batch: MicroBatch, *, entropy_grad: bool = False, critic_only: bool = False) -> TokenLogprobs:
-        """Score with the current policy for a backward pass, with entropy, and values if it has a critic.
-
-        ``critic_only`` stops the values' gradient at the hidden states: only the critic's head gets one.
-        """
-        return self._score(batch, entropy=True, entropy_grad=entropy_grad, critic_only=critic_only)
+        """Score for a backward pass, with entropy and values; ``critic_only``: only the critic's head learns."""
+        critic = self.policy.value_head
+        head = (lambda hidden: critic(hidden.detach())) if critic is not None and critic_only else critic
+        return self._score(batch, head, entropy=True, entropy_grad=entropy_grad)
 
     def score_all(
         self, batches: Sequence[MicroBatch], *, blanks: int, old: bool, reference: bool
     ) -> tuple[list[MicroBatch], int]:
-        """Score a mini-batch's micro-batches with the policy (``old``) and its ``reference``, as requested.
-
-        Returns them and the number of times one was halved to fit into memory. ``blanks``: see ``blank``.
-        """
+        """Score a mini-batch's micro-batches, then ``blanks``; returns them and how often one was halved to fit."""
         scored: list[MicroBatch] = []
         waiting, halved = [*batches], 0
         while waiting:
@@ -72,10 +63,7 @@ class Forward:
         return scored, halved
 
     def blank(self) -> MicroBatch:
-        """A micro-batch that adds nothing, for a rank with fewer of its own than another.
-
-        Only a sharded base needs them: every rank takes part in every pass.
-        """
+        """A micro-batch that adds nothing: with a sharded base every rank takes part in every pass."""
         device = self.policy.device
         ids, one = torch.zeros((1, 2), dtype=torch.long, device=device), torch.ones(1, device=device)
         mask = torch.tensor([[False, True]], device=device)
@@ -91,23 +79,15 @@ class Forward:
         return batch.num_tokens if takes_packed(self.policy.model) else batch.token_ids.numel()
 
     def ran_out(self, batch: MicroBatch) -> None:
-        """Record that a micro-batch did not fit: later ones are no larger than its halves.
-
-        Raises EmailRLError for a single sample.
-        """
+        """Let later micro-batches be no larger than the halves of one that did not fit; EmailRLError if it has none."""
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
+        on, lower = "Set GRADIENT_CHECKPOINTING=on, ", "lower MAX_TURNS or MAX_TOKENS, or choose a smaller model."
         if self.policy.sharded:
-            raise EmailRLError(
-                f"Out of memory on a micro-batch of {batch.num_tokens} tokens, which ranks with a sharded base model "
-                "cannot split.",
-                "Set GRADIENT_CHECKPOINTING=on, or lower MAX_TOKENS_PER_MICRO_BATCH.",
-            )
+            what = f"a micro-batch of {batch.num_tokens} tokens, which ranks with a sharded base model cannot split"
+            raise EmailRLError(f"Out of memory on {what}.", f"{on}or lower MAX_TOKENS_PER_MICRO_BATCH.")
         if len(batch.indices) == 1:
-            raise EmailRLError(
-                f"Out of memory on a single sample of {batch.num_tokens} tokens.",
-                "Set GRADIENT_CHECKPOINTING=on, lower MAX_TURNS or MAX_TOKENS, or choose a smaller model.",
-            )
+            raise EmailRLError(f"Out of memory on a single sample of {batch.num_tokens} tokens.", on + lower)
         # With shared prefixes a half is more than half: a lower cap would split batches that fit.
         halves = max(map(self.size, batch.halves()))
         self.max_tokens = min(self.max_tokens, halves, self.size(batch) - 1)
@@ -115,33 +95,30 @@ class Forward:
     def smaller(self, batches: Sequence[MicroBatch], failed: MicroBatch) -> list[MicroBatch]:
         """The micro-batches, halved where they are as large as the one that did not fit."""
         limit = self.size(failed)
-        return [
-            part
-            for batch in batches
-            for part in ([batch] if self.size(batch) < limit or len(batch.indices) == 1 else batch.halves())
-        ]
+        whole = (
+            [batch] if self.size(batch) < limit or len(batch.indices) == 1 else batch.halves() for batch in batches
+        )
+        return [part for parts in whole for part in parts]
 
     @torch.no_grad()
     def score(self, batch: MicroBatch, *, old: bool = True, reference: bool = False) -> MicroBatch:
         """The micro-batch scored by the current policy (``old``) and its ``reference``, as requested."""
         if old:
-            scored = self._score(batch)
+            scored = self._score(batch, self.policy.value_head)
             batch = replace(batch, old_logprobs=scored.logprobs, old_values=scored.values)
         if reference:
             with self.policy.reference():
-                batch = replace(batch, ref_logprobs=self._score(batch, critic=False).logprobs)
+                batch = replace(batch, ref_logprobs=self._score(batch, None).logprobs)
         return batch
 
     def _score(
         self,
         batch: MicroBatch,
+        head: Callable[[Tensor], Tensor] | None,
         *,
         entropy: bool = False,
         entropy_grad: bool = False,
-        critic: bool = True,
-        critic_only: bool = False,
     ) -> TokenLogprobs:
-        head = self.policy.value_head if critic else None
         return token_logprobs(
             self.policy.model,
             batch.token_ids,
@@ -149,6 +126,6 @@ class Forward:
             temperature=self.temperature,
             entropy=entropy,
             entropy_grad=entropy_grad,
-            value_head=(lambda hidden: head(hidden.detach())) if head is not None and critic_only else head,
+            value_head=head,
             shared=batch.shared,
         )

@@ -13,8 +13,7 @@ ESTIMATES: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "k1": (lambda d: d, -10.0, 10.0),
     "k2": (lambda d: d.square() / 2, -math.sqrt(20), math.sqrt(20)),
     "k3": (lambda d: torch.expm1(-d) + d, -2.610868638149876, 10.999983298020256),
-}
-"""Each estimator, and the d at which it reaches ±10 on each side."""
+}  # Each estimator, and the d at which it reaches ±10 on each side
 
 
 def estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:

@@ -18,7 +18,6 @@ from emailrl.training.ending import NothingLeft, complete, confirm_best, confirm
 from emailrl.training.report import evaluation_metrics, policy_ages, rollout_metrics, step_line, update_metrics
 from emailrl.training.run import TrainingRun
 from emailrl.training.shaping import terminal_rewards
-from emailrl.training.state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +25,11 @@ class TrainResult:
     """The result of a run."""
 
     run_dir: Path
-    best_accuracy: float
-    """Best evaluation accuracy, 0 to 1; its weights are in ``best_model``."""
+    best_accuracy: float  # Best evaluation accuracy, 0 to 1; its weights are in ``best_model``
     best_step: int
-    steps: int
-    """Steps done, including those before a resume."""
+    steps: int  # Steps done, including those before a resume
     steps_without_update: int
-    learned_nothing: bool
-    """Whether no step had an update, or no update changed an evaluation."""
-
-    @classmethod
-    def of(cls, directory: Path, state: RunState) -> TrainResult:
-        """The result of the run in this directory."""
-        return cls(
-            directory.absolute(),
-            state.best_accuracy or 0.0,
-            state.best_step or 0,
-            state.step,
-            state.steps_without_update,
-            state.learned_nothing,
-        )
+    learned_nothing: bool  # Whether no step had an update, or no update changed an evaluation
 
 
 def train(
@@ -67,8 +51,7 @@ def train(
     Raises UsageError for what the user must change, EmailRLError for a run that cannot continue.
     """
     display = display or Display(progress)
-    skipped: list[str] | None = None
-    """What is left to do once everything is saved; None before that."""
+    skipped: list[str] | None = None  # What is left to do once everything is saved; None before that
     try:
         with (
             joined(settings.training, device=settings.model.device) as ranks,
@@ -84,16 +67,18 @@ def train(
             confirm_best(run)
             skipped = export
             run.interrupts.check()
-            return TrainResult.of(run.directory, run.state)
+            directory, state = run.directory, run.state
     except NothingLeft as finished:
         display.result(str(finished))
-        return TrainResult.of(finished.directory, finished.state)
+        directory, state = finished.directory, finished.state
     except (Exception, KeyboardInterrupt):
         if skipped is not None:  # a rank may also be lost while the others are released
             display.result(complete(skipped))
         raise
     finally:
         display.end()
+    best = state.best_accuracy or 0.0, state.best_step or 0
+    return TrainResult(directory.absolute(), *best, state.step, state.steps_without_update, state.learned_nothing)
 
 
 def loop(run: TrainingRun) -> str:
@@ -124,7 +109,10 @@ def loop(run: TrainingRun) -> str:
         finally:  # an evaluation cut short does not cost the step: it is saved, and the resumed run evaluates it
             metrics |= {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
             metrics |= evaluation_metrics(evaluation)
-            metrics |= {"dropped": collected.dropped() | counts, "seconds": clock.seconds() | run.waits}
+            metrics |= {
+                "dropped": collected.dropped() | counts,
+                "seconds": clock.seconds() | (run.ahead.seconds if run.ahead else {}),
+            }
             seconds_left = pace.seconds_left(state.step, run.total_steps)
             run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)
             run.complete_step()

@@ -14,7 +14,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from emailrl.training.advantages import masked
 from emailrl.training.algorithms import default_low
 
 LOG_RATIO_LIMIT = 20.0
@@ -88,21 +87,9 @@ def importance_weights(
     are OpenRLHF's corrections, save that its ``tis`` raises weights to 0.5. A token that was not sampled (NaN, as for
     tool results) has weight 1 and is excluded from means, but is zeroed with its row.
     """
-    low = default_low(kind) if low is None else low
     trainable = _trainable(loss_mask, old_logprobs, sampler_logprobs)
-    sampled = trainable & ~sampler_logprobs.isnan()
-    log_weight = log_weights(old_logprobs, sampler_logprobs, loss_mask)
-    weight = log_weight.exp()
-    if kind == "tis":
-        weight = torch.where(sampled, weight.clamp(low, high), weight)
-    elif kind == "icepop":
-        weight = masked(weight, ((low <= weight) & (weight <= high)) | ~sampled)
-    elif kind == "sequence_mask":
-        mean = _row_mean(log_weight, sampled).exp()
-        weight = masked(weight, (low <= mean) & (mean <= high))
-    else:
-        raise ValueError(f"unknown importance correction {kind!r}: tis, icepop or sequence_mask")
-    return masked(weight, trainable)
+    gap = log_weights(old_logprobs, sampler_logprobs, loss_mask)
+    return _bounded(gap, trainable & ~sampler_logprobs.isnan(), trainable, kind, low, high)
 
 
 def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
@@ -135,8 +122,7 @@ def correction_weights(
         gap, sampled = masked(_row_mean(gap, sampled).expand_as(gap), trainable), trainable
     elif ratio_level != "token":
         raise ValueError(f"unknown ratio_level {ratio_level!r}: token or sequence")
-    drawn = torch.zeros_like(gap).masked_fill(~sampled, torch.nan)
-    weights = importance_weights(gap, drawn, loss_mask, kind=kind, low=low, high=high)
+    weights = _bounded(gap, sampled, trainable, kind, low, high)
     free, bounded = gap[sampled].exp(), weights[sampled]
     if not len(free):
         return weights, {}
@@ -217,6 +203,22 @@ def count_for(
     return num_sequences.double() * constant_length  # the length may be fractional
 
 
+def _bounded(
+    log_weight: Tensor, sampled: Tensor, trainable: Tensor, kind: Correction, low: float | None, high: float
+) -> Tensor:
+    low, weight = default_low(kind) if low is None else low, log_weight.exp()
+    if kind == "tis":
+        weight = torch.where(sampled, weight.clamp(low, high), weight)
+    elif kind == "icepop":
+        weight = masked(weight, ((low <= weight) & (weight <= high)) | ~sampled)
+    elif kind == "sequence_mask":
+        mean = _row_mean(log_weight, sampled).exp()
+        weight = masked(weight, (low <= mean) & (mean <= high))
+    else:
+        raise ValueError(f"unknown importance correction {kind!r}: tis, icepop or sequence_mask")
+    return masked(weight, trainable)
+
+
 def _ratio_metrics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, trainable: Tensor) -> dict[str, float]:
     """Means and extremes over trainable tokens; ``approx_kl`` is k3 between old and new policy."""
     if not trainable.any():
@@ -237,3 +239,10 @@ def _trainable(loss_mask: Tensor, *tensors: Tensor) -> Tensor:
 def _row_mean(per_token: Tensor, trainable: Tensor) -> Tensor:
     """Mean over each row's trainable tokens, ``(B, 1)``; 0 for a row without any. Expects zeros outside the mask."""
     return per_token.sum(1, keepdim=True) / trainable.sum(1, keepdim=True).clamp(min=1)
+
+
+def masked(tensor: Tensor, trainable: Tensor) -> Tensor:
+    """Return the tensor in float32 (float64 given float64), 0 outside the bool mask ``trainable``."""
+    # `where`, not multiplication: NaN * 0 is NaN, in the value and in the gradient.
+    tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
+    return torch.where(trainable, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))

@@ -1,16 +1,24 @@
-"""What a run reports of its steps and evaluations: the metrics of a step, and lines for the console."""
+"""What a run reports of its steps and evaluations: metrics, lines for the console, and signs of policy collapse.
+
+Each sign is reported once, with a remedy and the way back, until it has passed: its severity is an alarm from 1, over
+below ``PASSED``, so that a value that hovers around its threshold warns once (docs/reference/rewards.md).
+"""
 
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from emailrl.checkpoints import list_checkpoints
 from emailrl.measure.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
 from emailrl.records import Record
-from emailrl.records.trajectory import StopReason, Trajectory
+from emailrl.records.trajectory import StopReason
 from emailrl.runs.log import duration
 from emailrl.training.batch import TrainingSample, is_truncated
 from emailrl.training.losses import LOG_RATIO_LIMIT
@@ -28,21 +36,11 @@ UPDATE_METRICS = (
     "entropy",
     "grad_norm",
     "learning_rate",
-)
-"""Null in a step without an update; ``kl_loss`` is the KL term of the loss, null if the loss has none."""
-
+)  # Null in a step without an update; ``kl_loss`` is the KL term of the loss, null if the loss has none
 RUBRIC_METRICS = (
-    "answer_correct",
-    "returned_i_dont_know",
-    "sources_correct",
-    "num_sources",
-    "num_turns",
-    "answer_words",
-    "answer_candidates",
-    "answer_capitals",
-)
-"""Means over a step's rollouts; those about answers cover only attempts (null if there were none)."""
-
+    *("answer_correct", "returned_i_dont_know", "sources_correct", "num_sources", "num_turns", "answer_words"),
+    *("answer_candidates", "answer_capitals"),
+)  # Means over a step's rollouts; those about answers cover only attempts (null if there were none)
 UNANSWERED = frozenset(StopReason) - {StopReason.ANSWERED, StopReason.COMPLETED, StopReason.EXCEPTION}
 """Ways to end without an answer, other than "I don't know"."""
 
@@ -52,9 +50,10 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
 
     Dropped groups count too: keeping only the others would measure the filter, not the policy.
     """
-    trajectories = [trajectory for group in collected.groups for trajectory in group.trajectories]
+    trajectories = collected.trajectories
     completed = [trajectory for trajectory in trajectories if trajectory.exception is None]
     rewards = [trajectory.reward for trajectory in completed]
+    unanswered = [one.stop_reason in UNANSWERED or bool(one.rubric.get("returned_i_dont_know")) for one in completed]
     rubric = rubric_means(completed)
     return {
         "accuracy": mean([float(is_correct(each)) for each in trajectories if is_judged(each)]),
@@ -63,7 +62,7 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
         "reward_median": statistics.median(rewards) if rewards else None,
         "reward_min": min(rewards, default=None),
         "reward_max": max(rewards, default=None),
-        "unanswered": mean([float(is_unanswered(each)) for each in completed]),
+        "unanswered": mean([float(each) for each in unanswered]),
         **{name: rubric.get(name) for name in RUBRIC_METRICS},
         **disagreement(completed),
         "num_trajectories": len(trajectories),
@@ -75,15 +74,10 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
     }
 
 
-def is_unanswered(trajectory: Trajectory) -> bool:
-    """Whether it ended with "I don't know", out of turns or tokens, or with a malformed call."""
-    return trajectory.stop_reason in UNANSWERED or bool(trajectory.rubric.get("returned_i_dont_know"))
-
-
 def policy_ages(collected: Collected, step: int) -> dict[str, Any]:
     """The policy steps that the rollouts were sampled from, and their lag behind ``step``."""
-    stamps = [each.policy_version for group in collected.groups for each in group.trajectories if each.policy_version]
-    versions = [int(stamp.removeprefix("v-")) for stamp in stamps]
+    stamps = (each.policy_version for each in collected.trajectories)
+    versions = [int(stamp.removeprefix("v-")) for stamp in stamps if stamp]
     return {
         "policy_version_min": min(versions, default=None),
         "policy_version_max": max(versions, default=None),
@@ -95,9 +89,8 @@ def policy_ages(collected: Collected, step: int) -> dict[str, Any]:
 def update_metrics(update: Mapping[str, float]) -> dict[str, Any]:
     """Metrics of the update, ``UPDATE_METRICS`` first; without an update nothing was trained."""
     trainable, total = update.get("trainable_tokens", 0), update.get("total_tokens", 0)
-    share = trainable / total if total else None
-    named: dict[str, Any] = dict.fromkeys(UPDATE_METRICS)
-    return named | {"trainable_tokens": trainable, "total_tokens": total, "trainable_share": share} | dict(update)
+    named: dict[str, Any] = dict.fromkeys(UPDATE_METRICS) | {"trainable_tokens": trainable, "total_tokens": total}
+    return named | {"trainable_share": trainable / total if total else None} | dict(update)
 
 
 def evaluation_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
@@ -106,11 +99,7 @@ def evaluation_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
 
 
 def training_records(
-    collected: Collected,
-    samples: Sequence[TrainingSample],
-    tokens: Sequence[TokenNumbers],
-    *,
-    mask_truncated: bool,
+    collected: Collected, samples: Sequence[TrainingSample], tokens: Sequence[TokenNumbers], *, mask_truncated: bool
 ) -> Iterator[Record]:
     """What training adds to each trajectory of a step, by id: its tokens' numbers, or why it was dropped.
 
@@ -120,32 +109,26 @@ def training_records(
     trained: dict[str, list[Record]] = defaultdict(list)
     for sample, numbers in zip(samples, tokens, strict=True):
         trained[sample.trajectory_id].append(sample_record(sample, numbers))
-    for group in collected.groups:
-        for trajectory in group.trajectories:
-            dropped: str | None = collected.reasons.get(group.id)
-            if trajectory.exception is not None:
-                dropped = "exception"
-            elif dropped is None and mask_truncated and is_truncated(trajectory):
-                dropped = "truncated"
-            records = trained[trajectory.id]
-            advantages = {each for record in records for each in record["advantages"] if each is not None}
-            if len(advantages) == 1:
-                for record in records:
-                    del record["advantages"]
-            yield {
-                "id": trajectory.id,
-                "group_id": group.id,
-                "advantage": advantages.pop() if len(advantages) == 1 else None,
-                "dropped": dropped,
-                "samples": records,
-            }
+    for trajectory in collected.trajectories:
+        dropped = collected.reasons.get(trajectory.group_id)
+        if trajectory.exception is not None:
+            dropped = "exception"
+        elif dropped is None and mask_truncated and is_truncated(trajectory):
+            dropped = "truncated"
+        records = trained[trajectory.id]
+        advantages = {each for record in records for each in record["advantages"] if each is not None}
+        shared = advantages.pop() if len(advantages) == 1 else None
+        if shared is not None:
+            for record in records:
+                del record["advantages"]
+        names = {"id": trajectory.id, "group_id": trajectory.group_id}
+        yield names | {"advantage": shared, "dropped": dropped, "samples": records}
 
 
 def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
     """One trained sequence: lists with one entry per token, null where the mode's mask is 0.
 
-    ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss: 1 where a step makes one
-    update.
+    ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss.
     """
 
     def trained(values: Iterable[float]) -> list[float | None]:
@@ -160,8 +143,6 @@ def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
     }
 
 
-# -- lines ---
-
 DROPPED: Final = {
     "trajectories_exception": ("trajectory", "trajectories", "failed"),
     "groups_too_small": ("group", "groups", "too small"),
@@ -170,21 +151,18 @@ DROPPED: Final = {
     "groups_above_range": ("group", "groups", "too easy"),
     "trajectories_truncated": ("trajectory", "trajectories", "cut off"),
     "samples_nothing_trainable": ("sample", "samples", "without trainable tokens"),
-}
-"""Why something was dropped (``dropped`` in ``metrics.jsonl``), in words."""
+}  # Why something was dropped (``dropped`` in ``metrics.jsonl``), in words
 
 
 def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0) -> str:
-    """One step on one line, with the time left; missing numbers are dashes.
-
-    Loss is the sum of Policy and the weighted KL, unless the algorithm adds an entropy bonus or a critic's loss.
-    """
+    """One step on one line, with the time left; missing numbers are dashes."""
 
     def shown(name: str, form: str) -> str:
         value = metrics.get(name)
         return "-" if value is None else format(value, form)
 
     in_loss = metrics.get("kl_loss") is not None or metrics.get("kl") is None
+    tokens = f"{metrics['trainable_tokens']}/{metrics['total_tokens']} ({shown('trainable_share', '.1%')})"
     parts = [
         f"Step {metrics['step']}/{total}",
         f"Loss: {shown('loss', 'z.4f')}",
@@ -192,20 +170,15 @@ def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0)
         f"KL: {shown('kl_loss', 'z.4f')}" if in_loss else f"KL in the reward: {shown('kl', 'z.4f')}",
         f"Reward: {shown('reward_mean', 'z.3f')}",
         f"Acc: {shown('accuracy', '.1%')}",
-        f"Trainable tokens: {metrics['trainable_tokens']}/{metrics['total_tokens']}"
-        f" ({shown('trainable_share', '.1%')})",
+        f"Trainable tokens: {tokens}",
         f"{metrics['seconds']['total']:.1f} s",
     ]
     if seconds_left:
         parts.append(f"about {duration(seconds_left)} left")
-    if dropped := {reason: count for reason, count in metrics["dropped"].items() if count}:
-        parts.append("Dropped: " + ", ".join(_in_words(*item) for item in dropped.items()))
+    counts = ((count, *DROPPED[reason]) for reason, count in metrics["dropped"].items() if count)
+    if dropped := [f"{count} {one if count == 1 else many} {why}" for count, one, many, why in counts]:
+        parts.append("Dropped: " + ", ".join(dropped))
     return " | ".join(parts)
-
-
-def _in_words(reason: str, count: int) -> str:
-    one, many, why = DROPPED[reason]
-    return f"{count} {one if count == 1 else many} {why}"
 
 
 def percent(accuracy: float, interval: tuple[float, float]) -> str:
@@ -229,11 +202,10 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
     if (sources := evaluation.rubric.get("sources_correct")) is not None:
         lines.append(f"Correct sources: {sources:.1%}")
     if evaluation.unjudged:
-        void = "so this evaluation does not count for the best model, patience or target."
-        lines.append(
-            f"{evaluation.unjudged} of {len(evaluation.trajectories)} answers have no verdict, "
-            + (void if evaluation.is_void else "and are excluded from the accuracy.")
-        )
+        then = "and are excluded from the accuracy."
+        if evaluation.is_void:
+            then = "so this evaluation does not count for the best model, patience or target."
+        lines.append(f"{evaluation.unjudged} of {len(evaluation.trajectories)} answers have no verdict, {then}")
     if state.best_accuracy == 0:
         lines.append(f"No correct answer yet; best_model stays at step {state.best_step} until there is one")
     elif is_best:
@@ -242,3 +214,109 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
         best = percent(state.best_accuracy, state.best_interval)
         lines.append(f"Best accuracy so far: {best} at step {state.best_step}")
     return "\n".join(lines)
+
+
+WATCHED = ("accuracy", "unanswered", "entropy", "kl", "answer_words", "answer_candidates")
+"""The metrics of a step that the signs are computed from."""
+WINDOW = 5  # Steps over which a level is averaged
+UNANSWERED_SHARE = 0.9  # Share of rollouts that end without an answer
+LOWEST_ENTROPY = 0.002
+"""Nats per trained token: two rollouts of 50 tokens are then identical with probability e^-0.1 = 90 % or more."""
+HIGHEST_KL = 1.0  # Nats per trained token
+TIMES_KL_TARGET = 5  # With KL_TARGET, the highest KL as a multiple of it
+GROWTH_WINDOW = 10  # Steps at each end of ``HISTORY`` that are compared to measure growth
+HISTORY = 40
+GROWTH = 1.5
+LEAST_GROWTH = {"answer_words": 5.0, "answer_candidates": 0.5}
+"""Minimum absolute growth: from one word to two is no sign."""
+ACCURACY_ROSE = 0.02  # Answers may grow if accuracy rises by more than this
+PASSED = 0.75
+
+Steps = Sequence[Mapping[str, float | None]]
+"""The watched metrics of the last steps, oldest first; None if a step lacks the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A sign that has just reached its threshold."""
+
+    warning: str
+    good_step: int | None  # A step from before it began; None if none is remembered
+
+
+def watch(state: RunState, metrics: Mapping[str, float | None], kl_target: float | None) -> list[Alarm]:
+    """Record the last step's metrics in ``state``; return new alarms."""
+    state.watched = [*state.watched, {name: metrics.get(name) for name in WATCHED}][-HISTORY:]
+    alarms = []
+    for cause, (severity, warning) in signs(state.watched, kl_target).items():
+        if cause in state.collapsing:
+            if severity < PASSED:
+                state.collapsing.remove(cause)
+        elif severity >= 1:
+            state.collapsing.append(cause)
+            # The step before the whole window in which the sign was last below PASSED: a mean lags behind a change.
+            window = GROWTH_WINDOW if cause in LEAST_GROWTH else WINDOW
+            before = (
+                max(0, state.step - back - (window - 1))
+                for back in range(1, len(state.watched))
+                if signs(state.watched[:-back], kl_target).get(cause, (0.0, ""))[0] < PASSED
+            )
+            alarms.append(Alarm(warning, next(before, None)))
+    return alarms
+
+
+def signs(steps: Steps, kl_target: float | None) -> dict[str, tuple[float, str]]:
+    """Severity (0 if there are too few steps to tell) and warning of every sign that can be computed, by cause."""
+    found: dict[str, tuple[float, str]] = {}
+    recent = {name: [value for step in steps if (value := step[name]) is not None][-WINDOW:] for name in WATCHED}
+    levels = {name: math.fsum(values) / WINDOW for name, values in recent.items() if len(values) == WINDOW}
+    if (unanswered := levels.get("unanswered")) is not None:
+        warning = (
+            f'{unanswered:.0%} of rollouts end without an answer ("I don\'t know", or out of turns), which the art_e'
+            " reward pays more than answering with less than about 37 % accuracy: lower REWARD_NO_ANSWER or"
+            " LEARNING_RATE, use easier questions or start with emailrl sft (docs/reference/rewards.md)."
+        )
+        found["unanswered"] = unanswered / UNANSWERED_SHARE, warning
+    if (entropy := levels.get("entropy")) is not None:
+        warning = (
+            f"the policy's entropy is {entropy:.4f} nats per token: a question's rollouts are nearly identical and"
+            " teach nothing; raise ENTROPY_COEF or TEMPERATURE, or lower LEARNING_RATE."
+        )
+        found["entropy"] = LOWEST_ENTROPY / max(entropy, 1e-12), warning
+    if (kl := levels.get("kl")) is not None:
+        limit = TIMES_KL_TARGET * kl_target if kl_target else HIGHEST_KL
+        above = f"the KL to the reference policy is {kl:.3g} nats per token, above {limit:g}:"
+        found["kl"] = kl / limit, f"{above} raise BETA or lower LEARNING_RATE."
+
+    def average(part: Steps, name: str) -> float:
+        return mean([value for step in part if (value := step[name]) is not None]) or 0.0
+
+    early, late = steps[:GROWTH_WINDOW], steps[-GROWTH_WINDOW:]
+    accuracy = [average(part, "accuracy") for part in (early, late)]
+    for name, what in (("answer_words", "words"), ("answer_candidates", "candidates")):
+        before, after = average(early, name), average(late, name)
+        severity = 0.0
+        if len(steps) >= 2 * GROWTH_WINDOW and accuracy[1] - accuracy[0] <= ACCURACY_ROSE and before > 0:
+            severity = min(after / before / GROWTH, (after - before) / LEAST_GROWTH[name])
+        warning = (
+            f"answers grew from {before:.1f} to {after:.1f} {what} in {len(steps)} steps while accuracy did not rise"
+            f" ({accuracy[0]:.0%}, {accuracy[1]:.0%}): read some (emailrl inspect-trajectory); if they game the check,"
+            " set EMAILRL_JUDGE=llm or use a reward that penalizes it (docs/guides/custom.md)."
+        )
+        found[name] = severity, warning
+    return found
+
+
+def way_back(run_dir: Path, good_step: int | None) -> str:
+    """The command that resumes from the last checkpoint up to ``good_step``, or else from the best."""
+    checkpoints = list_checkpoints(run_dir)
+    kept = [item for item in checkpoints if good_step is not None and item.metadata.step <= good_step]
+    best = [item for item in checkpoints if item.metadata.kind == "best"]
+    if not kept and not best:
+        return "No earlier checkpoint is left: make that change and start a new run."
+    chosen = (kept or best)[-1]
+    where = " (before this)" if kept else " (the best; no earlier one is left)"
+    return (
+        f"Make that change and return to step {chosen.metadata.step}{where}:"
+        f" emailrl train --resume {shlex.quote(str(chosen.path))} --overwrite"
+    )

@@ -22,22 +22,18 @@ from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.runs.log import Display
 from emailrl.settings import AlgorithmSettings, TrainingSettings
-from emailrl.training.algorithms import Algorithm
-from emailrl.training.passes import questions_per_step
+from emailrl.training.algorithms import Algorithm, questions_per_step
 from emailrl.training.state import RunState, StepQuestions
 
 logger = logging.getLogger(__name__)
-
-Reason = Literal["group_too_small", "group_low_std", "group_below_range", "group_above_range"]
-REASONS: tuple[Reason, ...] = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")
+REASONS = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")
 
 
 @dataclass(frozen=True)
 class Filter:
     """Conditions for training on a group."""
 
-    min_group_size: int
-    """Minimum number of members, excluding those that raised; at least 1."""
+    min_group_size: int  # Minimum number of members, excluding those that raised; at least 1
     min_group_std: float
     between: tuple[float, float] | None = None
     """The mean must be strictly inside; None keeps every group whose rewards differ, without refills."""
@@ -45,27 +41,27 @@ class Filter:
     """What to average: the answer's verdict as 0 or 1, or the reward."""
     max_refill_rounds: int = 0
 
-    def sift(self, group: TrajectoryGroup) -> TrajectoryGroup | Reason:
-        """The group without the members that raised, or the first reason to drop it.
+    def sift(self, group: TrajectoryGroup) -> TrajectoryGroup | str:
+        """The group without the members that raised, or the first of ``REASONS`` to drop it.
 
         The standard deviation is the *sample* one (n - 1); a group of one has none and passes.
         """
         sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
-        if len(sound) < self.min_group_size:
+        if (size := len(sound)) < self.min_group_size:
             return "group_too_small"
-        if len(sound) > 1 and _sample_std([trajectory.reward for trajectory in sound]) < self.min_group_std:
+        rewards = [trajectory.reward for trajectory in sound]
+        mean = math.fsum(rewards) / size
+        squares = math.fsum((reward - mean) ** 2 for reward in rewards)
+        if size > 1 and math.sqrt(squares / (size - 1)) < self.min_group_std:
             return "group_low_std"
         if self.between is not None:
-            low, high = self.between
-            mean = math.fsum(map(self._measure, sound)) / len(sound)
-            if mean <= low:
+            if self.mean_of == "accuracy":
+                mean = sum(bool(trajectory.rubric.get("answer_correct")) for trajectory in sound) / size
+            if mean <= self.between[0]:
                 return "group_below_range"
-            if mean >= high:
+            if mean >= self.between[1]:
                 return "group_above_range"
         return replace(group, trajectories=sound)
-
-    def _measure(self, trajectory: Trajectory) -> float:
-        return trajectory.reward if self.mean_of == "reward" else float(bool(trajectory.rubric.get("answer_correct")))
 
 
 def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: bool) -> Filter:
@@ -74,28 +70,24 @@ def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: boo
     ``answers``: whether the rollouts answer their questions; if not (mode ``simple``), the mean is of the reward
     unless FILTER_ON is set.
     """
-    min_group_std = wanted.min_group_std if algorithm.compares_rollouts else 0.0
+    compares = algorithm.compares_rollouts
+    least = Filter(2 if compares else 1, wanted.min_group_std if compares else 0.0)
     if not algorithm.dynamic_filtering:
-        return Filter(algorithm.min_group_size, min_group_std)
-    return Filter(
-        algorithm.min_group_size,
-        min_group_std,
-        between=(wanted.filter_low, wanted.filter_high),
-        mean_of=wanted.filter_on or ("accuracy" if answers else "reward"),
-        max_refill_rounds=wanted.max_refill_rounds,
+        return least
+    between, mean_of = (
+        (wanted.filter_low, wanted.filter_high),
+        wanted.filter_on or ("accuracy" if answers else "reward"),
     )
+    return replace(least, between=between, mean_of=mean_of, max_refill_rounds=wanted.max_refill_rounds)
 
 
 @dataclass
 class Collected:
     """The rollouts of one step."""
 
-    groups: list[TrajectoryGroup] = field(default_factory=list)
-    """Every group played, in question order."""
-    kept: list[TrajectoryGroup] = field(default_factory=list)
-    """Groups to train on, without the members that raised."""
-    reasons: dict[str, Reason] = field(default_factory=dict)
-    """Reasons for dropped groups, by id."""
+    groups: list[TrajectoryGroup] = field(default_factory=list)  # Every group played, in question order
+    kept: list[TrajectoryGroup] = field(default_factory=list)  # Groups to train on, without the members that raised
+    reasons: dict[str, str] = field(default_factory=dict)  # Reasons for dropped groups, by id
     refill_rounds: int = 0
 
     def add(self, groups: Sequence[TrajectoryGroup], wanted: Filter) -> None:
@@ -108,13 +100,17 @@ class Collected:
                 self.kept.append(sifted)
         self.groups += groups
 
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All of them, in order."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
     def dropped(self) -> dict[str, int]:
         """Number dropped by reason; every reason is listed, even with 0."""
         counts = Counter(self.reasons.values())
-        raised = sum(trajectory.exception is not None for group in self.groups for trajectory in group.trajectories)
-        return {"trajectories_exception": raised} | {
-            reason.replace("group", "groups"): counts[reason] for reason in REASONS
-        }
+        raised = sum(trajectory.exception is not None for trajectory in self.trajectories)
+        groups = {reason.replace("group", "groups"): counts[reason] for reason in REASONS}
+        return {"trajectories_exception": raised} | groups
 
 
 def collect_groups(
@@ -131,19 +127,12 @@ def collect_groups(
     """
     collected = Collected()
     for refill in range(wanted.max_refill_rounds + 1):
-        questions = ask(count - len(collected.kept))
-        if not questions:
+        missing = count - len(collected.kept)
+        if missing <= 0 or not (questions := ask(missing)):
             break
         collected.add(play(questions, refill), wanted)
         collected.refill_rounds = refill
-        if len(collected.kept) >= count:
-            break
     return collected
-
-
-def _sample_std(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +140,11 @@ class Rollouts:
     """Plays the steps of one run, from any thread."""
 
     training: TrainingSettings
-    train: Sequence[Scenario]
-    """The questions."""
+    train: Sequence[Scenario]  # The questions
     directory: Path
     filter: Filter
     collector: Collector
-    epochs: int | None
-    """Passes over the questions that end the run; None if only the steps do."""
+    epochs: int | None  # Passes over the questions that end the run; None if only the steps do
     num_ranks: int = 1
 
     @property
@@ -212,8 +199,6 @@ class Rollouts:
         write_trajectories(path, trajectories)
         display.recorded(path, trajectories if new is None else new)
         if trajectories and all(trajectory.exception is not None for trajectory in trajectories):
-            reason = (trajectories[0].exception or "").rstrip(".")
-            raise EmailRLError(
-                f"Every rollout failed ({path.stem}). First error: {reason}.",
-                "Fix it, then rerun with --resume latest.",
-            )
+            first = (trajectories[0].exception or "").rstrip(".")
+            what = f"Every rollout failed ({path.stem}). First error: {first}."
+            raise EmailRLError(what, "Fix it, then rerun with --resume latest.")

@@ -19,14 +19,12 @@ from emailrl.records import write_records
 from emailrl.records.trajectory import Scenario
 from emailrl.runs.run import Run
 from emailrl.training.ahead import Ahead, PlayOn
-from emailrl.training.algorithms import Algorithm
+from emailrl.training.algorithms import Algorithm, Mode
 from emailrl.training.batch import TrainingSample, save_batches
-from emailrl.training.modes import Mode
-from emailrl.training.report import evaluation_block, training_records
+from emailrl.training.report import evaluation_block, training_records, watch, way_back
 from emailrl.training.rollouts import Collected, Rollouts
 from emailrl.training.state import RunState, StepQuestions
-from emailrl.training.update import Skipped, TokenNumbers, Updater, UpdateResult
-from emailrl.training.watch import Alarm, watch, way_back
+from emailrl.training.update import TokenNumbers, Updater, UpdateResult
 
 
 @dataclass(kw_only=True)
@@ -36,17 +34,14 @@ class TrainingRun(Run[RunState]):
     mode: Mode
     algorithm: Algorithm
     val: Sequence[Scenario]
-    confirm: Sequence[Scenario] = ()
-    """Questions that measure the best model once more at the end."""
+    confirm: Sequence[Scenario] = ()  # Questions that measure the best model once more at the end
     engine: Sampler
     evaluator: Collector
     updater: Updater
     rollouts: Rollouts
     total_steps: int
-    staleness: int = 0
-    """Number of steps by which the sampling policy may lag behind."""
-    play_on: PlayOn | None = None
-    """Plays rollouts while steps train; None alternates the two."""
+    staleness: int = 0  # Number of steps by which the sampling policy may lag behind
+    play_on: PlayOn | None = None  # Plays rollouts while steps train; None alternates the two
     ahead: Ahead | None = field(default=None, init=False)
     _loaded_step: int | None = field(default=None, init=False)
 
@@ -54,22 +49,11 @@ class TrainingRun(Run[RunState]):
         super().__post_init__()
         if self.play_on is not None:
             assert isinstance(self.engine, VllmServers)
+            last_step, limit = self.total_steps, self.settings.training.rank_timeout
+            parts = self.rollouts, self.play_on, self.engine, self.state
             self.ahead = Ahead(
-                self.rollouts, self.play_on, self.engine, self.state, staleness=self.staleness,
-                last_step=self.total_steps, hand_over=self.hand_over, limit=self.settings.training.rank_timeout,
-            )  # fmt: skip
-
-    @property
-    def mask_truncated(self) -> bool:
-        """Whether trajectories cut off at the token limit are excluded from the loss."""
-        return self.settings.algorithm.truncated_trajectories == "mask"
-
-    @property
-    def waits(self) -> dict[str, float]:
-        """``Ahead.seconds`` of the last step; empty if rollouts and steps alternate."""
-        return self.ahead.seconds if self.ahead is not None else {}
-
-    # -- rollouts and evaluation
+                *parts, staleness=self.staleness, last_step=last_step, hand_over=self.hand_over, limit=limit
+            )
 
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
@@ -122,8 +106,7 @@ class TrainingRun(Run[RunState]):
         if self.ahead is not None:
             display.phase(f"train rollouts of step {step}")
             collected, questions = self.ahead.take()
-            played = [trajectory for group in collected.groups for trajectory in group.trajectories]
-            display.recorded(self.rollouts.file_of(f"step-{step:06d}.jsonl"), played)
+            display.recorded(self.rollouts.file_of(f"step-{step:06d}.jsonl"), collected.trajectories)
             return collected, questions
         self.refresh_engine()
         questions = self.rollouts.questions(self.state)
@@ -143,9 +126,8 @@ class TrainingRun(Run[RunState]):
         self.tracker.say(f"--- Evaluating at step {state.step} ---")
         evaluation = self.measure(self.val, state.step, "val")
         self.rollouts.record(f"eval-{state.step:06d}.jsonl", evaluation.trajectories, self.tracker.display)
-        is_best = False
         if evaluation.is_void:  # an outage is not an accuracy: it must not select a model or end a run
-            state.last_evaluated = state.step
+            state.last_evaluated, is_best = state.step, False
         else:
             is_best = state.note_evaluation(evaluation, wanted.patience)
         self.tracker.evaluation(evaluation)
@@ -170,38 +152,37 @@ class TrainingRun(Run[RunState]):
         self.engine.release()
         return evaluation
 
-    # -- updates
+    @property
+    def mask_truncated(self) -> bool:
+        """Whether trajectories cut off at the token limit are excluded from the loss."""
+        return self.settings.algorithm.truncated_trajectories == "mask"
 
     def stop_reason(self) -> str | None:
         """Why the run ends here, or None if it continues."""
         return self.state.stop_reason(self.settings.evaluation, self.total_steps, self.rollouts.epochs)
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
-        """Make the updates of the current step (``Updater.train``).
+        """Make the updates of the current step (``Updater.train``); keep the batches of those that were skipped.
 
         Without samples, this is logged, counted and skipped. Raises EmailRLError after too many skipped updates.
         """
         self.begin_update()
-        step = self.state.step + 1
-        self.tracker.display.phase(f"update of step {step}")
+        step, tracker = self.state.step + 1, self.tracker
+        tracker.display.phase(f"update of step {step}")
         if not samples:
             self.state.steps_without_update += 1
             so_far = counted(self.state.steps_without_update, "such step")
-            self.tracker.say(f"Step {step}: no groups left to train on, no update ({so_far} so far).")
+            tracker.say(f"Step {step}: no groups left to train on, no update ({so_far} so far).")
             return UpdateResult()
         result = self.updater.train(samples, paid, step=step)
         if result.skipped:
-            self._keep_skipped(step, result.skipped)
+            folder, updates = self.directory / "skipped", counted(len(result.skipped), "update")
+            for number, each in enumerate(result.skipped, 1):
+                save_batches(folder, f"step-{step:06d}-{number}", each.batches, step, each.broken)
+            tracker.say(f"Step {step}: {updates} skipped (non-finite loss or gradient); batches in {folder}.")
+            hint = f"Lower LEARNING_RATE, or resume from an earlier checkpoint. Their batches are in {folder}."
+            self.check_skipped(result.skipped[-1].broken, step, hint)
         return result
-
-    def _keep_skipped(self, step: int, skipped: Sequence[Skipped]) -> None:
-        folder = self.directory / "skipped"
-        for number, each in enumerate(skipped, 1):
-            save_batches(folder, f"step-{step:06d}-{number}", each.batches, step, each.broken)
-        updates = counted(len(skipped), "update")
-        self.tracker.say(f"Step {step}: {updates} skipped (non-finite loss or gradient); batches in {folder}.")
-        hint = f"Lower LEARNING_RATE, or resume from an earlier checkpoint. Their batches are in {folder}."
-        self.check_skipped(skipped[-1].broken, step, hint)
 
     def record_training(
         self, collected: Collected, samples: Sequence[TrainingSample], tokens: Sequence[TokenNumbers]
@@ -215,26 +196,21 @@ class TrainingRun(Run[RunState]):
 
         Raises EmailRLError at such a sign if ON_COLLAPSE is ``stop`` and the run would continue.
         """
+        step = self.state.step
         alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
         self.complete_step()
-        if self.state.best_step == self.state.step:
+        if self.state.best_step == step:
             self.save("best")
-        if self.state.step and self.state.step % self.settings.output.save_steps == 0:
+        if step and step % self.settings.output.save_steps == 0:
             self.save("checkpoint")
-        if alarms:
-            self._warn(alarms)
-
-    def _warn(self, alarms: Sequence[Alarm]) -> None:
-        step, ends = self.state.step, self.stop_reason() is not None
         for alarm in alarms:
             self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
-        if self.settings.evaluation.on_collapse == "stop" and not ends:
+        if alarms and self.settings.evaluation.on_collapse == "stop" and self.stop_reason() is None:
             # Another checkpoint-N would evict the oldest, which may be the one to return to.
             self.save("final")
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
-            raise EmailRLError(
-                f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop).", way_back(self.directory, first)
-            )
+            what = f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop)."
+            raise EmailRLError(what, way_back(self.directory, first))
 
 
 def version_of(step: int) -> str:

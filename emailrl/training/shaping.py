@@ -34,12 +34,12 @@ def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) ->
     estimator = ESTIMATORS[algorithm.group_estimator]
     paid: dict[str, float] = {}
     for group in groups:
-        for trajectory in group.trajectories:
-            if not math.isfinite(trajectory.reward):
-                raise EmailRLError(f"Trajectory {trajectory.id} has reward {trajectory.reward}.", "Check the reward.")
-        rewards = torch.tensor([[trajectory.reward for trajectory in group.trajectories]], dtype=torch.float64)
-        ids = [trajectory.id for trajectory in group.trajectories]
-        paid.update(zip(ids, estimator(rewards).flatten().tolist(), strict=True))
+        rewards = {trajectory.id: trajectory.reward for trajectory in group.trajectories}
+        for name, reward in rewards.items():
+            if not math.isfinite(reward):
+                raise EmailRLError(f"Trajectory {name} has reward {reward}.", "Check the reward.")
+        shaped = estimator(torch.tensor([list(rewards.values())], dtype=torch.float64))
+        paid.update(zip(rewards, shaped.flatten().tolist(), strict=True))
     return paid
 
 
@@ -58,25 +58,35 @@ def shape_advantages(
     each trajectory by id, is clipped to [REWARD_CLIP_LOW, REWARD_CLIP_HIGH].
     """
     rows = _Trajectories(batches)
-    rewards = rows.pay_at_the_end([_clipped(paid[trajectory_id], wanted) for trajectory_id in rows.ids])
+    low = -math.inf if wanted.reward_clip_low is None else wanted.reward_clip_low
+    high = math.inf if wanted.reward_clip_high is None else wanted.reward_clip_high
+    # The reward is paid at a trajectory's last token.
+    rewards, last = torch.zeros(rows.mask.shape), rows.mask.sum(dim=1) - 1
+    rewards[torch.arange(len(rewards)), last] = torch.tensor([max(min(paid[name], high), low) for name in rows.ids])
+    known = [batch.tensors() for batch in batches]
     if algorithm.kl_in == "reward" and kl_coef:
-        rewards = rewards - kl_coef * rows.gather([_kl(batch, algorithm) for batch in batches])
-    targets: list[Tensor | None] = [None] * len(batches)
+        kls = [estimate(each["old_logprobs"], each["ref_logprobs"], algorithm.kl_estimator) for each in known]
+        rewards = rewards - kl_coef * rows.gather(kls)
     values = returns = rewards
     if algorithm.has_critic:
-        values = rows.gather([_known(batch.old_values) for batch in batches])
+        values = rows.gather([each["old_values"] for each in known])
         advantages, returns = gae(rewards, values, rows.mask, gamma=wanted.gamma, lam=wanted.gae_lambda)
-        targets = [*rows.scatter(returns)]
     else:
         advantages = rewards_to_go(rewards, rows.mask, gamma=wanted.gamma)
     if algorithm.whiten:
-        over = None if across.world == 1 else across.statistics(advantages[rows.mask])
+        over = None if across.world == 1 else torch.cat(across.gather(advantages[rows.mask]))
         advantages = whiten(advantages, rows.mask, over=over)
-    parts = zip(batches, rows.scatter(advantages), targets, strict=True)
-    shaped = [replace(batch, advantages=part, returns=target) for batch, part, target in parts]
+    parts = rows.scatter(advantages)
     if not algorithm.has_critic:
-        return shaped, {}
-    return shaped, _critic_metrics(across.statistics(values[rows.mask]), across.statistics(returns[rows.mask]))
+        return [replace(batch, advantages=part) for batch, part in zip(batches, parts, strict=True)], {}
+    targets = zip(batches, parts, rows.scatter(returns), strict=True)
+    shaped = [replace(batch, advantages=part, returns=target) for batch, part, target in targets]
+    values, returns = (torch.cat(across.gather(each[rows.mask])) for each in (values, returns))
+    # How well the critic predicted the returns: 1 is perfect, 0 no better than a constant.
+    variance = float(returns.var(correction=0))
+    explained = 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else 0.0
+    means = {"value_mean": float(values.mean()), "return_mean": float(returns.mean())}
+    return shaped, means | {"explained_variance": explained}
 
 
 class _Trajectories:
@@ -109,36 +119,3 @@ class _Trajectories:
                 parts[n][row, mask] = values[start:end]
                 start = end
         return [part.to(self._device) for part in parts]
-
-    def pay_at_the_end(self, paid: Sequence[float]) -> Tensor:
-        """``(N, L)`` with each trajectory's number at its last token, 0 elsewhere."""
-        rewards = torch.zeros(self.mask.shape)
-        last = self.mask.sum(dim=1) - 1
-        rewards[torch.arange(len(rewards)), last] = torch.tensor(paid, dtype=rewards.dtype)
-        return rewards
-
-
-def _clipped(reward: float, wanted: AlgorithmSettings) -> float:
-    low, high = wanted.reward_clip_low, wanted.reward_clip_high
-    reward = reward if high is None else min(reward, high)
-    return reward if low is None else max(reward, low)
-
-
-def _kl(batch: MicroBatch, algorithm: Algorithm) -> Tensor:
-    return estimate(_known(batch.old_logprobs), _known(batch.ref_logprobs), algorithm.kl_estimator)
-
-
-def _known(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
-
-
-def _critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
-    """How well the critic predicted the returns; explained variance 1 is perfect, 0 no better than a constant."""
-    variance = float(returns.var(correction=0))
-    explained = 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else 0.0
-    return {
-        "value_mean": float(values.mean()),
-        "return_mean": float(returns.mean()),
-        "explained_variance": explained,
-    }

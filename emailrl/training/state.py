@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -18,8 +19,10 @@ CERTAIN = 3.0
 """Standard errors by which accuracy must have fallen. A run asks after each evaluation: at 1.96, two thirds of level
 runs are stopped within 68 evaluations (docs/decisions/0017-stopping-by-evidence.md)."""
 
-Shares = Mapping[str, float]
-"""Share of correct answers per question of an evaluation, by id."""
+FEWEST_UPDATES = 5  # Updates without any effect from which the learning rate is to blame
+MOVING_STEPS = 10  # Window of the moving accuracy, in steps
+
+Shares = Mapping[str, float]  # Share of correct answers per question of an evaluation, by id
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,20 @@ class Change:
 
 
 def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:
-    """Compare two series of evaluations on their common questions, each averaged within its series.
+    """Compare two series of evaluations on their common questions, each averaged over those of a series that judged it.
 
     The error is s / √n over the n differences, s with n - 1: evaluations of one question are not independent, so n
     counts questions. None for fewer than two questions.
     """
-    first, second = _means(before), _means(after)
+
+    def means(evaluations: Sequence[Shares]) -> dict[str, float]:
+        seen: defaultdict[str, list[float]] = defaultdict(list)
+        for shares in evaluations:
+            for name, share in shares.items():
+                seen[name].append(share)
+        return {name: sum(shares) / len(shares) for name, shares in seen.items()}
+
+    first, second = means(before), means(after)
     differences = [second[name] - first[name] for name in sorted(first.keys() & second.keys())]
     if len(differences) < 2:
         return None
@@ -56,21 +67,6 @@ def no_longer_rising(shares: Sequence[Shares], patience: int) -> Change | None:
         return None
     found = change(shares[-2 * patience : -patience], shares[-patience:])
     return found if found is not None and found.mean + CERTAIN * found.error <= 0 else None
-
-
-def _means(evaluations: Sequence[Shares]) -> dict[str, float]:
-    """The mean share of each question over the evaluations that judged it."""
-    seen: dict[str, list[float]] = {}
-    for shares in evaluations:
-        for name, share in shares.items():
-            seen.setdefault(name, []).append(share)
-    return {name: sum(shares) / len(shares) for name, shares in seen.items()}
-
-
-FEWEST_UPDATES = 5
-"""Updates without any effect from which the learning rate is to blame."""
-MOVING_STEPS = 10
-"""Window of the moving accuracy, in steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +92,9 @@ class RunState(State):
     recent_accuracies: list[float] = field(default_factory=list)
     """Accuracies of the rollouts of the last ``MOVING_STEPS`` steps."""
     watched: list[dict[str, float | None]] = field(default_factory=list)
-    """Metrics of the last steps for detecting collapse (``training.watch``)."""
-    collapsing: list[str] = field(default_factory=list)
-    """Signs of collapse already reported and not yet passed."""
-    steps_without_update: int = 0
-    """Steps without a group to train on."""
+    """Metrics of the last steps for detecting collapse (``report.watch``)."""
+    collapsing: list[str] = field(default_factory=list)  # Signs of collapse already reported and not yet passed
+    steps_without_update: int = 0  # Steps without a group to train on
 
     def note_evaluation(self, evaluation: Evaluation, patience: int) -> bool:
         """Record an evaluation of the current step; True if it is the best so far (ties keep the earlier one)."""
@@ -129,19 +123,15 @@ class RunState(State):
         return math.fsum(self.recent_accuracies) / max(1, len(self.recent_accuracies))
 
     @property
-    def has_not_moved(self) -> bool:
-        """Whether every evaluation, the first before any step, found the same share of correct answers by question."""
-        if self.best_accuracy == 0:
-            return self.evaluations_without_better > 0
-        is_all = len(self.shares) == self.evaluations_without_better + 1
-        return self.best_step == 0 and is_all and len(self.shares) > 1 and all(x == self.shares[0] for x in self.shares)
-
-    @property
     def learned_nothing(self) -> bool:
-        """Whether there were steps but no update, or updates without any effect on the evaluations."""
-        updates = self.step - self.steps_without_update
-        fewest = 1 if self.best_accuracy == 0 else FEWEST_UPDATES
-        return self.step > 0 and (not updates or (self.has_not_moved and updates >= fewest))
+        """Whether there were steps but no update, or updates after which every evaluation equaled the first."""
+        updates, worse = self.step - self.steps_without_update, self.evaluations_without_better
+        if self.best_accuracy == 0:
+            fewest, still = 1, worse > 0
+        else:
+            same = len(self.shares) == worse + 1 > 1 and all(shares == self.shares[0] for shares in self.shares)
+            fewest, still = FEWEST_UPDATES, self.best_step == 0 and same
+        return self.step > 0 and (not updates or (still and updates >= fewest))
 
     def is_last(self, total_steps: int, epochs: int | None) -> bool:
         """Whether no step follows: all steps or all epochs (None: unlimited) are done."""
@@ -165,27 +155,11 @@ class RunState(State):
         return cls(**(values | {"cursor": Cursor(cursor["epoch"], cursor["position"], tuple(cursor["last"]))}))
 
 
-def next_questions(
-    scenarios: Sequence[Scenario], cursor: Cursor, count: int, seed: int
-) -> tuple[list[Scenario], Cursor]:
-    """The next ``count`` questions in this seed's order of the epoch, and the cursor after them.
-
-    Each epoch covers all questions once, in its own permutation; its last batch may be shorter, so that no step asks a
-    question twice.
-    """
-    order = list(scenarios)
-    random.Random(f"{seed}/questions/{cursor.epoch}").shuffle(order)
-    order.sort(key=lambda scenario: scenario.id in cursor.last)  # stable
-    batch = order[cursor.position : cursor.position + count]
-    behind = cursor.position + len(batch)
-    return batch, (Cursor(cursor.epoch + 1) if behind >= len(order) else replace(cursor, position=behind))
-
-
 class StepQuestions:
     """The questions of one step, without repeats; ``cursor`` points after those taken.
 
-    If a step continues past the end of an epoch, questions it has already asked come last in the next epoch, so every
-    epoch still covers all questions once.
+    Each epoch covers all questions once, in its own permutation, which depends on the seed; its last batch may be
+    shorter. If a step continues past the end of an epoch, questions it has already asked come last in the next epoch.
     """
 
     def __init__(self, scenarios: Sequence[Scenario], cursor: Cursor, seed: int, *, epochs: int | None) -> None:
@@ -196,11 +170,17 @@ class StepQuestions:
 
     def take(self, count: int) -> list[Scenario]:
         """The next ``count`` questions; fewer at the end of an epoch, none if all were asked or no epoch follows."""
-        if self._epochs is not None and self.cursor.epoch >= self._epochs:
+        cursor = self.cursor
+        if self._epochs is not None and cursor.epoch >= self._epochs:
             return []
-        if self.cursor.position == 0:
-            self.cursor = replace(self.cursor, last=self._asked)
-        count = min(count, sum(scenario.id not in self._asked for scenario in self._scenarios))
-        questions, self.cursor = next_questions(self._scenarios, self.cursor, count, self._seed)
-        self._asked += tuple(question.id for question in questions)
-        return questions
+        if cursor.position == 0:
+            cursor = replace(cursor, last=self._asked)
+        order = list(self._scenarios)
+        random.Random(f"{self._seed}/questions/{cursor.epoch}").shuffle(order)
+        order.sort(key=lambda scenario: scenario.id in cursor.last)  # stable
+        count = min(count, sum(scenario.id not in self._asked for scenario in order))
+        taken = order[cursor.position : cursor.position + count]
+        behind = cursor.position + len(taken)
+        self.cursor = Cursor(cursor.epoch + 1) if behind >= len(order) else replace(cursor, position=behind)
+        self._asked += tuple(question.id for question in taken)
+        return taken

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from emailrl.agent.play import Play, Stage, build_stage
+from emailrl.agent.play import Play, Progress, Stage, build_stage
 from emailrl.base.errors import UsageError
 from emailrl.base.process import handled_by
 from emailrl.engines import build_engine
@@ -33,16 +33,16 @@ from emailrl.runs.interrupts import Interrupts
 from emailrl.runs.resume import seed_generators
 from emailrl.settings import Settings
 from emailrl.training.across import Across
+from emailrl.training.algorithms import MODES, resolve
 from emailrl.training.batch import Share
-from emailrl.training.mix import resolve
-from emailrl.training.modes import MODES
 from emailrl.training.update import Updater
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Role = Literal["train", "eval"]
-"""Training trajectories follow the mode; all others follow the settings."""
+Role = Literal["train", "eval"]  # Training trajectories follow the mode; all others follow the settings
+Order = tuple[Literal["load_adapter", "play", "release"], tuple[Any, ...]]
+"""What rank 0 has the others do: the name of the ``Follower``'s method, and its arguments."""
 
 LARGEST_GAP: Final = 1.0
 """Mean absolute difference of servers' log-probabilities, in nats. Rounding stays below 0.1 in 16 bits; the policies of
@@ -52,19 +52,20 @@ TIMES_TOLERANCE: Final = 10
 """The limit is at least this multiple of VLLM_PROBE_TOLERANCE, which allows for another base or precision."""
 
 
-# -- what every rank loads ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What rank 0 sends the others before they load the model."""
+
+    settings: Settings  # Without secrets
+    total_steps: int
+    adapter: dict[str, bytes] | None
+    """Files of the initial adapter, since other hosts may not see its folder; None for a new one."""
 
 
 def load_trained(settings: Settings, adapter: Path | None, ranks: Ranks, mesh: DeviceMesh | None) -> Policy:
     """The policy that a run trains, the same on every rank; ``mesh`` is that of ``mesh_of``."""
-    return load_policy(
-        settings,
-        adapter=adapter,
-        trainable=True,
-        critic=resolve(settings).has_critic,
-        mesh=mesh,
-        accompanied=ranks.accompanied,
-    )
+    critic, accompanied = resolve(settings).has_critic, ranks.accompanied
+    return load_policy(settings, adapter=adapter, trainable=True, critic=critic, mesh=mesh, accompanied=accompanied)
 
 
 def build_updater(
@@ -82,6 +83,12 @@ def build_updater(
         across=Across(ranks, sharded=policy.sharded),
         largest_gap=max(LARGEST_GAP, TIMES_TOLERANCE * tolerance) if settings.has_servers else math.inf,
     )
+
+
+def build_stages(settings: Settings, policy: Policy) -> dict[Role, Stage]:
+    """Where the conversations of each role take place."""
+    make = MODES[settings.training.mode].make_environment
+    return {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
 
 
 def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:
@@ -107,51 +114,6 @@ def leave_and_close(ranks: Ranks, engine: PolicyEngine) -> None:
         engine.close()
 
 
-# -- rank 0's orders ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What rank 0 sends the others before they load the model."""
-
-    settings: Settings
-    """Without secrets."""
-    total_steps: int
-    adapter: dict[str, bytes] | None
-    """Files of the initial adapter, since other hosts may not see its folder; None for a new one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Sample from the adapter that is broadcast next; from the bare base model if it is None."""
-
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlayPart:
-    """Play these trajectories."""
-
-    trajectories: Sequence[Trajectory]
-    sampling: SamplingParams
-    seed: int
-    role: Role
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Release the engine's memory."""
-
-
-Order = Load | PlayPart | Release
-
-
-def deal(trajectories: Sequence[Trajectory], num_engines: int) -> list[Sequence[Trajectory]]:
-    """Split in order into parts of nearly equal size, so that most groups, which share a prompt, stay together."""
-    bounds = [len(trajectories) * number // num_engines for number in range(num_engines + 1)]
-    return [trajectories[begin:end] for begin, end in pairwise(bounds)]
-
-
 def read_adapter(path: Path | None) -> dict[str, bytes] | None:
     """Read an adapter's files for ranks on hosts that may not see its folder; None for no adapter."""
     return None if path is None else {name: (path / name).read_bytes() for name in (CONFIG, WEIGHTS)}
@@ -171,58 +133,57 @@ class Team:
         self.ranks, self.engine, self.interrupts, self.per_engine = ranks, engine, interrupts, per_engine
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """See ``Sampler.load_adapter``; all engines load it together."""
-        with self.ordered([Load(version)] * self.ranks.world):
+        """See ``Sampler.load_adapter``; all engines load it together, from the files that are broadcast."""
+        with self._ordered([("load_adapter", (version,))] * self.ranks.world):
             self.ranks.broadcast(read_adapter(path))
             self.ranks.agree(lambda: self.engine.load_adapter(path, version))
 
     def release(self) -> None:
         """See ``Sampler.release``."""
-        with self.ordered([Release()] * self.ranks.world):
+        with self._ordered([("release", ())] * self.ranks.world):
             self.ranks.agree(self.engine.release)
 
     def resume(self) -> None:
         """See ``Sampler.resume``; the other ranks do so with their next order."""
         self.engine.resume()
 
+    def player(self, stage: Stage, role: Role) -> Play:
+        """Play with the engines of all ranks; ``stage`` is rank 0's."""
+
+        def play(
+            trajectories: Sequence[Trajectory], sampling: SamplingParams, seed: int, progress: Progress = None
+        ) -> Sequence[Trajectory]:
+            """``progress`` receives other ranks' trajectories once all have ended."""
+            self.interrupts.check()  # before the other ranks begin
+            ranks, num_engines = self.ranks, self.ranks.world // self.per_engine
+            # In order, in parts of nearly equal size, so that most groups, which share a prompt, stay together.
+            bounds = [len(trajectories) * number // num_engines for number in range(num_engines + 1)]
+            parts = [trajectories[begin:end] for begin, end in pairwise(bounds)]
+            orders: list[Order] = [
+                ("play", (parts[rank // self.per_engine], sampling, seed, role)) for rank in range(ranks.world)
+            ]
+
+            def own(activity: Activity) -> Sequence[Trajectory]:
+                return stage.noted(self.engine, activity)(parts[0], sampling, seed, progress)
+
+            with self._ordered(orders):
+                with self.interrupts.droppable():
+                    played = ranks.apart(own)
+                first, *others = ranks.collect(played)
+            theirs = [trajectory for part in others for trajectory in part]
+            if progress is not None:
+                for trajectory in theirs:
+                    progress(trajectory)
+            return [*first, *theirs]
+
+        return play
+
     @contextmanager
-    def ordered(self, orders: Sequence[Order]) -> Iterator[None]:
+    def _ordered(self, orders: Sequence[Order]) -> Iterator[None]:
         """Send each rank its order and carry out rank 0's own; the first Ctrl-C does not interrupt it."""
         with self.interrupts.held(), self.ranks.at_work():
             self.ranks.scatter(orders)
             yield
-
-
-def play_on_all(team: Team, stage: Stage, role: Role) -> Play:
-    """Play with the engines of all ranks; ``stage`` is rank 0's."""
-
-    def play(
-        trajectories: Sequence[Trajectory],
-        sampling: SamplingParams,
-        seed: int,
-        progress: Callable[[Trajectory], None] | None = None,
-    ) -> Sequence[Trajectory]:
-        """``progress`` receives other ranks' trajectories once all have ended."""
-        team.interrupts.check()  # before the other ranks begin
-        ranks, per_engine = team.ranks, team.per_engine
-        parts = deal(trajectories, ranks.world // per_engine)
-        orders = [PlayPart(parts[rank // per_engine], sampling, seed, role) for rank in range(ranks.world)]
-        with team.ordered(orders):
-            with team.interrupts.droppable():
-                played = ranks.apart(
-                    lambda activity: stage.noted(team.engine, activity)(parts[0], sampling, seed, progress)
-                )
-            first, *others = ranks.collect(played)
-        theirs = [trajectory for part in others for trajectory in part]
-        if progress is not None:
-            for trajectory in theirs:
-                progress(trajectory)
-        return [*first, *theirs]
-
-    return play
-
-
-# -- the other ranks ------------------------------------------------------------------------------------------------
 
 
 def follow(settings: Settings) -> None:
@@ -233,7 +194,15 @@ def follow(settings: Settings) -> None:
     """
     with joined(settings.training, device=settings.model.device) as ranks:
         assert isinstance(ranks, RankGroup)
-        with _asking(ranks), closing(Follower(ranks)) as follower:
+        asked: list[int] = []
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if ranks.is_over or (asked and number == signal.SIGINT):
+                raise KeyboardInterrupt
+            asked.append(number)
+            ranks.stop()
+
+        with handled_by(handle), closing(Follower(ranks)) as follower:
             ranks.follow(follower.work)
 
 
@@ -251,21 +220,16 @@ class Follower:
     def work(self) -> None:
         """Handle one call from rank 0."""
         if self.updater is None:
-            self._load()
+            self._start()
             return
         order: Order | Share | None = self.ranks.scatter(None)
-        match order:
-            case Load():
-                self._load_adapter(order.version)
-            case PlayPart():
-                played = self.ranks.apart(lambda activity: self._play(order, activity))
-                self.ranks.collect(played if self._hands_in else [])
-            case Release():
-                self.ranks.agree(self._woken(awake=False).release)
-            case Share():
-                self.updater.take(order)
-            case None:
-                self.updater.forward.pass_along()
+        if order is None:
+            self.updater.forward.pass_along()
+        elif isinstance(order, Share):
+            self.updater.take(order)
+        else:
+            name, arguments = order
+            getattr(self, name)(*arguments)
 
     def close(self) -> None:
         """Release the engine, if there is one, and its adapter's files."""
@@ -273,58 +237,53 @@ class Follower:
             leave_and_close(self.ranks, self.engine)
         self._folder.close()
 
-    def _load(self) -> None:
-        task: Task | None = self.ranks.broadcast(None)
-        assert task is not None
-        seed_generators(task.settings.training.seed + self.ranks.rank)  # so that no environment draws as on rank 0
-        mesh = mesh_of(task.settings.model.shard, self.ranks)
-        updater = self.ranks.agree(lambda: self._load_policy(task, mesh))
-        updater.synchronize()
-        self.ranks.started()
-        self.updater = updater
-
-    def _load_policy(self, task: Task, mesh: DeviceMesh | None) -> Updater:
-        settings = task.settings
-        with TemporaryDirectory() as folder:
-            policy = load_trained(settings, write_adapter(task.adapter, Path(folder)), self.ranks, mesh)
-        if plays_on_all(settings, self.ranks):
-            if not settings.store.db.is_file():
-                raise no_database(settings.store.db)
-            self.engine = build_engine(settings, policy)
-            self._hands_in = self.ranks.rank % settings.engine_gpus == 0
-            make = MODES[settings.training.mode].make_environment
-            self.stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
-        return build_updater(policy, settings, total_steps=task.total_steps, ranks=self.ranks)
-
-    def _woken(self, *, awake: bool = True) -> PolicyEngine:
-        assert self.engine is not None
-        if awake:
-            self.engine.resume()
-        return self.engine
-
-    def _load_adapter(self, version: str) -> None:
+    def load_adapter(self, version: str) -> None:
+        """Sample from the adapter that is broadcast next; from the bare base model if it is None."""
         files: dict[str, bytes] | None = self.ranks.broadcast(None)
         before, self._folder = self._folder, ExitStack()
         folder = Path(self._folder.enter_context(TemporaryDirectory(prefix="emailrl-adapter-")))
-        self.ranks.agree(lambda: self._woken().load_adapter(write_adapter(files, folder), version))
+        self.ranks.agree(lambda: self._awake().load_adapter(write_adapter(files, folder), version))
         before.close()
 
-    def _play(self, order: PlayPart, activity: Activity) -> Sequence[Trajectory]:
-        activity.note("waking the engine")
-        play = self.stages[order.role].noted(self._woken(), activity)
-        return play(order.trajectories, order.sampling, order.seed, None)
+    def play(self, trajectories: Sequence[Trajectory], sampling: SamplingParams, seed: int, role: Role) -> None:
+        """Play these trajectories."""
 
+        def played(activity: Activity) -> Sequence[Trajectory]:
+            activity.note("waking the engine")
+            return self.stages[role].noted(self._awake(), activity)(trajectories, sampling, seed, None)
 
-@contextmanager
-def _asking(ranks: RankGroup) -> Iterator[None]:
-    """Pass SIGINT or SIGTERM on to rank 0; a SIGINT after it is a KeyboardInterrupt."""
-    asked: list[int] = []
+        ended = self.ranks.apart(played)
+        self.ranks.collect(ended if self._hands_in else [])
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if ranks.is_over or (asked and number == signal.SIGINT):
-            raise KeyboardInterrupt
-        asked.append(number)
-        ranks.stop()
+    def release(self) -> None:
+        """Release the engine's memory."""
+        assert self.engine is not None
+        self.ranks.agree(self.engine.release)
 
-    with handled_by(handle):
-        yield
+    def _awake(self) -> PolicyEngine:
+        assert self.engine is not None
+        self.engine.resume()
+        return self.engine
+
+    def _start(self) -> None:
+        task: Task | None = self.ranks.broadcast(None)
+        assert task is not None
+        settings = task.settings
+        seed_generators(settings.training.seed + self.ranks.rank)  # so that no environment draws as on rank 0
+        mesh = mesh_of(settings.model.shard, self.ranks)
+
+        def load() -> Updater:
+            with TemporaryDirectory() as folder:
+                policy = load_trained(settings, write_adapter(task.adapter, Path(folder)), self.ranks, mesh)
+            if plays_on_all(settings, self.ranks):
+                if not settings.store.db.is_file():
+                    raise no_database(settings.store.db)
+                self.engine = build_engine(settings, policy)
+                self._hands_in = self.ranks.rank % settings.engine_gpus == 0
+                self.stages = build_stages(settings, policy)
+            return build_updater(policy, settings, total_steps=task.total_steps, ranks=self.ranks)
+
+        updater = self.ranks.agree(load)
+        updater.synchronize()
+        self.ranks.started()
+        self.updater = updater

@@ -1,16 +1,15 @@
 """The updates of a step: samples and rewards in, an updated adapter and the step's metrics out.
 
-A step is one iteration of the loop; an update is one step of the optimizer. ``Updater.train`` makes all of a step's
-updates: old and reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches``
-mini-batches, one update each, whose micro-batches share one global denominator. Each rank adds its share of one loss,
-however the samples are split, and may have any number of micro-batches, even none.
+An update is one step of the optimizer. ``Updater.train`` makes all those of one iteration of the loop: old and
+reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one update
+each. Each rank adds its share of one loss, however the samples are split, and may have no micro-batch at all.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,16 +19,47 @@ from torch import Tensor, nn
 
 from emailrl.base.errors import EmailRLError
 from emailrl.model.device import enough_memory
+from emailrl.model.logprobs import TokenLogprobs
 from emailrl.model.policy import Policy
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
-from emailrl.training.algorithms import Algorithm
+from emailrl.training.algorithms import Algorithm, learning_rate, needs_old_logprobs
 from emailrl.training.batch import MicroBatch, Share, TrainingSample, make_shares, micro_batches, mini_batches
 from emailrl.training.forward import Forward
-from emailrl.training.kl import AdaptiveKL
-from emailrl.training.objective import Denominators, Meter, Objective
-from emailrl.training.passes import needs_old_logprobs, needs_reference
+from emailrl.training.kl import AdaptiveKL, estimate
+from emailrl.training.losses import aggregate, correction_weights, count_for, policy_loss, value_loss
 from emailrl.training.shaping import shape_advantages
+
+
+class Meter:
+    """Weighted means, counts, and extremes: a name that ends in ``_min`` or ``_max`` keeps the extreme."""
+
+    def __init__(self) -> None:
+        self.sums: defaultdict[str, float] = defaultdict(float)
+        self.weights: defaultdict[str, float] = defaultdict(float)
+        self.extremes: dict[str, float] = {}
+        self.counts = Counter[str]()
+
+    def add(self, values: Mapping[str, float], weight: float = 1.0) -> None:
+        """Count each value with ``weight`` into the mean of its name, or take it as its extreme."""
+        for name, value in values.items():
+            if name.endswith(("_min", "_max")):
+                pick = min if name.endswith("_min") else max
+                self.extremes[name] = pick(self.extremes.get(name, value), value)
+            else:
+                self.sums[name] += value * weight
+                self.weights[name] += weight
+
+    def merge(self, other: Meter) -> None:
+        """Add the means and extremes of ``other``."""
+        for name, value in other.sums.items():
+            self.sums[name] += value
+            self.weights[name] += other.weights[name]
+        self.add(other.extremes)
+
+    def means(self) -> dict[str, float]:
+        """Return every metric under its name."""
+        return {name: value / self.weights[name] for name, value in self.sums.items()} | self.extremes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +84,28 @@ class UpdateResult:
     """Results of a step's updates."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    tokens: list[TokenNumbers] = field(default_factory=list)
-    """Per sample, in order."""
+    tokens: list[TokenNumbers] = field(default_factory=list)  # Per sample, in order
     skipped: list[Skipped] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pass:
     """One pass over a mini-batch, and besides the gradients left in the parameters, its results."""
 
     step: int
-    first: bool
-    """Of the step's passes over this mini-batch; it measures what does not change between them."""
+    first: bool  # Of the step's passes over this mini-batch; it measures what does not change between them
     critic_only: bool
+    policy_count: float = 0.0
+    """What the policy's aggregation divides by in the whole mini-batch; a trajectory in several samples counts once."""
+    num_tokens: int = 0  # Trainable tokens of the whole mini-batch
     losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     meter: Meter = field(default_factory=Meter)
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """By the sample's index on this rank: old and current log-probabilities and advantages, ``(3, T)``."""
-    skipped: list[Skipped] = field(default_factory=list)
 
     def again(self) -> Pass:
         """The same pass without results."""
-        return Pass(self.step, self.first, self.critic_only)
+        return Pass(self.step, self.first, self.critic_only, self.policy_count, self.num_tokens)
 
     def not_finite(self) -> dict[str, float]:
         """Losses and gradient norms that are not finite."""
@@ -107,11 +137,10 @@ class Updater:
         named = policy.trainable_parameters()
         if not named:
             raise EmailRLError("The policy has no trainable parameters.", "Load it with trainable=True.")
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
         critic = list(policy.value_head.named_parameters()) if policy.value_head is not None else []
+        self.names = [name for name, _ in named] + [f"value_head.{name}" for name, _ in critic]
+        self.parameters = [parameter for _, parameter in named]
         self.critic = [parameter for _, parameter in critic]
-        self.names += [f"value_head.{name}" for name, _ in critic]
         self.optimizer = torch.optim.AdamW(
             [{"params": params} for params in (self.parameters, self.critic) if params],
             lr=training.learning_rate,
@@ -122,9 +151,8 @@ class Updater:
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
         self.forward = Forward(policy, training, agent.temperature)
-        self.objective = Objective(algorithm, wanted, self.kl, agent.max_tokens)
-        self.skipped_in_a_row = 0
-        """Consecutive updates that were not finite."""
+        self.constant_length = wanted.constant_length or agent.max_tokens
+        self.skipped_in_a_row = 0  # Consecutive updates that were not finite
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
         """Make the updates of step ``step`` (from 1), and return its metrics and token numbers.
@@ -136,43 +164,40 @@ class Updater:
         if not samples:
             raise ValueError("a step without samples: skip it")
         training = self.training
+        minis = list(mini_batches(samples, training.num_mini_batches, seed=f"{training.seed}/{step}"))
         shares = make_shares(
-            samples,
-            paid,
-            list(mini_batches(samples, training.num_mini_batches, seed=f"{training.seed}/{step}")),
-            self.across.world,
-            step=step,
-            share_prefixes=self.forward.shares_prefixes,
+            samples, paid, minis, self.across.world, step=step, share_prefixes=self.forward.shares_prefixes
         )
         with self.across.at_work():
             metrics, tokens, skipped = self.take(self.across.share(shares))
-        metrics |= {
-            "trainable_tokens": sum(sample.num_trainable for sample in samples),
-            "total_tokens": sum(len(sample.token_ids) for sample in samples),
-        }
+        metrics["trainable_tokens"] = sum(sample.num_trainable for sample in samples)
+        metrics["total_tokens"] = sum(len(sample.token_ids) for sample in samples)
         rows = (tokens[i][:, : len(sample.token_ids)].tolist() for i, sample in enumerate(samples))
         return UpdateResult(metrics, [TokenNumbers(*row) for row in rows], skipped)
 
     def take(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor], list[Skipped]]:
         """Make the updates of a step from this rank's share of it.
 
-        Returns its metrics, each sample's tokens ``(3, T)`` by its index in the step, and what was skipped, of all
-        ranks.
+        Returns, of all ranks: metrics, each sample's tokens ``(3, T)`` by its index in the step, and what was skipped.
         """
         training, step, meter = self.training, share.step, Meter()
         critic_only = bool(self.critic) and step <= self.wanted.critic_warmup_steps
         tokens: dict[int, Tensor] = {}
         skipped: list[Skipped] = []
-        rate = self._set_rates(step)
+        rate = learning_rate(step, training, self.total_steps)
+        # The critic's rate follows the adapter's schedule.
+        rates = rate, self.wanted.critic_learning_rate * (rate / training.learning_rate)
+        for group, group_rate in zip(self.optimizer.param_groups, rates, strict=False):
+            group["lr"] = group_rate
         summing = self.across.seconds
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
             torch.manual_seed((training.seed * 1_000_003 + step + self.across.rank * 2**32) % 2**63)
             rounds, metrics = self._prepare(share, meter)
             for epoch in range(training.update_epochs):
                 for n, batches in enumerate(rounds):
-                    rounds[n], done = self._update(batches, Pass(step, epoch == 0, critic_only), meter)
+                    rounds[n], done, left_out = self._update(batches, Pass(step, epoch == 0, critic_only), meter)
                     tokens |= done.tokens
-                    skipped += done.skipped
+                    skipped += left_out
         self.policy.model.eval()
         metrics = meter.means() | metrics | {"learning_rate": rate, "kl_coef": self.kl.coef}
         if self.kl.coef and "kl" in metrics and not critic_only:
@@ -180,19 +205,18 @@ class Updater:
         metrics |= {name: meter.counts[name] for name in ("updates_skipped", "micro_batches_halved")}
         computed = sum(batch.num_tokens for batches in rounds for batch in batches)
         placed = {share.places[i]: columns.cpu() for i, columns in tokens.items()}
-        _, every = self.across.totals(lambda: (None, (computed, placed, skipped)))
+        counts, placed_by, skipped_by = zip(*self.across.gather((computed, placed, skipped)), strict=True)
         if self.across.world > 1:
             metrics |= {
-                "rank_tokens_mean": sum(count for count, _, _ in every) / self.across.world,
-                "rank_tokens_max": max(count for count, _, _ in every),
+                "rank_tokens_mean": sum(counts) / self.across.world,
+                "rank_tokens_max": max(counts),
                 "all_reduce_seconds": self.across.seconds - summing,
             }
-        tokens = {i: columns for _, each, _ in every for i, columns in each.items()}
         of_all = [
             Skipped(parts[0].broken, [batch for part in parts for batch in part.batches])
-            for parts in zip(*(each for _, _, each in every), strict=True)
+            for parts in zip(*skipped_by, strict=True)
         ]
-        return metrics, tokens, of_all
+        return metrics, {i: columns for placed in placed_by for i, columns in placed.items()}, of_all
 
     def synchronize(self) -> None:
         """Copy rank 0's weights and state to all ranks; raises EmailRLError if one differs afterwards."""
@@ -211,12 +235,12 @@ class Updater:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue bit for bit from ``state``; raises EmailRLError for another adapter's state."""
+        if any(name.startswith("value_head.") for name in state["parameters"]) != bool(self.critic):
+            kind = "without" if self.critic else "with"
+            raise EmailRLError(
+                f"The trainer state is from a run {kind} a critic.", "Resume with the run's --algorithm."
+            )
         if state["parameters"] != self.names:
-            if any(name.startswith("value_head.") for name in state["parameters"]) != bool(self.critic):
-                raise EmailRLError(
-                    f"The trainer state is from a run {'without' if self.critic else 'with'} a critic.",
-                    "Resume with the run's --algorithm.",
-                )
             raise EmailRLError("The trainer state belongs to another adapter.", "Resume with the run's LoRA settings.")
         if self.policy.start is not None:
             if state["start"] is None:
@@ -232,99 +256,99 @@ class Updater:
         if state["loss_scale"]:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
-    def _set_rates(self, step: int) -> float:
-        """Set the learning rates of adapter and critic, which follow one schedule; returns the adapter's."""
-        rate = learning_rate(step, self.training, self.total_steps)
-        critic = self.wanted.critic_learning_rate * (rate / self.training.learning_rate)
-        for group, group_rate in zip(self.optimizer.param_groups, (rate, critic), strict=False):
-            group["lr"] = group_rate
-        return rate
-
     def _prepare(self, share: Share, meter: Meter) -> tuple[list[list[MicroBatch]], dict[str, float]]:
         """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step."""
         self.policy.model.eval()
-        updates = len(share.mini_batches) * self.training.update_epochs
-        old = needs_old_logprobs(self.algorithm, kl_coef=self.kl.coef, updates=updates)
-        reference = needs_reference(self.kl.coef)
+        updates, coef = len(share.mini_batches) * self.training.update_epochs, self.kl.coef
+        old = needs_old_logprobs(self.algorithm, kl_coef=coef, updates=updates)
         rounds = [micro_batches(share.samples, self.forward.layout(), mini) for mini in share.mini_batches]
-        _, every = self.across.totals(lambda: (None, [len(batches) for batches in rounds]))
+        every = zip(*self.across.gather([len(batches) for batches in rounds]), strict=True)
 
         def score() -> tuple[list[list[MicroBatch]], int]:
             scored, halved = [], 0
-            for batches, counts in zip(rounds, zip(*every, strict=True), strict=True):
+            for batches, counts in zip(rounds, every, strict=True):
                 blanks = self._blanks(len(batches), counts)
-                done, times = self.forward.score_all(batches, blanks=blanks, old=old, reference=reference)
+                done, times = self.forward.score_all(batches, blanks=blanks, old=old, reference=coef > 0)
                 scored.append(done)
                 halved += times
             return scored, halved
 
         rounds, halves = self.across.totals(score)
         meter.counts["micro_batches_halved"] += sum(halves)
+        flat = [batch for batches in rounds for batch in batches]
         shaped, metrics = shape_advantages(
-            [batch for batches in rounds for batch in batches],
-            share.paid,
-            self.algorithm,
-            self.wanted,
-            kl_coef=self.kl.coef,
-            across=self.across,
+            flat, share.paid, self.algorithm, self.wanted, kl_coef=coef, across=self.across
         )
         self.policy.model.train()
         following = iter(shaped)
         return [[next(following) for _ in batches] for batches in rounds], metrics
 
-    def _update(self, batches: list[MicroBatch], wanted: Pass, meter: Meter) -> tuple[list[MicroBatch], Pass]:
+    def _update(
+        self, batches: list[MicroBatch], wanted: Pass, meter: Meter
+    ) -> tuple[list[MicroBatch], Pass, list[Skipped]]:
         """Make one update from the micro-batches of a mini-batch, or skip it if it would not be finite.
 
-        Returns the micro-batches, halved if they did not fit into memory, and the pass with its results.
+        Returns the micro-batches, halved if they did not fit into memory, the pass with its results, and what was
+        skipped. Raises EmailRLError before an update on what the policy cannot have sampled.
         """
-        batches, done = self._clipped_gradients(batches, wanted, meter)
-        if broken := done.not_finite():
-            self.optimizer.zero_grad(set_to_none=True)
-            self.loss_scale.update()
-            self.skipped_in_a_row += 1
-            meter.counts["updates_skipped"] += 1
-            done.skipped.append(Skipped(broken, [batch.on_cpu() for batch in batches]))
-            return batches, done
-        self._check_gap(done)
-        self.skipped_in_a_row = 0
-        self.across.totals(self._move)
-        self.loss_scale.update()
-        meter.merge(done.meter)
-        for name, value in done.losses.items():
-            meter.add(name, value)
-        return batches, done
-
-    def _clipped_gradients(
-        self, batches: list[MicroBatch], wanted: Pass, meter: Meter
-    ) -> tuple[list[MicroBatch], Pass]:
-        """Gradients of a mini-batch, the same on every rank; recomputed at half the loss scale after an overflow."""
         limit = self.training.max_grad_norm or math.inf
-        while True:
-            batches, done = self._summed_gradients(batches, wanted, meter)
+        while True:  # again at half the loss scale after an overflow
+            batches, done = self._gradients(batches, wanted, meter)
             self.loss_scale.unscale_(self.optimizer)
             scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
             retry = scaled_up and not done.not_finite()
             done.losses["grad_norm"] = float(nn.utils.clip_grad_norm_(self.parameters, limit))
             if self.critic:
                 done.losses["critic_grad_norm"] = float(nn.utils.clip_grad_norm_(self.critic, limit))
-            if not (retry and done.not_finite()):
-                return batches, done
+            broken = done.not_finite()
+            if not (retry and broken):
+                break
             self.loss_scale.update()
+        if broken:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.loss_scale.update()
+            self.skipped_in_a_row += 1
+            meter.counts["updates_skipped"] += 1
+            return batches, done, [Skipped(broken, [batch.on_cpu() for batch in batches])]
+        gap = done.meter.means().get("sampler_gap_mean", 0.0)
+        if gap > self.largest_gap:
+            raise EmailRLError(
+                f"Step {done.step} is not trained: the log-probabilities from the vLLM servers are off by {gap:.2f}"
+                f" nats on average, above {self.largest_gap:g}.",
+                "Check that nothing caches or changes their replies and restart them; then resume with MAX_STALENESS=0"
+                " to sample the step again.",
+            )
 
-    def _summed_gradients(self, batches: list[MicroBatch], wanted: Pass, meter: Meter) -> tuple[list[MicroBatch], Pass]:
+        def move() -> tuple[None, None]:
+            with enough_memory("updating the adapter"):
+                self.loss_scale.step(self.optimizer)
+            return None, None
+
+        self.skipped_in_a_row = 0
+        self.across.totals(move)
+        self.loss_scale.update()
+        meter.merge(done.meter)
+        meter.add(done.losses)
+        return batches, done, []
+
+    def _gradients(self, batches: list[MicroBatch], wanted: Pass, meter: Meter) -> tuple[list[MicroBatch], Pass]:
         """The mini-batch's gradients and losses, summed over the ranks; the tokens are this rank's."""
-        _, counts = self.across.totals(lambda: (None, self.objective.count(batches)))
-        whole = Denominators(sum(each.policy for each in counts), sum(each.tokens for each in counts))
-        blanks = self._blanks(len(batches), [each.micro_batches for each in counts])
+        aggregation, length = self.algorithm.aggregation, self.constant_length
+        policy = sum(float(count_for(b.loss_mask, aggregation, length, share=b.share)) for b in batches)
+        own_counts = policy, sum(batch.num_trainable for batch in batches), len(batches)
+        policies, num_tokens, num_batches = zip(*self.across.gather(own_counts), strict=True)
+        whole = Pass(wanted.step, wanted.first, wanted.critic_only, sum(policies), sum(num_tokens))
+        blanks = self._blanks(len(batches), num_batches)
         parameters = [*self.parameters, *self.critic]
 
         def work() -> tuple[tuple[list[MicroBatch], Pass], tuple[Any, ...]]:
-            fitting, own, halved = self._accumulate(batches, blanks, whole, wanted)
+            fitting, own, halved = self._accumulate(batches, blanks, whole)
             have = [parameter.grad is not None for parameter in parameters]
             return (fitting, own), (dict(own.losses), own.meter, halved, have, self.forward.max_tokens)
 
         (batches, own), every = self.across.totals(work)
-        done = Pass(own.step, own.first, own.critic_only, tokens=own.tokens)
+        done = whole.again()
+        done.tokens = own.tokens
         for losses, measured, halved, _, _ in every:
             for name, value in losses.items():
                 done.losses[name] += value
@@ -335,24 +359,21 @@ class Updater:
         self.across.gradients([parameter for parameter, has in zip(parameters, has_one, strict=True) if has])
         return batches, done
 
-    def _accumulate(
-        self, batches: list[MicroBatch], blanks: int, whole: Denominators, wanted: Pass
-    ) -> tuple[list[MicroBatch], Pass, int]:
-        """This rank's gradients, restarted with smaller micro-batches when memory runs out; and the number of restarts.
-
-        It restarts because an interrupted backward pass leaves partial gradients.
-        """
+    def _accumulate(self, batches: list[MicroBatch], blanks: int, wanted: Pass) -> tuple[list[MicroBatch], Pass, int]:
+        """This rank's gradients, restarted with smaller micro-batches when memory runs out; and how often that was."""
         halved = 0
         if not batches:  # an unused scaler has no scale to divide by
             self.loss_scale.scale(torch.zeros((), device=self.policy.device))
-        while True:
+        while True:  # from the start: an interrupted backward pass leaves partial gradients
             self.optimizer.zero_grad(set_to_none=True)
             own, failed = wanted.again(), None
             try:
                 for failed in batches:
-                    self._backward(failed, whole, own)
-                for _ in range(blanks):
-                    self._backward_blank(critic_only=own.critic_only)
+                    self._backward(failed, own)
+                for _ in range(blanks):  # adds nothing to the gradients
+                    scored = self.forward.train(self.forward.blank(), critic_only=own.critic_only)
+                    unused = scored.values if own.critic_only and scored.values is not None else scored.logprobs
+                    self.loss_scale.scale(0.0 * unused.sum()).backward()
                 return batches, own, halved
             except torch.OutOfMemoryError:
                 pass  # handled below, where the traceback holds no tensors any more
@@ -365,57 +386,96 @@ class Updater:
         """How many blank micro-batches make this rank run as many passes as every other."""
         return max(every) - own if self.policy.sharded else 0
 
-    def _backward_blank(self, *, critic_only: bool) -> None:
-        """Run a blank micro-batch forward and backward; it adds nothing to the gradients."""
-        scored = self.forward.train(self.forward.blank(), critic_only=critic_only)
-        wanted = scored.values if critic_only else scored.logprobs
-        assert wanted is not None
-        self.loss_scale.scale(0.0 * wanted.sum()).backward()
-
-    def _backward(self, batch: MicroBatch, whole: Denominators, own: Pass) -> None:
+    def _backward(self, batch: MicroBatch, own: Pass) -> None:
         """Add one micro-batch's gradient, its share of the losses and its tokens."""
         wants_entropy = self.wanted.entropy_coef > 0
         scored = self.forward.train(batch, entropy_grad=wants_entropy, critic_only=own.critic_only)
-        loss, losses, old = self.objective.loss(
-            batch, scored, whole, own.meter, first_pass=own.first, critic_only=own.critic_only
-        )
-        for name, value in losses.items():
-            own.losses[name] += value
+        old = scored.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        loss = self.loss(batch, scored, old, own)
+        own.losses["loss"] += float(loss.detach())
         assert batch.advantages is not None
         columns = torch.stack((old, scored.logprobs.detach(), batch.advantages), dim=1)
         own.tokens.update(zip(batch.indices, columns, strict=True))
         self.loss_scale.scale(loss).backward()
 
-    def _check_gap(self, done: Pass) -> None:
-        """End the run before an update on log-probabilities that the policy cannot have sampled with."""
-        gap = done.meter.means().get("sampler_gap_mean", 0.0)
-        if gap > self.largest_gap:
-            raise EmailRLError(
-                f"Step {done.step} is not trained: the log-probabilities from the vLLM servers are off by {gap:.2f}"
-                f" nats on average, above {self.largest_gap:g}.",
-                "Check that nothing caches or changes their replies and restart them; then resume with MAX_STALENESS=0"
-                " to sample the step again.",
+    def loss(self, batch: MicroBatch, scored: TokenLogprobs, old: Tensor, own: Pass) -> Tensor:
+        """A micro-batch's share of the loss, given the old log-probabilities ``(B, T)``; ``own`` gets its parts.
+
+        With ``own.critic_only`` only the critic's loss counts; the others are still measured.
+        """
+        algorithm, wanted, meter, mask = self.algorithm, self.wanted, own.meter, batch.loss_mask
+        num_trainable, logprobs = batch.num_trainable, scored.logprobs
+        assert batch.advantages is not None
+        # Weight of a row's token mean, (B, 1): a trajectory in several samples counts as one.
+        share = (
+            batch.share[:, None] if algorithm.aggregation == "sequence_mean" else torch.ones_like(batch.share[:, None])
+        )
+
+        def reduced(per_token: Tensor) -> Tensor:
+            return aggregate(
+                per_token * share,
+                mask,
+                algorithm.aggregation,
+                constant_length=self.constant_length,
+                denominator=own.policy_count,
             )
 
-    def _move(self) -> tuple[None, None]:
-        with enough_memory("updating the adapter"):
-            self.loss_scale.step(self.optimizer)
-        return None, None
+        loss, ratios = policy_loss(
+            logprobs,
+            old,
+            batch.advantages,
+            mask,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            ratio_level=algorithm.ratio_level,
+            aggregation=algorithm.aggregation,
+            constant_length=self.constant_length,
+            weights=share * self._correction(old, batch, own),
+            denominator=own.policy_count,
+        )
+        meter.add(ratios, num_trainable)
+        own.losses["policy_loss"] += float(loss.detach())
+        if batch.ref_logprobs is not None:
+            kl = estimate(logprobs, batch.ref_logprobs, algorithm.kl_estimator)
+            meter.add({"kl": float(kl.detach().sum()) / num_trainable}, num_trainable)
+            if algorithm.kl_in == "loss":
+                penalty = self.kl.coef * reduced(kl)
+                own.losses["kl_loss"] += float(penalty.detach())
+                loss = loss + penalty
+        if scored.entropy is not None:
+            meter.add({"entropy": float(scored.entropy.detach().sum()) / num_trainable}, num_trainable)
+            if wanted.entropy_coef:
+                loss = loss - wanted.entropy_coef * reduced(scored.entropy)
+        if scored.values is None:
+            return loss
+        assert batch.old_values is not None and batch.returns is not None
+        # The critic's loss is a token mean, whatever the policy's aggregation.
+        error, clipped = value_loss(
+            scored.values, batch.old_values, batch.returns, mask, clip=algorithm.value_clip, denominator=own.num_tokens
+        )
+        meter.add(clipped, num_trainable)
+        own.losses["value_loss"] += float(error.detach())
+        return wanted.value_coef * error + (0 if own.critic_only else loss)
 
-
-def learning_rate(step: int, training: TrainingSettings, total_steps: int) -> float:
-    """Learning rate of all updates of step ``step`` (from 1): linear warm-up, then constant, linear or cosine decay.
-
-    The last step of the warm-up is the first at full rate; step ``total_steps`` is the last above ``min_lr_ratio`` of
-    it.
-    """
-    warmup = training.warmup_steps
-    if training.warmup_ratio is not None:
-        warmup = math.ceil(training.warmup_ratio * total_steps)
-    if step < warmup:
-        return training.learning_rate * step / warmup
-    start = max(warmup, 1)
-    progress = min((step - start) / max(total_steps + 1 - start, 1), 1.0)
-    decay = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    left = decay[training.lr_scheduler]
-    return training.learning_rate * (training.min_lr_ratio + (1 - training.min_lr_ratio) * left)
+    def _correction(self, old: Tensor, batch: MicroBatch, own: Pass) -> Tensor | float:
+        """Token weights from old and sampler log-probabilities, so the same in every pass; measured in the first."""
+        level, kind, mask = self.algorithm.ratio_level, self.algorithm.importance_correction, batch.loss_mask
+        sampled = mask & ~batch.sampler_logprobs.isnan()
+        gap = (old - batch.sampler_logprobs)[sampled].abs()
+        if own.first and gap.numel():
+            own.meter.add({"sampler_gap_mean": float(gap.mean()), "sampler_gap_max": float(gap.max())}, gap.numel())
+        if kind == "off":
+            return 1.0
+        weights, found = correction_weights(
+            old,
+            batch.sampler_logprobs,
+            mask,
+            kind=kind,
+            low=self.wanted.correction_low,
+            high=self.wanted.correction_high,
+            ratio_level=level,
+        )
+        if own.first:
+            own.meter.add(found, float((sampled if level == "token" else mask).sum()))
+        return weights

@@ -29,16 +29,14 @@ def mail(number: int, sender: str, to: list[str], day: int, subject: str, body: 
 @pytest.fixture(scope="session")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mail") / "mail.db"
-    build_database(
-        [
-            mail(1, "otto@corvane.test", [INBOX], 2, "Pump order", "The pump order is due on May 20."),
-            mail(2, INBOX, ["otto@corvane.test"], 3, "Re: Pump order", "Thanks for the pump date."),
-            mail(3, "otto@corvane.test", ["rita@corvane.test"], 4, "Pump secret", "The pump costs 900 dollars."),
-            mail(4, "otto@corvane.test", [INBOX], 20, "Pump later", "The pump came."),
-            mail(5, "rita@corvane.test", [INBOX], 6, "Lunch", "Noodles today."),
-        ],
-        path,
-    )
+    mails = [
+        mail(1, "otto@corvane.test", [INBOX], 2, "Pump order", "The pump order is due on May 20."),
+        mail(2, INBOX, ["otto@corvane.test"], 3, "Re: Pump order", "Thanks for the pump date."),
+        mail(3, "otto@corvane.test", ["rita@corvane.test"], 4, "Pump secret", "The pump costs 900 dollars."),
+        mail(4, "otto@corvane.test", [INBOX], 20, "Pump later", "The pump came."),
+        mail(5, "rita@corvane.test", [INBOX], 6, "Lunch", "Noodles today."),
+    ]
+    build_database(mails, path)
     return path
 
 
@@ -106,15 +104,9 @@ class ScriptedEngine:
     def complete(self, request: Request, text: str) -> Completion:
         ids = self.renderer.tokenize(text) + ([min(self.renderer.stop_ids)] if self.finish == "stop" else [])
         logprobs = [-0.5 - 0.25 * i for i in range(len(ids))]
-        return Completion(
-            request.trajectory_id,
-            ids,
-            logprobs,
-            self.finish,
-            prompt_tokens=len(request.prompt_ids),
-            policy_version=self.version,
-            adapter_sha256="ab12",
-        )
+        stamp = {"policy_version": self.version, "adapter_sha256": "ab12"}
+        name, length = request.trajectory_id, len(request.prompt_ids)
+        return Completion(name, ids, logprobs, self.finish, prompt_tokens=length, **stamp)
 
     def close(self) -> None: ...
 

@@ -16,7 +16,7 @@ from emailrl.agent.task import mail_agent
 from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.ranks import Activity
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory
 from emailrl.rewards.build import build_scorer
 from emailrl.settings import AgentSettings
 
@@ -48,13 +48,8 @@ def collect(
         engine = scripted(scripts)
         make_environment = changes.pop("make_environment", partial(mail_agent, settings.agent))
         play = Stage(settings.agent, db, make_environment, renderer).on(engine)
-        collector = Collector(
-            play,
-            build_scorer(settings.rewards, settings.reward_weights, settings.agent),
-            settings.agent,
-            settings.training.mode,
-            run_id="run",
-        )
+        scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
+        collector = Collector(play, scorer, settings.agent, settings.training.mode, run_id="run")
         groups = collector.collect(scenarios, group_size, **({"step": 3, "seed": 1} | changes))
         assert [group.scenario for group in groups] == list(scenarios)
         assert all(t.group_id == group.id for group in groups for t in group.trajectories)
@@ -75,8 +70,11 @@ def test_a_group_is_played_and_scored(collect: Any) -> None:
     assert [turn.tool_name for turn in answered.turns] == ["search_emails", "return_final_answer"]
 
 
-def test_trajectories_are_named_and_stamped(collect: Any) -> None:
-    first, second, third, fourth = collect([DONT_KNOW], make_questions(2), 2)[0]
+def test_trajectories_are_named_and_stamped_and_sampled_at_the_temperature_of_training(collect: Any) -> None:
+    (first, second, third, fourth), engine = collect([DONT_KNOW], make_questions(2), 2)
+    assert engine.requests[0].sampling.temperature == 0.7
+    _, engine = collect([DONT_KNOW], make_questions(1), 1, temperature=0.0)
+    assert engine.requests[0].sampling.temperature == 0.0
     assert [t.id for t in (first, second, third, fourth)] == [
         "train-000003-q0-0", "train-000003-q0-1", "train-000003-q1-0", "train-000003-q1-1",
     ]  # fmt: skip
@@ -104,11 +102,6 @@ def test_a_question_that_comes_twice_in_a_step_is_two_groups(collect: Any) -> No
     assert len({request.seed for request in engine.requests}) == 2
 
 
-def test_temperature_is_that_of_training_unless_given(collect: Any) -> None:
-    assert collect([DONT_KNOW], make_questions(1), 1)[1].requests[0].sampling.temperature == 0.7
-    assert collect([DONT_KNOW], make_questions(1), 1, temperature=0.0)[1].requests[0].sampling.temperature == 0.0
-
-
 def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
     def fragile(scenario: Scenario, mailbox: Any) -> Any:
         if scenario.id == "q0":
@@ -126,8 +119,6 @@ def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
 
 
 def test_drift_stops_the_collector(collect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from emailrl.records.trajectory import TokenSample
-
     original = TokenSample.append_sampled
 
     def retokenize(self: TokenSample, ids: list[int], logprobs: list[float]) -> None:

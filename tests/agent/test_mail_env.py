@@ -41,39 +41,33 @@ def test_a_whole_good_trajectory(play: Play) -> None:
     assert end.done and end.stop_reason is StopReason.ANSWERED
     assert end.messages == [] and end.tool_result is None
     assert (environment.final_answer, environment.final_sources) == ("May 20", ["<1@x>"])
-    assert environment.rubric == Rubric(
-        attempted_answer=True,
-        ever_found_right_email=True,
-        ever_read_right_email=True,
-        sources_correct=True,
-        num_turns=3,
-        num_sources=1,
-    )
+    right = dict.fromkeys(("ever_found_right_email", "ever_read_right_email", "sources_correct"), True)
+    assert environment.rubric == Rubric(attempted_answer=True, num_turns=3, num_sources=1, **right)
 
 
 @pytest.mark.parametrize(
-    ("message", "reason", "flag"),
+    ("message", "reason"),
     [
-        (Message("assistant", "<tool_call>{", parse_error="bad JSON"), "cant_parse_tool_call", "cant_parse_tool_call"),
-        (Message("assistant", "It is due on May 20."), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("search_mail", keywords=["x"]), "bad_tool_call_name", "bad_tool_call_name"),
-        (call("search_emails"), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("search_emails", keywords=[]), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("search_emails", keywords=["x"], max_results=11), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("search_emails", keywords=["x"], sent_before="tomorrow"), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("search_emails", keywords=["x"], inbox="rita@corvane.test"), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("read_email", message_id=7), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("return_final_answer", answer=None, sources=[]), "bad_tool_call_args", "bad_tool_call_args"),
-        (call("return_final_answer", answer="x", sources="<1@x>"), "bad_tool_call_args", "bad_tool_call_args"),
+        (Message("assistant", "<tool_call>{", parse_error="bad JSON"), "cant_parse_tool_call"),
+        (Message("assistant", "It is due on May 20."), "bad_tool_call_args"),
+        (call("search_mail", keywords=["x"]), "bad_tool_call_name"),
+        (call("search_emails"), "bad_tool_call_args"),
+        (call("search_emails", keywords=[]), "bad_tool_call_args"),
+        (call("search_emails", keywords=["x"], max_results=11), "bad_tool_call_args"),
+        (call("search_emails", keywords=["x"], sent_before="tomorrow"), "bad_tool_call_args"),
+        (call("search_emails", keywords=["x"], inbox="rita@corvane.test"), "bad_tool_call_args"),
+        (call("read_email", message_id=7), "bad_tool_call_args"),
+        (call("return_final_answer", answer=None, sources=[]), "bad_tool_call_args"),
+        (call("return_final_answer", answer="x", sources="<1@x>"), "bad_tool_call_args"),
     ],
 )
-def test_what_ends_a_trajectory_at_once(play: Play, message: Message, reason: str, flag: str) -> None:
+def test_what_ends_a_trajectory_at_once(play: Play, message: Message, reason: str) -> None:
     environment = play()
     result = environment.step(message)
     assert result.done and result.stop_reason == reason
     assert result.messages == [], "a refused call is never fed back"
     assert list(json.loads(result.tool_result or "")) == ["error"]
-    assert environment.rubric == Rubric(num_turns=1, **{flag: True})
+    assert environment.rubric == Rubric(num_turns=1, **{reason: True})
     assert environment.final_answer is None
     with pytest.raises(RuntimeError):
         environment.step(message)
@@ -106,10 +100,7 @@ def test_an_invalid_id_is_told_and_noted(play: Play) -> None:
     result = environment.step(call("read_email", message_id="<3@x>"))
     assert not result.done and result.tool_result == '{"error":"Email not found"}'
     assert environment.rubric == Rubric(num_turns=1, ever_tried_to_read_invalid_email=True)
-
-
-def test_a_source_mail_that_cannot_be_read_was_not_read(play: Play) -> None:
-    environment = play(message_ids=["<3@x>"])
+    environment = play(message_ids=["<3@x>"])  # a source mail that cannot be read was not read
     environment.step(call("read_email", message_id="<3@x>"))
     assert not environment.rubric.ever_read_right_email
 
@@ -153,22 +144,17 @@ def test_i_dont_know_is_no_attempt_and_cites_nothing_right(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("is_it", "answers"),
     [
-        *("I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!", "IDK", "Don't know"),
-        *(' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer."),
-        "I do not know the answer to that",
+        (True, ("I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!")),
+        (True, ("IDK", "Don't know")),
+        (True, (' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer.")),
+        (True, ("I do not know the answer to that",)),
+        (False, ("", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero")),
     ],
 )
-def test_spellings_of_i_dont_know(answer: str) -> None:
-    assert is_i_dont_know(answer)
-
-
-@pytest.mark.parametrize(
-    "answer", ["", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero"]
-)
-def test_what_is_not_i_dont_know(answer: str) -> None:
-    assert not is_i_dont_know(answer)
+def test_spellings_of_i_dont_know(is_it: bool, answers: tuple[str, ...]) -> None:
+    assert [answer for answer in answers if is_i_dont_know(answer) is not is_it] == []
 
 
 def test_an_environment_plays_once(play: Play) -> None:

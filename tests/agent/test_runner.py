@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from emailrl.agent import StepResult
 from emailrl.agent.play import TokenDriftError, audit
 from emailrl.agent.runner import derive_seed, run
 from emailrl.engines.base import Completion, Request, SamplingParams
@@ -16,16 +17,6 @@ from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
 
 SCENARIO = Scenario("7", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 SAMPLING = SamplingParams(64)
-
-
-@dataclass
-class Result:
-    messages: list[Message] = field(default_factory=list)
-    done: bool = False
-    tool_name: str | None = None
-    tool_args: dict[str, Any] | None = None
-    tool_result: str | None = None
-    stop_reason: StopReason | None = None
 
 
 @dataclass
@@ -49,14 +40,14 @@ class Echo:
             raise OSError("no mailbox")
         return [Message("user", "a")]
 
-    def step(self, message: Message) -> Result:
+    def step(self, message: Message) -> StepResult:
         self.rubric.num_turns += 1
         if self.rubric.num_turns == self.fails_at:
             raise ValueError("broken tool")
         if message.content == "bye":
             self.final_answer, self.final_sources = "May 20", ["<1@x>"]
-            return Result(done=True, tool_name="return_final_answer", stop_reason=StopReason.ANSWERED)
-        return Result([Message("tool", self.result, name="echo")], tool_name="echo", tool_result=self.result)
+            return StepResult(done=True, tool_name="return_final_answer", stop_reason=StopReason.ANSWERED)
+        return StepResult([Message("tool", self.result, name="echo")], tool_name="echo", tool_result=self.result)
 
 
 class ByCharacter:
@@ -110,10 +101,6 @@ def test_the_mask_is_one_where_the_policy_sampled(scripted: Any, renderer: ByCha
     assert [turn.prompt_tokens for turn in trajectory.turns] == [3, 10]
     assert [request.prompt_ids for request in engine.requests] == [sample.token_ids[:3], sample.token_ids[:10]]
     assert audit(trajectory) == 7
-
-
-def test_what_happened_is_told(scripted: Any, renderer: ByCharacter) -> None:
-    (trajectory,) = run([Echo()], scripted(["hi", "bye"]), renderer, SAMPLING, seeds=[1])
     assert [(m.role, m.content) for m in trajectory.messages] == [
         ("user", "a"), ("assistant", "hi"), ("tool", "ok"), ("assistant", "bye"),
     ]  # fmt: skip
@@ -168,14 +155,8 @@ def test_an_exception_ends_its_own_trajectory_alone(
     scripted: Any, renderer: ByCharacter, fails_at: int, turns: int, error: str
 ) -> None:
     ended: list[Trajectory] = []
-    broken, sound = run(
-        [Echo(fails_at=fails_at), Echo()],
-        scripted(["hi", "bye"]),
-        renderer,
-        SAMPLING,
-        seeds=[1, 2],
-        progress=ended.append,
-    )
+    pair = [Echo(fails_at=fails_at), Echo()]
+    broken, sound = run(pair, scripted(["hi", "bye"]), renderer, SAMPLING, seeds=[1, 2], progress=ended.append)
     assert broken.exception is not None and broken.exception.startswith(error)
     assert broken.stop_reason == StopReason.EXCEPTION
     assert len(broken.turns) == turns
@@ -183,23 +164,15 @@ def test_an_exception_ends_its_own_trajectory_alone(
     assert sorted(map(id, ended)) == sorted([id(broken), id(sound)])
 
 
-def test_an_engines_error_is_recorded(scripted: Any, renderer: ByCharacter) -> None:
+def test_an_engines_error_is_recorded_and_an_interrupt_passes_through(scripted: Any, renderer: ByCharacter) -> None:
     engine = scripted(["hi"])
     complete = engine.complete
-
-    def fail(request: Request, text: str) -> Completion:
-        completion = complete(request, text)
-        completion.error = "server gone"
-        return completion
-
-    engine.complete = fail
+    engine.complete = lambda request, text: replace(complete(request, text), error="server gone")
     (trajectory,) = run([Echo()], engine, renderer, SAMPLING, seeds=[1])
     assert trajectory.exception == "server gone"
 
-
-def test_an_interrupt_passes_through(scripted: Any, renderer: ByCharacter) -> None:
     class Interrupted(Echo):
-        def step(self, message: Message) -> Result:
+        def step(self, message: Message) -> StepResult:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -210,7 +183,7 @@ def test_a_policy_that_changes_in_mid_trajectory_is_an_exception(scripted: Any, 
     engine = scripted(["hi", "bye"])
 
     class Swaps(Echo):
-        def step(self, message: Message) -> Result:
+        def step(self, message: Message) -> StepResult:
             engine.version = "v2"
             return super().step(message)
 
@@ -259,9 +232,6 @@ def test_each_turn_has_a_seed_of_its_own(scripted: Any, renderer: ByCharacter) -
     assert derive_seed(1, 0) == engine.requests[0].seed
     # The first eight bytes of the SHA-256 of "1", unit separator, "0", without the lowest bit.
     assert derive_seed(1, 0) == 0x658E6336371AFE4B
-
-
-def test_two_trajectories_of_one_name_are_refused(scripted: Any, renderer: ByCharacter) -> None:
     twice = [Trajectory("a", "g", SCENARIO), Trajectory("a", "g", SCENARIO)]
     with pytest.raises(ValueError, match="same id"):
-        run([Echo(), Echo()], scripted(["bye"]), renderer, SAMPLING, seeds=[1, 2], trajectories=twice)
+        run([Echo(), Echo()], engine, renderer, SAMPLING, seeds=[1, 2], trajectories=twice)

@@ -25,15 +25,12 @@ def parameters(name: str) -> dict:
     return next(s["function"]["parameters"] for s in tool_schemas() if s["function"]["name"] == name)
 
 
-def test_names_and_parameters_are_those_of_art_e() -> None:
-    shape = {
-        schema["function"]["name"]: (
-            list(schema["function"]["parameters"]["properties"]),
-            schema["function"]["parameters"]["required"],
-        )
-        for schema in tool_schemas()
+def test_names_parameters_and_types_are_those_of_art_e_and_all_are_described() -> None:
+    required = {
+        name: (list(parameters(name)["properties"]), parameters(name)["required"])
+        for name in ("search_emails", "read_email", "return_final_answer")
     }
-    assert shape == {
+    assert required == {
         "search_emails": (
             ["keywords", "from_addr", "to_addr", "sent_after", "sent_before", "max_results"],
             ["keywords"],
@@ -41,39 +38,25 @@ def test_names_and_parameters_are_those_of_art_e() -> None:
         "read_email": (["message_id"], ["message_id"]),
         "return_final_answer": (["answer", "sources"], ["answer", "sources"]),
     }
-
-
-def test_types_come_from_the_signatures() -> None:
     search = parameters("search_emails")["properties"]
-    assert search["keywords"] == {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": "Words or phrases that must all occur in the subject or body. "
-        "May be empty where an address or a date is given.",
-    }
+    strings = {"type": "array", "items": {"type": "string"}}
+    said = (
+        "Words or phrases that must all occur in the subject or body. May be empty where an address or a date is given."
+    )
+    assert search["keywords"] == strings | {"description": said}
     assert search["from_addr"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
     assert search["from_addr"]["default"] is None
-    assert search["max_results"] == {
-        "type": "integer",
-        "description": "Most emails to return, at most 10.",
-        "default": 10,
-    }
-    assert parameters("return_final_answer")["properties"]["sources"]["anyOf"] == [
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "null"},
-    ]
-
-
-def test_mailbox_and_inbox_are_nowhere_in_the_schemas() -> None:
-    assert "mailbox" not in str([list(s["function"]["parameters"]["properties"]) for s in tool_schemas()])
-    assert "inbox" not in str([list(s["function"]["parameters"]["properties"]) for s in tool_schemas()])
-    assert all(next(iter(inspect.signature(tool).parameters)) == "mailbox" for tool in TOOLS.values())
-
-
-def test_every_parameter_is_described() -> None:
+    most = "Most emails to return, at most 10."
+    assert search["max_results"] == {"type": "integer", "description": most, "default": 10}
+    sources = parameters("return_final_answer")["properties"]["sources"]
+    assert sources["anyOf"] == [strings, {"type": "null"}]
     for schema in tool_schemas():
         assert schema["function"]["description"]
         assert all(p["description"] for p in schema["function"]["parameters"]["properties"].values())
+    # The mailbox, and with it the inbox, is the first parameter of every tool.
+    assert all(next(iter(inspect.signature(tool).parameters)) == "mailbox" for tool in TOOLS.values())
+    tool_schemas()[0]["function"]["name"] = "broken"
+    assert tool_schemas()[0]["function"]["name"] == "search_emails"
 
 
 def test_the_search_tool_says_in_which_order_it_answers() -> None:
@@ -92,11 +75,6 @@ def test_the_search_tool_says_whether_it_needs_keywords() -> None:
 
     assert described(False) == "Words or phrases that must all occur in the subject or body."
     assert described(True) == described(False) + " May be empty where an address or a date is given."
-
-
-def test_schemas_are_fresh_copies() -> None:
-    tool_schemas()[0]["function"]["name"] = "broken"
-    assert tool_schemas()[0]["function"]["name"] == "search_emails"
 
 
 @pytest.mark.parametrize(

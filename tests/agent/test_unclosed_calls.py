@@ -32,16 +32,8 @@ def qwen(shared_data: Path) -> ChatRenderer:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> MailEnvironment:
-    mail = RawEmail(
-        "<1@x>",
-        "Pump order",
-        "ann@x.org",
-        ["me@x.org"],
-        [],
-        [],
-        datetime(2029, 5, 1, tzinfo=UTC),
-        "It is due on May 20.",
-    )
+    day, body = datetime(2029, 5, 1, tzinfo=UTC), "It is due on May 20."
+    mail = RawEmail("<1@x>", "Pump order", "ann@x.org", ["me@x.org"], [], [], day, body)
     db = build_database([mail], tmp_path / "m.db").db
     scenario = Scenario("1", "When is the pump order due?", "May 20", ["<1@x>"], "me@x.org", "2030-01-01")
     return MailEnvironment(scenario, open_mailbox(db, "me@x.org"), max_turns=5)
@@ -79,16 +71,10 @@ def test_it_is_played_and_trained_as_it_was_sampled(
     assert [turn.completion_ids for turn in trajectory.turns] == sampled
     # A base model's own end of text is not the template's: each new prompt then begins a sample.
     assert len(trajectory.samples) == num_samples
-    trained = [
-        token
-        for sample in trajectory.samples
-        for token, mask in zip(sample.token_ids, sample.loss_mask, strict=True)
-        if mask
-    ]
-    assert trained == [token for ids in sampled for token in ids]
+    trained = [token for ids in sampled for token in ids]
     assert audit(trajectory) == len(trained)
     group = TrajectoryGroup("g", environment.scenario, [trajectory])
     samples, left_out = make_samples([group], "sampled")
-    assert sum(sample.num_trainable for sample in samples) == len(trained) and not any(left_out.values())
+    assert not any(left_out.values())
     learnt = [t for sample in samples for t, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
     assert learnt == trained

@@ -15,7 +15,7 @@ from emailrl.records import read_records, read_trajectories
 from emailrl.runs.log import Display
 from emailrl.training.assemble import open_run
 from emailrl.training.loop import TrainResult, loop, train
-from emailrl.training.objective import Objective
+from emailrl.training.update import Updater
 
 
 def test_a_run_leaves_best_final_and_numbered_checkpoints_that_verify(finished: TrainResult) -> None:
@@ -176,16 +176,15 @@ def test_ppo_with_a_correction(mode: str, make_settings: MakeSettings) -> None:
 def test_an_update_that_is_not_finite_is_said_and_kept(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Objective.loss
+    original = Updater.loss
 
-    def broken(objective: Objective, *arguments: Any, **options: Any) -> Any:
-        loss, losses, old = original(objective, *arguments, **options)
-        return loss, losses | {"loss": float("nan")}, old
+    def broken(updater: Updater, *arguments: Any) -> Any:
+        return original(updater, *arguments) * float("nan")
 
     settings = make_settings(max_steps=1, num_mini_batches=1)
     said: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Objective, "loss", broken)
+        patch.setattr(Updater, "loss", broken)
         run = train(settings, progress=said.append).run_dir
     assert any("Step 1: 1 update skipped" in line and str(run / "skipped") in line for line in said)
     assert [line["updates_skipped"] for line in read_records(run / "metrics.jsonl")][-1] == 1

@@ -63,14 +63,14 @@ def prompts(model: Path, settings: Any) -> list[str]:
     from emailrl.agent import MailEnvironment, tool_schemas
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import open_mailbox
-    from emailrl.questions import load_scenarios
+    from emailrl.questions import load_scenario_set
 
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
     with tempfile.TemporaryDirectory() as folder:
         demo_files = demo(Path(folder))
-        found = load_scenarios(
+        found = load_scenario_set(
             demo_files["questions"], None, limit=QUESTIONS, seed=1, data=settings.data, check_inboxes=False
-        )
+        ).scenarios
         texts = []
         for scenario in found:
             with closing(open_mailbox(demo_files["db"], scenario.inbox_address, until=scenario.query_date)) as box:

@@ -84,13 +84,15 @@ def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[An
     """A database, and its first questions, each as often as a group has members."""
     from emailrl.mail.build import build_database
     from emailrl.mail.demo import make_world
-    from emailrl.questions import load_scenarios
+    from emailrl.questions import load_scenario_set
     from emailrl.settings import DataSettings
 
     count, members = (2, 3) if given.smoke else (AT_ONCE // GROUP_SIZE, GROUP_SIZE)
     if given.db and given.questions:
         data, db = DataSettings(), given.db
-        scenarios = load_scenarios(given.questions, None, limit=count, seed=1, data=data, check_inboxes=False)
+        scenarios = load_scenario_set(
+            given.questions, None, limit=count, seed=1, data=data, check_inboxes=False
+        ).scenarios
     else:
         import random
 

@@ -187,7 +187,7 @@ def test_auto_keeps_the_most_that_nine_tenths_of_the_free_memory_hold() -> None:
 
 
 def test_deciding_needs_no_torch() -> None:
-    modules = "emailrl.model.layout, emailrl.engines.budget, emailrl.training.passes"
+    modules = "emailrl.model.layout, emailrl.engines.budget, emailrl.training.algorithms"
     script = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -12,7 +12,7 @@ from random import Random
 from .mutants import Mutant, mutants
 
 MODULES = (
-    *(f"emailrl.training.{name}" for name in ("advantages", "algorithms", "kl", "losses", "mix", "batch", "shaping")),
+    *(f"emailrl.training.{name}" for name in ("advantages", "algorithms", "kl", "losses", "batch", "shaping")),
     "emailrl.settings.needs",
     *(f"emailrl.training.{name}" for name in ("rollouts", "state")),
     "emailrl.facts",

@@ -11,7 +11,7 @@ import pytest
 from questions.questions import Row, row
 
 from emailrl.base.errors import UsageError
-from emailrl.questions import ScenarioSet, Split, load_scenario_set, load_scenarios
+from emailrl.questions import ScenarioSet, Split, load_scenario_set
 from emailrl.settings import DataSettings
 
 Write = Callable[[list[Row]], Path]
@@ -61,7 +61,7 @@ def test_a_shared_inbox_is_an_error_where_splits_are_compared(question_file: Wri
             load(path, split)
         assert load(path, split, allow_shared_inbox=True).notes
     assert len(load(path, None).scenarios) == 5
-    alone = load_scenarios(path, "test", limit=None, seed=3, data=DataSettings(), check_inboxes=False)
+    alone = load_scenario_set(path, "test", limit=None, seed=3, data=DataSettings(), check_inboxes=False).scenarios
     assert [s.id for s in alone] == ["10", "11"]
 
 
@@ -114,7 +114,7 @@ def test_a_limit_takes_the_same_sample_for_a_seed(question_file: Write) -> None:
     ids = [s.id for s in load(path, None, limit=10).scenarios]
     assert ids == [s.id for s in load(path, None, limit=20).scenarios][:10]
     assert len({s.inbox_address for s in load(path, None, limit=10).scenarios}) >= 8
-    other = load_scenarios(path, None, limit=10, seed=4, data=DataSettings())
+    other = load_scenario_set(path, None, limit=10, seed=4, data=DataSettings()).scenarios
     assert [s.id for s in other] != ids
 
 
@@ -122,7 +122,8 @@ def test_a_limit_takes_the_same_sample_for_a_seed(question_file: Write) -> None:
 def test_seeds_share_their_validation_and_test_questions(question_file: Write, split: Split, same: bool) -> None:
     path = question_file(rows("a" * 40, "train", 1) + rows("b" * 40, "val", 100) + rows("c" * 40, "test", 200))
     drawn = [
-        [s.id for s in load_scenarios(path, split, limit=10, seed=seed, data=DataSettings())] for seed in (1, 42, 43)
+        [s.id for s in load_scenario_set(path, split, limit=10, seed=seed, data=DataSettings()).scenarios]
+        for seed in (1, 42, 43)
     ]
     assert [ids == drawn[0] for ids in drawn[1:]] == [same, same]
 

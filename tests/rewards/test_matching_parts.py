@@ -7,9 +7,9 @@ import re
 import pytest
 
 from emailrl.facts.reading import read
-from emailrl.rewards.matching.coverage import Case, enough, is_zero, make_case, most, side
-from emailrl.rewards.matching.question import clauses, read_reference
-from emailrl.rewards.matching.rivals import Item, is_bare, is_choice, runs
+from emailrl.rewards.matching.agreement import enough, is_zero, most, side
+from emailrl.rewards.matching.question import Case, clauses, read_reference
+from emailrl.rewards.matching.rivals import Item, is_bare, is_choice
 from emailrl.rewards.matching.vetoes import gives_up, says_too_much
 
 NEW = re.findall(
@@ -28,7 +28,7 @@ PUMP = ("Why was it late?", "The pump on the big barge leaked black oil")
 def case_of(question: str, reference: str, answer: str) -> Case:
     asked, expected = read_reference(question, reference, reference, None)
     given = read(answer, temporal=asked.temporal)
-    return make_case(asked, expected, given, tuple(clauses(given, expected.said, expected.lasting)))
+    return Case(asked, expected, given, clauses(given, expected.said, expected.lasting))
 
 
 def filled(template: str, *counts: int) -> str:
@@ -123,21 +123,6 @@ def test_all_of_up_to_four_and_four_fifths_of_more(right: int, wrong: int, is_mo
 )
 def test_how_many_words_must_be_there(total: int, others: bool, bare: bool, least: float) -> None:
     assert enough(total, others, bare) == pytest.approx(least, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("states", "found"),
-    [
-        ("", []),
-        ("new", []),  # one item is no list
-        ("new held", [(0, 2)]),
-        ("other new", []),
-        ("other new held", [(1, 3)]),
-        ("new held other new held new", [(0, 2), (3, 6)]),
-    ],
-)
-def test_candidates_side_by_side(states: str, found: list[tuple[int, int]]) -> None:
-    assert list(runs(states.split())) == found
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from settings.places import at
 
 from emailrl.settings import Settings
-from emailrl.training.passes import num_epochs, questions_per_step
+from emailrl.training.algorithms import num_epochs, questions_per_step
 
 Load = Callable[..., Settings]
 

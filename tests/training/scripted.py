@@ -23,11 +23,10 @@ from emailrl.settings import (
     TrackingSettings,
     TrainingSettings,
 )
+from emailrl.training.algorithms import MODES, resolve
 from emailrl.training.batch import TrainingSample
 from emailrl.training.ending import confirm_best, finish
 from emailrl.training.loop import loop
-from emailrl.training.mix import resolve
-from emailrl.training.modes import MODES
 from emailrl.training.rollouts import Rollouts, make_filter
 from emailrl.training.run import TrainingRun
 from emailrl.training.state import RunState

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emailrl.training.batch import Layout, MicroBatch, TrainingSample, micro_batches, mini_batches
+from emailrl.training.batch import Layout, TrainingSample, micro_batches, mini_batches
 
 
 def sample(length: int, name: str = "t") -> TrainingSample:
@@ -25,18 +23,14 @@ def test_padding() -> None:
     assert batch.loss_mask.tolist() == [[False, True, True, True], [False, True, False, False]]
     assert batch.sampler_logprobs.nan_to_num(9).tolist() == [[9, -0.5, -0.5, -0.5], [9, -0.5, 9, 9]]
     assert (batch.num_tokens, batch.num_trainable) == (6, 4)
+    (batch,) = micro_batches([sample(3), sample(2)], Layout(6))
+    assert batch.token_ids.tolist() == [[1, 2, 3], [1, 2, 0]]
 
 
 def test_a_trajectory_in_two_samples_weighs_once_by_its_tokens() -> None:
     batches = micro_batches([sample(2), sample(4), sample(3, "u")], Layout(4))
     # Of the four trainable tokens of t, one stands in its first sample and three in its second.
     assert {batch.indices: batch.share.tolist() for batch in batches} == {(1,): [0.75], (2,): [1.0], (0,): [0.25]}
-
-
-def test_a_shared_beginning_counts_once() -> None:
-    (batch,) = micro_batches([sample(4), sample(6)], Layout(16, packing=True, share_prefixes=True))
-    # The four tokens of the first begin the second, too: of its six only two are computed.
-    assert (batch.shared.tolist(), batch.num_tokens) == ([0, 4], 6)
 
 
 def test_cap_counts_padding_and_the_longest_come_first() -> None:
@@ -109,17 +103,3 @@ def test_a_dealt_batch_may_be_full_to_the_last_token() -> None:
     # First-fit makes 8 + 6 and 7 + 3 + 3.
     assert batched([8, 7, 6, 3, 3], 14, packing=True) == [[8, 3, 3], [7, 6]]
     assert batched([9, 8], 5, packing=True) == [[9], [8]]
-
-
-def test_padding_is_token_0_unless_it_is_named() -> None:
-    (batch,) = micro_batches([sample(3), sample(2)], Layout(6))
-    assert batch.token_ids.tolist() == [[1, 2, 3], [1, 2, 0]]
-
-
-@pytest.mark.parametrize("kind", [TrainingSample, MicroBatch])
-def test_nobody_changes_what_was_made(kind: type) -> None:
-    (batch,) = micro_batches([sample(3)], Layout(6))
-    made = {TrainingSample: sample(3), MicroBatch: batch}[kind]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(made, dataclasses.fields(made)[0].name, None)
-    assert not hasattr(made, "__dict__")

@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import tensor
 
-from emailrl.training.losses import (
-    correction_weights,
-    importance_weights,
-    log_weights,
-)
+from emailrl.training.losses import correction_weights, importance_weights, log_weights
 
 NAN = math.nan
 
@@ -78,10 +74,7 @@ def test_correction_by_token_says_what_the_bounds_did() -> None:
     assert said["correction_cut_fraction"] == 0 and said["correction_mean"] == pytest.approx(3.416667, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "second"),
-    [("tis", 5.0), ("icepop", 0.0), ("sequence_mask", 0.0)],
-)
+@pytest.mark.parametrize(("kind", "second"), [("tis", 5.0), ("icepop", 0.0), ("sequence_mask", 0.0)])
 def test_correction_by_sequence_gives_a_row_its_geometric_mean(kind: Any, second: float) -> None:
     # Rows 8 and 0.5, with a token between that no sampler drew: sqrt(4) = 2, for all three. Then 8, and nothing at all.
     old = torch.log(tensor([[8.0, 3.0, 0.5], [8.0, 1.0, 1.0], [7.0, 1.0, 1.0]]))

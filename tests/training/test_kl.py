@@ -55,6 +55,7 @@ def test_unknown_estimator() -> None:
 
 
 def test_adaptive_weight() -> None:
+    assert AdaptiveKL(0.1, 0.02).update(0.03, 100) == pytest.approx(0.1 * (1 + 0.2 * 0.01), rel=1e-12)
     kl = AdaptiveKL(0.1, 0.02, 1000)
     assert kl.update(0.03, 100) == pytest.approx(0.102)  # error 0.5, cut to 0.2: 0.1 * (1 + 0.2 * 0.1)
     assert kl.update(0.022, 100) == pytest.approx(0.10302)  # error 0.1: 0.102 * (1 + 0.1 * 0.1)
@@ -65,9 +66,7 @@ def test_adaptive_weight() -> None:
 @pytest.mark.parametrize(
     ("target", "horizon", "complaint"),
     [
-        (0.0, 10000, "target must be above 0, got 0.0"),
-        (-0.1, 10000, "target must be above 0, got -0.1"),
-        (math.inf, 10000, "target must be above 0, got inf"),
+        *((bad, 10000, f"target must be above 0, got {bad}") for bad in (0.0, -0.1, math.inf)),
         (0.1, 0, "horizon must be above 0, got 0"),
     ],
 )
@@ -89,18 +88,3 @@ def test_what_the_reference_holds_impossible_has_a_bounded_kl_and_no_gradient(es
     kl = estimate(logprobs, tensor([-math.inf]), estimator)
     (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
     assert kl.item() == pytest.approx(10.0) and gradient.tolist() == [0.0]
-
-
-def test_default_horizon() -> None:
-    assert AdaptiveKL(0.1, 0.02).update(0.03, 100) == pytest.approx(0.1 * (1 + 0.2 * 0.01), rel=1e-12)
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_beyond_its_clamp_the_kl_pulls_as_at_it(estimator: str) -> None:
-    # Where each reaches 10: d, d²/2, and e^-d - 1 + d just below 11 and at -2.6108686.
-    high = {"k1": 10.0, "k2": math.sqrt(20), "k3": 10.999983298}[estimator]
-    low = {"k1": -10.0, "k2": -math.sqrt(20), "k3": -2.610868638}[estimator]
-    logprobs = torch.tensor([high + 0.5, low - 0.5, low + 0.1], dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(estimate(logprobs, torch.zeros(3), estimator).sum(), logprobs)
-    slopes = [{"k1": 1.0, "k2": d, "k3": 1 - math.exp(-d)}[estimator] for d in (high, low, low + 0.1)]
-    assert gradient.tolist() == pytest.approx(slopes, rel=1e-8)

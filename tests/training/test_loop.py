@@ -9,8 +9,8 @@ import pytest
 from training.scripted import QUESTIONS, play
 
 from emailrl.records import read_records
-from emailrl.training.modes import MODES
-from emailrl.training.state import Cursor, next_questions
+from emailrl.training.algorithms import MODES
+from emailrl.training.state import Cursor, StepQuestions
 
 
 def test_the_order_of_events(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_step_without_a_group_left_is_said_and_counted_and_changes_nothing(tmp
 
 
 def test_a_refill_asks_further_questions_in_place_of_those_dropped_and_records_every_round(tmp_path: Path) -> None:
-    order = [question.id for question in next_questions(QUESTIONS, Cursor(), 4, 42)[0]]
+    order = [question.id for question in StepQuestions(QUESTIONS, Cursor(), 42, epochs=None).take(4)]
     played = play(
         tmp_path,
         steps=2,

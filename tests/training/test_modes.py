@@ -25,8 +25,8 @@ from emailrl.records.trajectory import (
     Turn,
 )
 from emailrl.settings import AgentSettings
+from emailrl.training.algorithms import MODES
 from emailrl.training.batch import make_samples
-from emailrl.training.modes import MODES
 
 SCENARIO = Scenario("q1", "Which room is the budget meeting in?", "B12", ["<src@x>"], "ann@x.com", "2001-05-02")
 
@@ -90,7 +90,7 @@ def test_the_static_prompt_holds_the_question_its_source_and_a_mail_like_it(mail
     )
     assert "[<near@x>]" in user.content and "[<far@x>]" not in user.content
     assert user.content.count("x" * 500) == 1 and len(user.content) < 2 * MAX_BODY_CHARS
-    again = StaticPromptEnvironment(SCENARIO, mailbox)
+    again = StaticPromptEnvironment(AgentSettings(), SCENARIO, mailbox)
     assert again.start() == [system, user]
 
 
@@ -117,7 +117,7 @@ def test_the_static_prompt_holds_the_question_its_source_and_a_mail_like_it(mail
 def test_a_static_prompt_is_over_after_one_completion(
     message: Message, rubric: set[str], answer: str | None, mailbox: Any
 ) -> None:
-    environment = StaticPromptEnvironment(SCENARIO, mailbox)
+    environment = StaticPromptEnvironment(AgentSettings(), SCENARIO, mailbox)
     environment.start()
     result = environment.step(message)
     assert (result.done, result.stop_reason, result.messages) == (True, StopReason.COMPLETED, [])

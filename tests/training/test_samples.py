@@ -38,37 +38,21 @@ def group(*rewards: float, name: str = "g", exceptions: tuple[int, ...] = (), **
 
 
 @pytest.mark.parametrize(
-    ("loss_mask", "token_ids", "trained", "sampler"),
+    ("loss_mask", "trained"),
     [
-        (
-            "sampled",
-            [1, 2, 3, 4, 5, 6, 7, 8, 9],
-            [0, 0, 1, 1, 0, 0, 0, 1, 1],
-            [None, None, -0.3, -0.4, None, None, None, -0.8, -0.9],
-        ),
-        (
-            "after_prompt",
-            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
-            [0, 0, 1, 1, 1, 1, 1, 1, 1, 1],
-            [None, None, -0.3, -0.4, None, None, None, -0.8, -0.9, None],
-        ),
+        ("sampled", [0, 0, 1, 1, 0, 0, 0, 1, 1]),  # it ends with the last trained token
+        ("after_prompt", [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]),
     ],
 )
-def test_loss_masks(loss_mask: Any, token_ids: list[int], trained: list[int], sampler: list[float | None]) -> None:
+def test_loss_masks(loss_mask: Any, trained: list[int]) -> None:
     samples, counts = make_samples([group(1.0)], loss_mask)
     (sample,) = samples
-    assert (sample.token_ids, sample.loss_mask, sample.sampler_logprobs) == (token_ids, trained, sampler)
+    assert (sample.token_ids, sample.loss_mask) == (list(range(1, len(trained) + 1)), trained)
+    drawn = [None, None, -0.3, -0.4, None, None, None, -0.8, -0.9, None]
+    assert sample.sampler_logprobs == drawn[: len(trained)]
     assert (sample.trajectory_id, sample.group_id) == ("g0", "g")
     assert sample.num_trainable == sum(trained)
     assert counts == {"trajectories_truncated": 0, "samples_nothing_trainable": 0}
-
-
-def test_a_completion_is_its_sampled_tokens() -> None:
-    tokens = TokenSample()
-    tokens.append_prompt([1, 2, 3])
-    tokens.append_sampled([4, 5], [-1.0, -2.0])
-    samples, _ = make_samples([group(1.0, samples=[tokens])], "completion")
-    assert samples[0].loss_mask == [0, 0, 0, 1, 1]
 
 
 def test_a_broken_trajectory_gives_several_samples() -> None:

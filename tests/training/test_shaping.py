@@ -36,13 +36,7 @@ GAPS = {0: [NAN, 0.1, NAN, 0.2], 1: [NAN, 0.3], 2: [NAN, NAN, NAN, NAN, 0.4]}
 
 
 def shape(
-    algorithm: Algorithm,
-    *,
-    cap: int = 5,
-    kl_coef: float = 0.0,
-    order: int = 1,
-    ranks: Ranks = ALONE,
-    **wanted: Any,
+    algorithm: Algorithm, *, cap: int = 5, kl_coef: float = 0.0, order: int = 1, ranks: Ranks = ALONE, **wanted: Any
 ) -> tuple[list[list[float]], list[list[float]] | None, dict[str, float]]:
     """Advantages, and returns, of each sample's trained tokens, and the metrics."""
 
@@ -161,23 +155,15 @@ def test_without_a_critic(wanted: dict[str, Any], kl_coef: float, expected: list
     assert returns is None and metrics == {}
 
 
-def test_kl_in_the_loss_leaves_advantages_alone() -> None:
-    advantages, _, _ = shape(Algorithm("mine", advantage="group_norm", kl_in="loss"), kl_coef=0.1)
-    assert advantages == [[2.0, 2.0], [-4.0], [2.0]]
+def test_kl_in_the_loss_leaves_advantages_alone_and_returns_are_not_whitened() -> None:
+    assert shape(Algorithm("mine", advantage="group_norm", kl_in="loss"), kl_coef=0.1)[0] == [[2.0, 2.0], [-4.0], [2.0]]
+    close(shape(Algorithm("mine", advantage="gae", whiten=True))[1], [[2.0, 2.0], [-4.0], [2.0]])
 
 
-def test_returns_are_not_whitened() -> None:
-    _, returns, _ = shape(Algorithm("mine", advantage="gae", whiten=True))
-    close(returns, [[2.0, 2.0], [-4.0], [2.0]])
-
-
-def test_a_variance_below_one_is_one_to_explain() -> None:
+def test_the_variance_to_explain() -> None:
     # Returns 0.1, 0.1, 0.1 and -0.1: deviations 0.05 (3 times) and -0.15, variance 0.03 / 4. The errors left, -0.9,
     # -0.4, 1.1 and -3.1, have mean -0.825 and variance (0.005625 + 0.180625 + 3.705625 + 5.175625) / 4.
     _, _, metrics = shape(GAE, reward_clip_low=-0.1, reward_clip_high=0.1)
     assert metrics["explained_variance"] == pytest.approx(1 - 9.0675 / 0.03, rel=1e-5)
-
-
-def test_equal_returns_leave_nothing_to_explain() -> None:
-    _, _, metrics = shape(GAE, reward_clip_low=5.0)
+    _, _, metrics = shape(GAE, reward_clip_low=5.0)  # equal returns leave nothing
     assert metrics["return_mean"] == 5.0 and metrics["explained_variance"] == 0.0

@@ -19,15 +19,8 @@ from emailrl.measure.evaluation import wilson_interval
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
 from emailrl.settings.presets import PRESETS
-from emailrl.training.passes import count_steps, questions_per_step
-from emailrl.training.state import (
-    Cursor,
-    RunState,
-    StepQuestions,
-    change,
-    next_questions,
-    no_longer_rising,
-)
+from emailrl.training.algorithms import count_steps, questions_per_step
+from emailrl.training.state import Cursor, RunState, StepQuestions, change, no_longer_rising
 
 SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(5)]
 
@@ -35,8 +28,9 @@ SCENARIOS = [Scenario(str(n), "?", "!", [], "a@x", "2001-01-01") for n in range(
 def walk(batches: int, count: int, seed: int = 1, cursor: Cursor | None = None) -> tuple[list[list[str]], Cursor]:
     taken, cursor = [], cursor or Cursor()
     for _ in range(batches):
-        questions, cursor = next_questions(SCENARIOS, cursor, count, seed)
-        taken.append([question.id for question in questions])
+        step = StepQuestions(SCENARIOS, cursor, seed, epochs=None)
+        taken.append([question.id for question in step.take(count)])
+        cursor = step.cursor
     return taken, cursor
 
 
@@ -46,6 +40,8 @@ def test_an_epoch_takes_each_question_once_and_its_last_batch_may_be_shorter() -
     first, second = (list(chain(*epoch)) for epoch in (batches[:3], batches[3:]))
     assert sorted(first) == sorted(second) == list("01234") and first != second
     assert cursor == Cursor(epoch=2, position=0)
+    batches, cursor = walk(2, 9)  # more than there are
+    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
 
 
 def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -> None:
@@ -56,11 +52,6 @@ def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -
     rest, _ = walk(3, 2, cursor=restored.cursor)
     assert first + rest == whole
     assert walk(3, 2, seed=2)[0] != whole[:3]
-
-
-def test_a_batch_larger_than_the_set_is_the_set() -> None:
-    batches, cursor = walk(2, 9)
-    assert [sorted(batch) for batch in batches] == [list("01234")] * 2 and cursor == Cursor(epoch=2)
 
 
 def take(counts: list[int], cursor: Cursor | None = None, epochs: int | None = None) -> tuple[list[list[str]], Cursor]:
@@ -111,6 +102,7 @@ def test_a_run_bound_by_epochs_ends_when_a_refill_has_passed_them() -> None:
 )
 def test_steps_of_a_run(questions: int, per_step: int, max_steps: int, epochs: int | None, steps: int) -> None:
     assert count_steps(questions, per_step, max_steps, epochs) == steps
+    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
 
 
 def evaluated(*accuracies: float, patience: int = 2) -> RunState:
@@ -158,10 +150,6 @@ def test_the_moving_accuracy_is_over_the_last_ten_steps() -> None:
     for step in range(12):
         state.end_step(Cursor(), accuracy=float(step >= 11))
     assert state.moving_accuracy == pytest.approx(0.1) and state.step == 12
-
-
-def test_a_step_asks_the_questions_of_all_its_micro_steps() -> None:
-    assert questions_per_step(TrainingSettings(per_device_train_batch_size=4, gradient_accumulation_steps=3)) == 12
 
 
 def verdicts(text: str) -> dict[str, bool]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from training.scripted import play
 
+from emailrl.training.report import Alarm, watch, way_back
 from emailrl.training.state import RunState
-from emailrl.training.watch import Alarm, watch, way_back
 
 Number = Callable[[int], float | None]
 

@@ -1,4 +1,4 @@
-"""One mailbox as its owner sees it, in memory and ordered by date, with the lookups that proofs need."""
+"""One mailbox in memory as its owner sees it, ordered by date, with the lookups that the proofs of questions need."""
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ def topic_of(subject: str | None) -> Topic:
 
 def own_text(body: str) -> str:
     """Return the text above the first quoted or forwarded part."""
-    found = _QUOTE_BEGINS.search(body)
-    return body[: found.start()] if found else body
+    return _QUOTE_BEGINS.split(body, maxsplit=1)[0]
 
 
 def spell_day(day: date) -> str:
@@ -112,6 +111,11 @@ class Mail:
         return date.fromisoformat(self.sent_at[:10])
 
     @property
+    def thread_key(self) -> str:
+        """Identifies the email's thread."""
+        return self.topic.key or self.message_id
+
+    @property
     def addresses(self) -> set[str]:
         """All addresses of the email, including the sender."""
         return {self.sender, *self.to, *self.cc, *self.bcc}
@@ -125,15 +129,15 @@ class Mail:
         """The body without what it quotes."""
         return own_text(self.body)
 
+    @cached_property
+    def _facts(self) -> dict[Extractor, Mention | None]:
+        return {}
+
     def only_fact(self, extractor: Extractor) -> Mention | None:
         """Return the only fact of a kind in the body if the email itself states it, else None."""
         if extractor not in self._facts:
             self._facts[extractor] = extractor.only(self.own, self.body)
         return self._facts[extractor]
-
-    @cached_property
-    def _facts(self) -> dict[Extractor, Mention | None]:
-        return {}
 
 
 MAX_DAYS_LATER = 30
@@ -145,12 +149,13 @@ _READ_MAILS = 500
 """Emails read per SQL statement."""
 
 
-class People:
-    """The addresses of one mailbox, and their names."""
+class Inbox:
+    """The emails of one inbox, oldest first, and the people in them."""
 
-    def __init__(self, addresses: Iterable[str], me: str) -> None:
+    def __init__(self, me: str, mails: Iterable[Mail]) -> None:
         self.me = me
-        self.addresses = frozenset(addresses)
+        self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
+        self._word_places: dict[str, frozenset[int]] = {}
 
     def called(self, address: str) -> str:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
@@ -158,10 +163,6 @@ class People:
         if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
             return address
         return name
-
-    def is_person(self, address: str) -> bool:
-        """Whether the name identifies the address."""
-        return self.called(address) != address
 
     def is_me(self, address: str) -> bool:
         """Whether an address is, or by its last name may be, the owner's own."""
@@ -172,50 +173,21 @@ class People:
         """Whether no other address of the mailbox may belong to the same person."""
         return address in self._unmistakable
 
-    @cached_property
-    def _by_name(self) -> dict[str, set[str]]:
-        named: defaultdict[str, set[str]] = defaultdict(set)
-        for address in self.addresses:
-            if (name := name_of(address)) is not None:
-                named[name].add(address)
-        return named
+    def received(self, mail: Mail) -> bool:
+        """Whether the owner received the email from somebody else."""
+        return mail.sender != self.me and not self.is_me(mail.sender)
 
-    @cached_property
-    def _unmistakable(self) -> frozenset[str]:
-        carriers: defaultdict[str, set[str]] = defaultdict(set)
-        last_names = {name.split()[-1].lower() for name in self._by_name}
-        for address in self.addresses:
-            letters = re.sub(r"[^a-z-]", " ", address.partition("@")[0])
-            for word in letters.split():
-                for start in range(min(3, len(word))):  # farmer, dfarmer, djfarmer
-                    if word[start:] in last_names:
-                        carriers[word[start:]].add(address)
-        return frozenset(
-            next(iter(addresses))
-            for name, addresses in self._by_name.items()
-            if len(addresses) == 1 and len(carriers[name.split()[-1].lower()]) == 1
-        )
-
-
-class Inbox:
-    """The emails of one inbox, oldest first."""
-
-    def __init__(self, me: str, mails: Iterable[Mail]) -> None:
-        self.me = me
-        self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
-        self._by_sender: defaultdict[str, list[Mail]] = defaultdict(list)
-        for mail in self.mails:
-            self._by_sender[mail.sender].append(mail)
-        self._word_places: dict[str, frozenset[int]] = {}
-
-    @cached_property
-    def people(self) -> People:
-        """Everyone in the emails."""
-        return People({address for mail in self.mails for address in mail.addresses}, self.me)
+    def sent_by(self, address: str) -> Sequence[Mail]:
+        """Return the emails from one address, oldest first."""
+        return self._by_sender[address]
 
     def before(self, day: date) -> int:
         """Return the number of emails dated before a day: ``mails[:before(day)]`` are visible on it."""
         return bisect_left(self.mails, day.isoformat(), key=lambda mail: mail.sent_at)
+
+    def on_day(self, day: date) -> Sequence[Mail]:
+        """Return the emails of one day (UTC)."""
+        return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
 
     def matching(self, topic: Topic, until: date) -> list[Mail]:
         """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word.
@@ -224,10 +196,9 @@ class Inbox:
         """
         if not topic.words:
             return []
-        postings = sorted((self._with_word(word) for word in topic.words), key=len)
-        found = postings[0].intersection(*postings[1:])
+        postings = sorted(map(self._with_word, topic.words), key=len)
         end = self.before(until)
-        return [self.mails[at] for at in sorted(found) if at < end]
+        return [self.mails[at] for at in sorted(postings[0].intersection(*postings[1:])) if at < end]
 
     def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
         """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
@@ -236,27 +207,15 @@ class Inbox:
         rivals = [other for other in self.matching(mail.topic, until) if other is not mail]
         if not with_sender:
             return not rivals
-        is_certain = self.people.is_unmistakable
         return all(
-            other.sender != mail.sender and (is_certain(other.sender) or is_certain(mail.sender)) for other in rivals
+            other.sender != mail.sender and (self.is_unmistakable(other.sender) or self.is_unmistakable(mail.sender))
+            for other in rivals
         )
 
     def thread(self, mail: Mail, until: date) -> list[Mail]:
         """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
         matching = self.matching(mail.topic, until)
         return matching if all(other.topic.key == mail.topic.key for other in matching) else []
-
-    def sent_by(self, address: str) -> Sequence[Mail]:
-        """Return the emails from one address, oldest first."""
-        return self._by_sender[address]
-
-    def on_day(self, day: date) -> Sequence[Mail]:
-        """Return the emails of one day (UTC)."""
-        return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
-
-    def received(self, mail: Mail) -> bool:
-        """Whether the owner received the email from somebody else."""
-        return mail.sender != self.me and not self.people.is_me(mail.sender)
 
     def is_boilerplate(self, text: str, mail: Mail) -> bool:
         """Whether emails outside this email's thread also contain a text, such as a footer that programs add."""
@@ -271,10 +230,6 @@ class Inbox:
         """Return a random day on which to ask a question about the email."""
         return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
 
-    @cached_property
-    def _series(self) -> Counter[tuple[str, str]]:
-        return Counter(_serial_key(mail) for mail in self.mails)
-
     def _with_word(self, word: str) -> frozenset[int]:
         """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
         if word not in self._word_places:
@@ -283,6 +238,44 @@ class Inbox:
             places = (self._postings[found] for found in re.findall(pattern, self._vocabulary, re.MULTILINE))
             self._word_places[word] = frozenset().union(*places)
         return self._word_places[word]
+
+    @cached_property
+    def _addresses(self) -> frozenset[str]:
+        return frozenset(address for mail in self.mails for address in mail.addresses)
+
+    @cached_property
+    def _by_name(self) -> dict[str, set[str]]:
+        named: defaultdict[str, set[str]] = defaultdict(set)
+        for address in self._addresses:
+            if (name := name_of(address)) is not None:
+                named[name].add(address)
+        return named
+
+    @cached_property
+    def _unmistakable(self) -> frozenset[str]:
+        carriers: defaultdict[str, set[str]] = defaultdict(set)
+        last_names = {name.split()[-1].lower() for name in self._by_name}
+        for address in self._addresses:
+            for word in re.sub(r"[^a-z-]", " ", address.partition("@")[0]).split():
+                for start in range(min(3, len(word))):  # farmer, dfarmer, djfarmer
+                    if word[start:] in last_names:
+                        carriers[word[start:]].add(address)
+        return frozenset(
+            next(iter(addresses))
+            for name, addresses in self._by_name.items()
+            if len(addresses) == 1 and len(carriers[name.split()[-1].lower()]) == 1
+        )
+
+    @cached_property
+    def _by_sender(self) -> defaultdict[str, list[Mail]]:
+        found: defaultdict[str, list[Mail]] = defaultdict(list)
+        for mail in self.mails:
+            found[mail.sender].append(mail)
+        return found
+
+    @cached_property
+    def _series(self) -> Counter[tuple[str, str]]:
+        return Counter(map(_serial_key, self.mails))
 
     @cached_property
     def _vocabulary(self) -> str:

@@ -65,7 +65,7 @@ def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
         or {owner.address for owner in islice(owners(reader, MIN_MAILS), MAX_INBOXES)}
     )
     if not chosen:
-        largest = _addresses_of(largest_owners(reader))
+        largest = ", ".join(owner.address for owner in largest_owners(reader))
         raise UsageError(
             f"No address has {MIN_MAILS} emails with a third of them received.",
             f"Name one with --inbox{f'; the largest: {largest}' if largest else ''}.",
@@ -82,7 +82,7 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
     """Return the mailbox of an address; raises UsageError if the database has none of its email."""
     box = reader.open(inbox)
     if not box.mails:
-        largest = _addresses_of(largest_owners(reader))
+        largest = ", ".join(owner.address for owner in largest_owners(reader))
         raise UsageError(f"The database has no mailbox {inbox}.", f"Its largest mailboxes: {largest}.")
     return box
 
@@ -93,28 +93,14 @@ def find_inbox(db: Path, named: str | None) -> str:
     A database holds one mailbox if it has one owner, or if exactly one of its owners sent or received ``OWN_SHARE`` of
     its emails. Raises UsageError, which lists the mailboxes, for an unknown address or if there are several.
     """
-    if named is None:
-        return _only_inbox(db)
-    try:
-        with open_mailbox(db, named) as mailbox:
-            if mailbox.known:
-                return mailbox.inbox
-    except ToolError as error:
-        raise UsageError(f"Invalid inbox {named!r}: {error.message}") from error
-    raise unknown_inbox(db, named)
-
-
-def unknown_inbox(db: Path, inbox: str) -> UsageError:
-    """Return the error for an unknown address: it suggests the most similar one and the largest mailboxes."""
-    with opened(db) as connection:
-        found = list(islice(owners(MailReader(connection), 1), MAX_SEARCHED))
-    near = get_close_matches(inbox.lower(), [owner.address for owner in found], n=1, cutoff=0.8)
-    guess = f"Did you mean {near[0]}? " if near else ""
-    largest = _addresses_of(found[:3]) or "none"
-    return UsageError(f"No email in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {largest}.")
-
-
-def _only_inbox(db: Path) -> str:
+    if named is not None:
+        try:
+            with open_mailbox(db, named) as mailbox:
+                if mailbox.known:
+                    return mailbox.inbox
+        except ToolError as error:
+            raise UsageError(f"Invalid inbox {named!r}: {error.message}") from error
+        raise unknown_inbox(db, named)
     with opened(db) as connection:
         total = connection.scalar(select(func.count()).select_from(emails)) or 0
         found = list(islice(owners(MailReader(connection), 1), NUM_LISTED + 1))
@@ -127,8 +113,14 @@ def _only_inbox(db: Path) -> str:
     raise UsageError(f"{db} holds several mailboxes.", f"Choose one with --inbox: {listed(found[:NUM_LISTED])}{more}")
 
 
-def _addresses_of(found: Iterable[Owner]) -> str:
-    return ", ".join(owner.address for owner in found)
+def unknown_inbox(db: Path, inbox: str) -> UsageError:
+    """Return the error for an unknown address: it suggests the most similar one and the largest mailboxes."""
+    with opened(db) as connection:
+        found = [owner.address for owner in islice(owners(MailReader(connection), 1), MAX_SEARCHED)]
+    near = get_close_matches(inbox.lower(), found, n=1, cutoff=0.8)
+    guess = f"Did you mean {near[0]}? " if near else ""
+    largest = ", ".join(found[:3]) or "none"
+    return UsageError(f"No email in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {largest}.")
 
 
 def listed(found: Iterable[Owner]) -> str:
@@ -146,10 +138,16 @@ def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
     least = max(1, min_mails // 10)
     writers = [owner for owner in found if owner.sent >= least]
     silent = [owner for owner in found if owner.sent < least]
-    keepers = _keepers(reader, silent, writers)
-    yield from keepers
-    yield from writers
-    yield from (owner for owner in silent if owner not in keepers and _has_folder(reader, owner.address))
+    # The silent ones that hold nearly all mail of the largest writer, if there is one.
+    whole = silent[:_MOST_KEEPERS]
+    if writers and (whole := [owner for owner in whole if owner.mails > writers[0].mails]):
+        wanted = reader.ids(writers[0].address)
+        whole = [owner for owner in whole if len(wanted - reader.ids(owner.address)) <= len(wanted) // 10]
+    boxes = [(owner, reader.open(owner.address)) for owner in whole]
+    keepers = [(owner, len({mail.sender for mail in box.mails} - {box.me})) for owner, box in boxes if not is_list(box)]
+    first = [owner for owner, _ in sorted(keepers, key=lambda pair: pair[1] < 2)]
+    yield from (*first, *writers)
+    yield from (owner for owner in silent if owner not in first and _has_folder(reader, owner.address))
 
 
 def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
@@ -169,30 +167,15 @@ def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
     )
 
 
-def _keepers(reader: MailReader, silent: list[Owner], writers: list[Owner]) -> list[Owner]:
-    """The silent owners that are not lists and hold nearly all mail of the largest writer, if there is one."""
-    silent = silent[:_MOST_KEEPERS]
-    if writers:
-        silent = [owner for owner in silent if owner.mails > writers[0].mails]
-        wanted = reader.ids(writers[0].address) if silent else set()
-        silent = [owner for owner in silent if len(wanted - reader.ids(owner.address)) <= len(wanted) // 10]
-    boxes = [(owner, reader.open(owner.address)) for owner in silent]
-    keepers = [(owner, len({mail.sender for mail in box.mails} - {box.me})) for owner, box in boxes if not is_list(box)]
-    return [owner for owner, senders in sorted(keepers, key=lambda pair: pair[1] < 2)]
-
-
 def is_list(box: Inbox) -> bool:
-    """Whether an address that writes to nobody is a mailing list."""
-    tags = Counter(found[1] for mail in box.mails if (found := _TAG.match(mail.subject)))
-    is_tagged = bool(tags) and tags.most_common(1)[0][1] > max(_FEW, 0.8 * len(box.mails))
-    return bool(_LIST_NAME.search(box.me)) or is_tagged or _is_answered_by_strangers(box)
+    """Whether an address that writes to nobody is a mailing list: by its name, by a tag in its subjects, or by answers.
 
-
-def _is_answered_by_strangers(box: Inbox) -> bool:
-    """Whether those who join threads are mostly people to whom none of the emails was addressed, and are not rare.
-
+    Those who join the threads of a list are mostly people to whom none of the emails was addressed, and are not rare.
     Threads without their first email are ignored: it may have been addressed to everyone.
     """
+    tags = Counter(found[1] for mail in box.mails if (found := _TAG.match(mail.subject)))
+    if _LIST_NAME.search(box.me) or max(tags.values(), default=0) > max(_FEW, 0.8 * len(box.mails)):
+        return True
     named: dict[str, set[str]] = {}
     spoke: dict[str, set[str]] = {}
     joined = Counter[bool]()

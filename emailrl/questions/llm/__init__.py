@@ -8,12 +8,4 @@ from emailrl.questions.llm.ask import GenerationError, QuestionWriter, Spending
 from emailrl.questions.llm.harvest import Harvest, harvest
 from emailrl.questions.llm.plan import QuestionPlan, plan_questions
 
-__all__ = [
-    "GenerationError",
-    "Harvest",
-    "QuestionPlan",
-    "QuestionWriter",
-    "Spending",
-    "harvest",
-    "plan_questions",
-]
+__all__ = ["GenerationError", "Harvest", "QuestionPlan", "QuestionWriter", "Spending", "harvest", "plan_questions"]

@@ -27,13 +27,13 @@ from emailrl.base.errors import EmailRLError
 from emailrl.facts.lexicon import STOPWORDS
 from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Fact, Reading, agree, read
+from emailrl.facts.reading import agree, read
 from emailrl.facts.words import clean
 from emailrl.mail.connection import opened
 from emailrl.mail.schema import emails
 from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER, Mail, spell_day
 from emailrl.questions.llm.plan import Batch, QuestionPlan
-from emailrl.questions.splits import SPLITS
+from emailrl.questions.splits import in_order
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import GenerationSettings
 
@@ -102,79 +102,46 @@ def harvest(
                 continue
             checked = (check_item(item, batch, is_stored=is_stored, seed=seed, dropped=dropped) for item in items)
             found.append([scenario for scenario in checked if scenario is not None])
-    scenarios = _first(found, plan.limit, max_source_mails, dropped)
-    if not scenarios:
-        counts = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
-        raise EmailRLError(
-            f"None of the model's questions is usable ({counts or 'it wrote none'}).", "Try another model."
-        )
-    ordered = sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
-    return Harvest(ordered, dict(dropped.most_common()))
-
-
-def _first(
-    found: list[list[Scenario]], limit: int, max_source_mails: int | None, dropped: Counter[str]
-) -> list[Scenario]:
-    """The first question of every prompt, then the second, and so on up to the limit."""
-    asked: set[tuple[str, str]] = set()
-    kept: list[Scenario] = []
+    asked: dict[tuple[str, str], Scenario] = {}
+    # The first question of every prompt, then the second, and so on up to the limit.
     for scenario in (scenario for turn in zip_longest(*found) for scenario in turn if scenario is not None):
         wording = (scenario.inbox_address, scenario.question.lower())
         if max_source_mails is not None and len(scenario.message_ids) > max_source_mails:
             dropped["too_many_sources"] += 1
         elif wording in asked:
             dropped["repeated"] += 1
-        elif len(kept) == limit:
+        elif len(asked) == plan.limit:
             dropped["over_limit"] += 1
         else:
-            asked.add(wording)
-            kept.append(scenario)
-    return kept
-
-
-# -- parsing: a reply may be a plain list of JSON objects, fenced, wrapped, inside text or truncated ------------------
+            asked[wording] = scenario
+    if not asked:
+        counts = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
+        raise EmailRLError(
+            f"None of the model's questions is usable ({counts or 'it wrote none'}).", "Try another model."
+        )
+    return Harvest(in_order(asked.values()), dict(dropped.most_common()))
 
 
 def read_reply(text: str) -> list[Any] | None:
     """Return the unchecked objects of a reply, or None if it contains no readable JSON.
 
-    A truncated reply yields its complete objects.
+    A reply may be a plain list of objects, fenced, wrapped or inside text; a truncated one yields its complete objects.
     """
     text = re.sub(r"(?s)^.*</think>", "", text)[:MAX_REPLY_CHARS]
-    items: list[Any] = []
-    is_json = False
-    failed = 0
-    at = _next(text, 0)
-    while at >= 0 and len(items) < MAX_ITEMS and failed < MAX_TRIES:
+    items: list[Any] | None = None
+    failed = at = 0
+    while (begun := _BEGINNING.search(text, at)) and len(items or ()) < MAX_ITEMS and failed < MAX_TRIES:
         try:
-            value, end = _DECODER.raw_decode(text, at)
+            value, at = _DECODER.raw_decode(text, begun.start())
         except (ValueError, RecursionError):
             failed += 1
-            at = _next(text, at + 1)
+            at = begun.start() + 1
             continue
-        is_json = True
-        items += _items(value)
-        at = _next(text, end)
-    return items[:MAX_ITEMS] if is_json else None
-
-
-def _next(text: str, start: int) -> int:
-    """The position where the next JSON list or object may begin, or -1."""
-    found = _BEGINNING.search(text, start)
-    return found.start() if found else -1
-
-
-def _items(value: Any) -> list[Any]:
-    """The items of a list, of the list that an object wraps, or the object itself."""
-    if isinstance(value, list):
-        return value
-    lists = [inner for inner in value.values() if isinstance(inner, list) and all(isinstance(i, dict) for i in inner)]
-    if "question" not in value and lists:
-        return lists[0]
-    return [value] if value else []
-
-
-# -- checking ---------------------------------------------------------------------------------------------------------
+        if isinstance(value, dict):  # an object may wrap the list, or be the only item
+            lists = [i for i in value.values() if isinstance(i, list) and all(isinstance(one, dict) for one in i)]
+            value = lists[0] if "question" not in value and lists else [value] if value else []
+        items = [*(items or ()), *value]
+    return None if items is None else items[:MAX_ITEMS]
 
 
 def _one_line(value: Any) -> Any:
@@ -220,24 +187,33 @@ def check_item(
     except ValidationError:
         dropped["malformed"] += 1
         return None
+    question, answer = written.question, written.answer
     shown = {mail.message_id.strip("<> "): mail for mail in batch.mails}
     named = {message_id.strip("<> "): message_id.strip() for message_id in written.message_ids}
     sources = [shown[bare] for bare in named if bare in shown]
     strangers = [message_id for bare, message_id in named.items() if bare not in shown]
-    confabulated = sum(not is_stored(message_id) for message_id in strangers)
-    if confabulated:
+    if confabulated := sum(not is_stored(message_id) for message_id in strangers):
         dropped["confabulated_id"] += confabulated
-    if reason := _objection(written.question, written.answer, sources, len(strangers) > confabulated):
-        dropped[reason] += 1
-        return None
+    objections = (
+        ("outside_prompt", lambda: len(strangers) > confabulated),
+        ("no_source", lambda: not sources),
+        ("yes_or_no", lambda: re.match(r"(?:yes|no)\b(?!\.?\s*\d)", answer, re.IGNORECASE) is not None),
+        ("answer_in_question", lambda: f" {plain(answer)} " in f" {plain(question)} "),
+        ("answer_not_found", lambda: not is_stated(answer, sources)),
+        ("answer_too_common", lambda: not is_specific(answer, sources)),
+    )
+    for reason, applies in objections:
+        if applies():
+            dropped[reason] += 1
+            return None
     ids = sorted(mail.message_id for mail in sources)
-    identity = hashlib.sha256("\0".join((batch.inbox, written.question, *ids)).encode()).hexdigest()
+    identity = hashlib.sha256("\0".join((batch.inbox, question, *ids)).encode()).hexdigest()
     newest = batch.mails[-1]  # all emails of the prompt are to be visible on the day of the question
     days_later = Random(f"{seed}/{batch.inbox}/{newest.message_id}").randint(1, MAX_DAYS_LATER)
     return Scenario(
         id=f"llm-{identity[:12]}",
-        question=written.question,
-        answer=written.answer,
+        question=question,
+        answer=answer,
         message_ids=ids,
         inbox_address=batch.inbox,
         query_date=(newest.day + timedelta(days=days_later)).isoformat(),
@@ -247,23 +223,13 @@ def check_item(
     )
 
 
-def _objection(question: str, answer: str, sources: list[Mail], names_others: bool) -> str | None:
-    if names_others:
-        return "outside_prompt"
-    if not sources:
-        return "no_source"
-    if re.match(r"(?:yes|no)\b(?!\.?\s*\d)", answer, re.IGNORECASE):
-        return "yes_or_no"
-    if f" {plain(answer)} " in f" {plain(question)} ":
-        return "answer_in_question"
-    if not is_stated(answer, sources):
-        return "answer_not_found"
-    return None if is_specific(answer, sources) else "answer_too_common"
-
-
 def is_stated(answer: str, mails: list[Mail]) -> bool:
     """Whether emails contain every fact of an answer and at least half of its words; False if it has neither."""
-    text = "\n".join(_all_text(mail) for mail in mails)
+    days = [f"{mail.day:%A}, {spell_day(mail.day)}, {mail.day.month}/{mail.day.day}, {mail.sent_at}" for mail in mails]
+    text = "\n".join(
+        "\n".join((mail.subject, mail.body, day, mail.sender, *mail.to, *mail.cc, *mail.bcc))
+        for mail, day in zip(mails, days, strict=True)
+    )
     if _WORD.search(answer) and plain(answer) in plain(text):  # also where words are not set apart by spaces
         return True
     asked = read(clean(answer))
@@ -273,10 +239,9 @@ def is_stated(answer: str, mails: list[Mail]) -> bool:
     telling = {word for word in asked.stems if len(word) > 3}
     if not telling and not asked.facts:
         telling = {word for word in asked.stems if len(word) > 1}
-    if not telling:
-        return bool(asked.facts)
     stems = {word[:5] for word in known.stems}
-    return sum(word[:5] in stems for word in telling) >= MIN_FOUND * len(telling)
+    found = sum(word[:5] in stems for word in telling)
+    return found >= MIN_FOUND * len(telling) if telling else bool(asked.facts)
 
 
 def is_specific(answer: str, mails: list[Mail]) -> bool:
@@ -286,33 +251,18 @@ def is_specific(answer: str, mails: list[Mail]) -> bool:
     case, or part of one of their addresses; in a script without lower case, any word may be one.
     """
     reading = read(clean(answer))
-    telling = {word for word in _words_of(reading) if len(word) > 1 and word not in _COMMON}
-    if any(_is_telling(fact) for fact in reading.facts) or len(telling) > 1 or (telling and reading.facts):
+    words = {unit.text.lower() for unit in reading.units if unit.fact is None}
+    telling = {word for word in words if len(word) > 1 and word not in _COMMON}
+    if any(not isinstance(fact, Quantity) or fact.base is not None or fact.value >= 10 for fact in reading.facts):
         return True
-    names = _names(mails)
+    if len(telling) > 1 or (telling and reading.facts):
+        return True
+    written = {word for mail in mails for word in _WORD.findall(f"{mail.subject}\n{mail.body}")}
+    addresses = {word for mail in mails for address in mail.addresses for word in _WORD.findall(address.lower())}
+    names = {word.lower() for word in written if not word.islower()} - written | addresses
     return any(word in names or word.upper() == word for word in telling)
 
 
 def plain(text: str) -> str:
     """Return only a text's words and numbers, in lower case."""
     return " ".join(re.findall(r"\w+", text.lower()))
-
-
-def _is_telling(fact: Fact) -> bool:
-    return not isinstance(fact, Quantity) or fact.base is not None or fact.value >= 10
-
-
-def _words_of(reading: Reading) -> list[str]:
-    return [unit.text.lower() for unit in reading.units if unit.fact is None]
-
-
-def _names(mails: list[Mail]) -> set[str]:
-    written = {word for mail in mails for word in _WORD.findall(f"{mail.subject}\n{mail.body}")}
-    addresses = {word for mail in mails for address in mail.addresses for word in _WORD.findall(address.lower())}
-    return {word.lower() for word in written if not word.islower()} - written | addresses
-
-
-def _all_text(mail: Mail) -> str:
-    """All text of an email, including its date in words."""
-    day = f"{mail.day:%A}, {spell_day(mail.day)}, {mail.day.month}/{mail.day.day}, {mail.sent_at}"
-    return "\n".join((mail.subject, mail.body, day, mail.sender, *mail.to, *mail.cc, *mail.bcc))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import ceil
@@ -73,7 +73,18 @@ class Batch:
     @property
     def prompt(self) -> str:
         """Return the user message."""
-        shown = [_shown(mail) for mail in self.mails]
+        shown = [
+            {
+                "message_id": mail.message_id,
+                "date": f"{mail.day:%a} {mail.sent_at[:16]} UTC",
+                "from": mail.sender,
+                "to": mail.to,
+                **({"cc": mail.cc} if mail.cc else {}),
+                "subject": mail.subject,
+                "body": mail.body,
+            }
+            for mail in self.mails
+        ]
         return json.dumps({"owner": self.inbox, "mails": shown}, ensure_ascii=False)
 
     @property
@@ -142,25 +153,21 @@ def cost_of(settings: GenerationSettings, tokens_in: int, tokens_out: int) -> fl
 
     Raises UsageError if the server's address is not an http(s) URL.
     """
-    free = 0.0 if is_this_machine(_host_of(settings.generator_base_url)) else None
+    try:
+        parts = urlsplit(settings.generator_base_url)
+        host = parts.hostname if parts.scheme in ("http", "https") else None
+    except ValueError:
+        host = None
+    if not host:
+        raise UsageError(
+            "GENERATOR_BASE_URL is not an http(s) URL.", "Expected something like https://openrouter.ai/api/v1."
+        )
+    free = 0.0 if is_this_machine(host) else None
     price_in, price_out = settings.generator_input_price, settings.generator_output_price
     price_in, price_out = free if price_in is None else price_in, free if price_out is None else price_out
     if price_in is None or price_out is None:
         return None
     return (tokens_in * price_in + tokens_out * price_out) / 1e6
-
-
-def _host_of(base_url: str) -> str:
-    try:
-        parts = urlsplit(base_url)
-        host = parts.hostname
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in ("http", "https"):
-        raise UsageError(
-            "GENERATOR_BASE_URL is not an http(s) URL.", "Expected something like https://openrouter.ai/api/v1."
-        )
-    return host
 
 
 def read_batches(
@@ -171,55 +178,34 @@ def read_batches(
     An email in mailboxes of two splits is shown for only one of them. Fewer than three mailboxes are split by subject
     with ``allow_shared``. Raises UsageError for an inbox without mail.
     """
-    chosen = choose_inboxes(reader, inboxes)
-    fitting = {inbox: list(filter(_fits, open_inbox(reader, inbox).mails)) for inbox in chosen}
-    sizes = {inbox: Counter(map(_subject, mails)) for inbox, mails in fitting.items()}
+    fitting = {
+        inbox: [
+            mail
+            for mail in open_inbox(reader, inbox).mails
+            if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
+        ]
+        for inbox in choose_inboxes(reader, inboxes)
+    }
+    sizes = {inbox: Counter(mail.thread_key for mail in mails) for inbox, mails in fitting.items()}
     split_of = split_of_mail(sizes, allow_shared=allow_shared)
     shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
     for inbox, mails in fitting.items():
         for mail in mails:
-            shown[inbox, split_of(inbox, _subject(mail))].append(mail)
+            shown[split_of(inbox, mail.thread_key), inbox].append(mail)
+    # One inbox of every split first, then the splits in proportion to their shares.
+    members = Counter(split for split, _ in shown)
+    ranks: Counter[str] = Counter()
+    keyed = []
+    for split, inbox in sorted(shown):
+        keyed.append((ranks[split] > 0, (ranks[split] + 0.5) / members[split], inbox, split))
+        ranks[split] += 1
     owners: dict[str, str] = {}
     turns = []
-    for inbox, split in _in_proportion(shown):
-        mails = [mail for mail in shown[inbox, split] if owners.setdefault(mail.message_id, split) == split]
+    for _, _, inbox, split in sorted(keyed):
+        mails = [mail for mail in shown[split, inbox] if owners.setdefault(mail.message_id, split) == split]
         runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
         enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
         runs = [run for run in runs if len(run) >= enough]
         picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
         turns.append([Batch(inbox, split, run) for run in picked])
     return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]
-
-
-def _subject(mail: Mail) -> str:
-    """Identifies the thread of an email."""
-    return mail.topic.key or mail.message_id
-
-
-def _fits(mail: Mail) -> bool:
-    return mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
-
-
-def _in_proportion(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Inboxes with their splits, beginning with one of every split, then with splits in proportion to their shares."""
-    members: defaultdict[str, list[str]] = defaultdict(list)
-    for inbox, split in parts:
-        members[split].append(inbox)
-    keyed = [
-        (rank > 0, (rank + 0.5) / len(members[split]), inbox, split)
-        for split in members
-        for rank, inbox in enumerate(sorted(members[split]))
-    ]
-    return [(inbox, split) for _, _, inbox, split in sorted(keyed)]
-
-
-def _shown(mail: Mail) -> dict[str, object]:
-    return {
-        "message_id": mail.message_id,
-        "date": f"{mail.day:%a} {mail.sent_at[:16]} UTC",
-        "from": mail.sender,
-        "to": mail.to,
-        **({"cc": mail.cc} if mail.cc else {}),
-        "subject": mail.subject,
-        "body": mail.body,
-    }

@@ -6,8 +6,7 @@ import hashlib
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from random import Random
 
@@ -15,8 +14,8 @@ from emailrl.base.errors import EmailRLError
 from emailrl.mail.connection import opened
 from emailrl.questions.inbox.mailbox import Inbox, Mail, MailReader
 from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
-from emailrl.questions.splits import MANY, SPLITS, split_of_mail
-from emailrl.questions.template.usual import KINDS, Finding, Kind
+from emailrl.questions.splits import MANY, in_order, split_of_mail
+from emailrl.questions.template.usual import KINDS, Kind
 from emailrl.records.trajectory import Scenario
 
 DEFAULT_LIMIT = 6000
@@ -28,12 +27,8 @@ SPARE = 6
 """Candidates to find per question, so that there is a choice."""
 
 
-@dataclass(slots=True)
-class _Candidate:
-    scenario: Scenario
-    sources: frozenset[str]
-    subject: str
-    """Identifies the thread of its email."""
+_Candidate = tuple[Scenario, str]
+"""A question, and the thread of its email."""
 
 
 def generate(
@@ -68,70 +63,55 @@ def generate(
         most = max(10, SPARE * wanted // (len(chosen) * len(kinds)))
         for done, inbox in enumerate(chosen, 1):
             box = open_inbox(reader, inbox)
-            for kind, candidates in _candidates(box, kinds, most, seed, max_source_mails).items():
-                found[kind].append(candidates)
+            for kind in kinds:
+                found[kind.name].append([*islice(_candidates(box, kind, seed, max_source_mails), most)])
             if progress is not None:
                 progress(done, len(chosen))
     everything = list(chain.from_iterable(chain.from_iterable(found.values())))
     asked = {scenario.id for scenario in _balanced(found, wanted)}  # as if everything were one split
     sizes: dict[str, Counter[str]] = {inbox: Counter() for inbox in chosen}
-    for candidate in everything:
-        sizes[candidate.scenario.inbox_address][candidate.subject] += candidate.scenario.id in asked
+    for scenario, thread in everything:
+        sizes[scenario.inbox_address][thread] += scenario.id in asked
     split_of = split_of_mail(sizes, allow_shared=allow_shared)
-    for candidate in everything:
-        candidate.scenario.split = split_of(candidate.scenario.inbox_address, candidate.subject)
+    for scenario, thread in everything:
+        scenario.split = split_of(scenario.inbox_address, thread)
     scenarios = _balanced(found, limit)
     if not scenarios:
         raise EmailRLError("No email yields a question with one provable answer.", "The mailboxes may be too small.")
-    return scenarios
+    return in_order(scenarios)
 
 
-def _candidates(
-    box: Inbox, kinds: Sequence[Kind], most: int, seed: int, max_source_mails: int | None
-) -> dict[str, list[_Candidate]]:
-    """At most ``most`` questions per kind about one mailbox, from its emails in random order."""
-    found: dict[str, list[_Candidate]] = {}
+def _candidates(box: Inbox, kind: Kind, seed: int, max_source_mails: int | None) -> Iterator[_Candidate]:
+    """Yield questions of a kind about one mailbox, from its emails in random order.
+
+    Left out are those whose words give the answer away.
+    """
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
-    for kind in kinds:
-        rng = Random(f"{seed}/{box.me}/{kind.name}")
-        candidates: list[_Candidate] = []
-        for mail in rng.sample(datable, len(datable)):
-            if len(candidates) == most:
-                break
-            finding = kind.find(box, mail, rng)
-            if finding is None:
-                continue
-            if max_source_mails and not kind.needs_all and len(finding.sources) > max_source_mails:
-                continue
-            if candidate := _candidate(box, kind, mail, finding, rng):
-                candidates.append(candidate)
-        found[kind.name] = candidates
-    return found
-
-
-def _candidate(box: Inbox, kind: Kind, mail: Mail, finding: Finding, rng: Random) -> _Candidate | None:
-    """The question in words, or None if its words give the answer away."""
-    wording = rng.choice(kind.wordings)
-    slots = {"topic": mail.topic.text, "person": box.people.called(mail.sender)} | finding.slots
-    shown = " ".join(text for name, text in slots.items() if f"{{{name}}}" in wording)
-    if _words(finding.answer) & _words(shown):
-        return None
-    named = sorted(source.message_id for source in finding.sources or [mail])
-    identity = "/".join((box.me, kind.name, *named))
-    sources = named if kind.answerable else []
-    scenario = Scenario(
-        id=f"{kind.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
-        question=wording.format(**slots),
-        answer=finding.answer,
-        message_ids=sources,
-        inbox_address=box.me,
-        query_date=finding.ask_day.isoformat(),
-        how_realistic=realism_of(box, kind, mail),
-        kind=kind.name,
-        answerable=kind.answerable,
-        needs_all=kind.needs_all,
-    )
-    return _Candidate(scenario, frozenset(sources), mail.topic.key or mail.message_id)
+    rng = Random(f"{seed}/{box.me}/{kind.name}")
+    for mail in rng.sample(datable, len(datable)):
+        finding = kind.find(box, mail, rng)
+        if finding is None or (max_source_mails and not kind.needs_all and len(finding.sources) > max_source_mails):
+            continue
+        wording = rng.choice(kind.wordings)
+        slots = {"topic": mail.topic.text, "person": box.called(mail.sender)} | finding.slots
+        shown = " ".join(text for name, text in slots.items() if f"{{{name}}}" in wording)
+        if _words(finding.answer) & _words(shown):
+            continue
+        named = sorted(source.message_id for source in finding.sources or [mail])
+        identity = "/".join((box.me, kind.name, *named))
+        scenario = Scenario(
+            id=f"{kind.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
+            question=wording.format(**slots),
+            answer=finding.answer,
+            message_ids=named if kind.answerable else [],
+            inbox_address=box.me,
+            query_date=finding.ask_day.isoformat(),
+            how_realistic=realism_of(box, kind, mail),
+            kind=kind.name,
+            answerable=kind.answerable,
+            needs_all=kind.needs_all,
+        )
+        yield scenario, mail.thread_key
 
 
 def _words(text: str) -> set[str]:
@@ -140,20 +120,18 @@ def _words(text: str) -> set[str]:
 
 def realism_of(box: Inbox, kind: Kind, mail: Mail) -> float:
     """Estimate how realistic a question is, 0.1 to 1: people ask about emails from people with readable subjects."""
-    realism = kind.realism
-    if box.received(mail) and not box.people.is_person(mail.sender):
-        realism -= 0.2
     letters = [c for c in mail.topic.text if not c.isspace()]
-    if sum(c.isalpha() for c in letters) < 0.75 * len(letters):
-        realism -= 0.2
-    if box.is_serial(mail):
-        realism -= 0.2
-    if "unsubscribe" in mail.body.lower():
-        realism -= 0.4
-    if mail.topic.text.isupper():
-        realism -= 0.1
-    if len(mail.topic.words) > 8:
-        realism -= 0.1
+    against = (
+        (0.2, box.received(mail) and box.called(mail.sender) == mail.sender),
+        (0.2, sum(c.isalpha() for c in letters) < 0.75 * len(letters)),
+        (0.2, box.is_serial(mail)),
+        (0.4, "unsubscribe" in mail.body.lower()),
+        (0.1, mail.topic.text.isupper()),
+        (0.1, len(mail.topic.words) > 8),
+    )
+    realism = kind.realism
+    for less, applies in against:
+        realism -= less * applies
     return round(min(max(realism, 0.1), 1.0), 1)
 
 
@@ -163,43 +141,31 @@ def _balanced(found: dict[str, list[list[_Candidate]]], limit: int) -> list[Scen
     Stops once only a quarter of the kinds have any left, as more would unbalance the set. Leaves out repeated wordings
     and questions on an email that is used by another split or has ``MAX_PER_MAIL`` questions.
     """
-    queues = {kind: deque(_by_turns(lists)) for kind, lists in found.items() if any(lists)}
+    queues = {
+        kind: deque(scenario for turn in zip_longest(*lists, fillvalue=(None, "")) for scenario, _ in turn if scenario)
+        for kind, lists in found.items()
+        if any(lists)
+    }
     too_few = len(queues) // 4
     split_of: dict[str, str] = {}
     uses: Counter[str] = Counter()
     asked: set[tuple[str, str]] = set()
     scenarios: list[Scenario] = []
     while len(queues) > too_few and len(scenarios) < limit:
-        for kind in list(queues):
-            queue = queues[kind]
-            while queue:
-                candidate = queue.popleft()
-                if _is_free(candidate, split_of, uses, asked):
-                    scenarios.append(candidate.scenario)
-                    break
+        for kind, queue in list(queues.items()):
+            while queue and len(scenarios) < limit:
+                scenario = queue.popleft()
+                question, split = (scenario.inbox_address, scenario.question), scenario.split or "test"
+                if question in asked or any(
+                    split_of.get(source, split) != split or uses[source] >= MAX_PER_MAIL
+                    for source in scenario.message_ids
+                ):
+                    continue
+                asked.add(question)
+                uses.update(scenario.message_ids)
+                split_of.update(dict.fromkeys(scenario.message_ids, split))
+                scenarios.append(scenario)
+                break
             if not queue:
                 del queues[kind]
-            if len(scenarios) == limit:
-                break
-    return sorted(scenarios, key=lambda s: (SPLITS.index(s.split or "test"), s.inbox_address, s.id))
-
-
-def _by_turns(lists: list[list[_Candidate]]) -> Iterator[_Candidate]:
-    """The first of every list, then the second of every list, and so on."""
-    for rank in zip_longest(*lists):
-        yield from (candidate for candidate in rank if candidate is not None)
-
-
-def _is_free(candidate: _Candidate, split_of: dict[str, str], uses: Counter[str], asked: set[tuple[str, str]]) -> bool:
-    """Claim the candidate's sources and wording unless another split or question has them."""
-    scenario = candidate.scenario
-    question = (scenario.inbox_address, scenario.question)
-    split = scenario.split or "test"
-    if question in asked or any(
-        split_of.get(source, split) != split or uses[source] >= MAX_PER_MAIL for source in candidate.sources
-    ):
-        return False
-    asked.add(question)
-    uses.update(candidate.sources)
-    split_of.update(dict.fromkeys(candidate.sources, split))
-    return True
+    return scenarios

@@ -36,7 +36,7 @@ _ABSENT_FACTS = [usual for usual in FACT_KINDS if usual.name in ("phone", "amoun
 )
 def both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The subjects of a sender's only two emails of a day."""
-    if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
+    if not box.received(mail) or not box.is_unmistakable(mail.sender):
         return None
     both = [other for other in box.on_day(mail.day) if other.sender == mail.sender]
     if len(both) != 2 or both[-1] is not mail or both[0].topic.key == mail.topic.key:
@@ -60,18 +60,15 @@ def reply_gap(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         return None
     mine = [other for other in box.thread(mail, finding.ask_day) if other is not mail]
     days = (mail.day - mine[0].day).days
-    if len(mine) != 1 or days < 1:
-        return None
-    return Finding(str(days), finding.ask_day, sources=[*mine, mail])
+    return Finding(str(days), finding.ask_day, sources=[*mine, mail]) if len(mine) == 1 and days > 0 else None
 
 
 @kind(0.4, "How many mails did I get on {date}?", "How many messages came in for me on {date}?", needs_all=True)
 def count_on_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     of_day = box.on_day(mail.day)
     got = [other for other in of_day if box.received(other)]
-    if not 2 <= len(got) <= MAX_COUNT or got[-1] is not mail:
-        return None
-    if any(box.me in (*other.to, *other.cc, *other.bcc) for other in of_day if not box.received(other)):
+    to_myself = any(box.me in (*other.to, *other.cc, *other.bcc) for other in of_day if not box.received(other))
+    if not 2 <= len(got) <= MAX_COUNT or got[-1] is not mail or to_myself:
         return None
     return Finding(str(len(got)), box.ask_day(mail, rng), {"date": spell_day(mail.day)}, got)
 
@@ -85,22 +82,17 @@ def count_on_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 def thread_count(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     thread = box.thread(mail, day) if mail.topic.is_telling else []
-    if not 2 <= len(thread) <= MAX_COUNT or thread[-1] is not mail:
-        return None
-    return Finding(str(len(thread)), day, sources=thread)
+    is_last = 2 <= len(thread) <= MAX_COUNT and thread[-1] is mail
+    return Finding(str(len(thread)), day, sources=thread) if is_last else None
 
 
 @kind(0.6, 'Who wrote the last mail in the thread "{topic}"?', "Who had the last word on {topic}?")
 def last_in_thread(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
-    if not mail.topic.is_telling or not box.received(mail):
-        return None
-    thread = box.thread(mail, day)
-    if len(thread) < 3 or thread[-1] is not mail or thread[-2].sent_at == mail.sent_at:
-        return None
-    if all(other.sender == mail.sender for other in thread):
-        return None
-    return Finding(box.people.called(mail.sender), day)
+    thread = box.thread(mail, day) if mail.topic.is_telling and box.received(mail) else []
+    is_last = len(thread) > 2 and thread[-1] is mail and thread[-2].sent_at != mail.sent_at
+    by_several = any(other.sender != mail.sender for other in thread)
+    return Finding(box.called(mail.sender), day) if is_last and by_several else None
 
 
 @kind(0.5, "{question}", answerable=False)
@@ -118,14 +110,14 @@ def absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 @kind(0.4, "{question}", answerable=False)
 def absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """A day between two emails of a sender without any on that day and the days around it."""
-    if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
+    if not box.received(mail) or not box.is_unmistakable(mail.sender):
         return None
     days = [other.day for other in box.sent_by(mail.sender)]
     later = [day for day in days if day > mail.day]
     if len(days) < 3 or not later or (later[0] - mail.day).days < 4:
         return None
     asked = mail.day + timedelta(days=rng.randint(2, (later[0] - mail.day).days - 2))
-    slots = {"person": box.people.called(mail.sender), "date": spell_day(asked)}
+    slots = {"person": box.called(mail.sender), "date": spell_day(asked)}
     return _nothing(subject, asked + timedelta(days=rng.randint(1, 30)), slots, rng)
 
 

@@ -6,7 +6,7 @@ exactly one."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from random import Random
 
@@ -65,7 +65,7 @@ def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:
     """Return a phrase for one email by its sender and topic, as the mailbox's owner would say it."""
     if mail.sender == box.me:
         return rng.choice(MY_MAIL).format(topic=mail.topic.text)
-    person = box.people.called(mail.sender)
+    person = box.called(mail.sender)
     return rng.choice(THEIR_MAIL).format(persons=possessive(person), person=person, topic=mail.topic.text)
 
 
@@ -89,9 +89,8 @@ MAX_COUNT = 9
 )
 def sender(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
-    if not box.received(mail) or not box.is_told_by_topic(mail, day, with_sender=False):
-        return None
-    return Finding(box.people.called(mail.sender), day)
+    is_told = box.received(mail) and box.is_told_by_topic(mail, day, with_sender=False)
+    return Finding(box.called(mail.sender), day) if is_told else None
 
 
 @kind(
@@ -102,10 +101,7 @@ def sender(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     'On which day did {person} mail me "{topic}"?',
 )
 def date_received(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    day = box.ask_day(mail, rng)
-    if not box.received(mail) or DATE.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
-        return None
-    return Finding(spell_day(mail.day), day)
+    return _own_day(box, mail, rng, applies=box.received(mail))
 
 
 @kind(
@@ -115,8 +111,12 @@ def date_received(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     'What day did my message "{topic}" go out?',
 )
 def date_sent(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
+    return _own_day(box, mail, rng, applies=mail.sender == box.me)
+
+
+def _own_day(box: Inbox, mail: Mail, rng: Random, *, applies: bool) -> Finding | None:
     day = box.ask_day(mail, rng)
-    if mail.sender != box.me or DATE.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
+    if not applies or DATE.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
         return None
     return Finding(spell_day(mail.day), day)
 
@@ -129,7 +129,7 @@ def date_sent(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 )
 def subject(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
-    if not box.received(mail) or not mail.topic.is_telling or not box.people.is_unmistakable(mail.sender):
+    if not box.received(mail) or not mail.topic.is_telling or not box.is_unmistakable(mail.sender):
         return None
     if sum(other.sender == mail.sender for other in box.on_day(mail.day)) != 1:
         return None
@@ -146,7 +146,7 @@ def only_sender_of_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or sum(other.sender != box.me for other in box.on_day(mail.day)) != 1:
         return None
-    return Finding(box.people.called(mail.sender), day, {"date": f"{mail.day:%A}, {spell_day(mail.day)}"})
+    return Finding(box.called(mail.sender), day, {"date": f"{mail.day:%A}, {spell_day(mail.day)}"})
 
 
 @kind(
@@ -158,9 +158,8 @@ def only_sender_of_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 def other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     others = {*mail.to, *mail.cc, *mail.bcc} - {box.me, mail.sender}
-    if not box.received(mail) or mail.cc or len(others) != 1:
-        return None
-    return _about_person(box, mail, others.pop(), rng) if box.is_told_by_topic(mail, day, with_sender=True) else None
+    is_told = box.received(mail) and not mail.cc and box.is_told_by_topic(mail, day, with_sender=True)
+    return _about_person(box, mail, others.pop(), rng) if is_told and len(others) == 1 else None
 
 
 @kind(
@@ -170,9 +169,8 @@ def other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     "Who got a copy of {mail}?",
 )
 def copied(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    if len(mail.cc) != 1 or mail.cc[0] in (box.me, mail.sender, *mail.to) or mail.bcc:
-        return None
-    return _about_person(box, mail, mail.cc[0], rng)
+    is_only = len(mail.cc) == 1 and mail.cc[0] not in (box.me, mail.sender, *mail.to) and not mail.bcc
+    return _about_person(box, mail, mail.cc[0], rng) if is_only else None
 
 
 @kind(
@@ -182,17 +180,16 @@ def copied(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     'Who got my message about "{topic}"?',
 )
 def sent_to(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    if mail.sender != box.me or len(mail.to) != 1 or mail.cc or mail.bcc:
-        return None
-    return _about_person(box, mail, mail.to[0], rng)
+    is_only = mail.sender == box.me and len(mail.to) == 1 and not mail.cc and not mail.bcc
+    return _about_person(box, mail, mail.to[0], rng) if is_only else None
 
 
 def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding | None:
     """Ask for one recipient of an email that its sender and topic identify."""
     day = box.ask_day(mail, rng)
-    if box.people.is_me(address) or not box.is_told_by_topic(mail, day, with_sender=True):
+    if box.is_me(address) or not box.is_told_by_topic(mail, day, with_sender=True):
         return None
-    return Finding(box.people.called(address), day, {"mail": refer_to(box, mail, rng)})
+    return Finding(box.called(address), day, {"mail": refer_to(box, mail, rng)})
 
 
 # -- threads: who replied, when, and who started them -----------------------------------------------------------------
@@ -214,7 +211,7 @@ def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     others = [other for other in thread if other.sender != box.me]
     if not mine or others != [mail] or mail.sender not in mine[-1].addresses:
         return None
-    return Finding(box.people.called(mail.sender), day)
+    return Finding(box.called(mail.sender), day)
 
 
 @kind(
@@ -227,8 +224,7 @@ def reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     finding = reply_from.find(box, mail, rng)
     if finding is None or DATE.find(mail.topic.text):
         return None
-    finding.answer = spell_day(mail.day)
-    return finding
+    return replace(finding, answer=spell_day(mail.day))
 
 
 @kind(
@@ -249,7 +245,7 @@ def my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     person = theirs.pop()
     if person not in mail.addresses:
         return None
-    return Finding(spell_day(mail.day), day, {"person": box.people.called(person)})
+    return Finding(spell_day(mail.day), day, {"person": box.called(person)})
 
 
 @kind(
@@ -271,7 +267,7 @@ def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         return None
     if not any(other.sender != mail.sender for other in later) or later[0].sent_at == mail.sent_at:
         return None
-    return Finding(box.people.called(mail.sender), day)
+    return Finding(box.called(mail.sender), day)
 
 
 # -- one correspondent over time: the first email, the last before a date, the count in a month -----------------------
@@ -279,9 +275,27 @@ def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
     """The emails of a received email's sender, oldest first; empty if the person may have another address."""
-    if not box.received(mail) or not box.people.is_unmistakable(mail.sender):
-        return []
-    return list(box.sent_by(mail.sender))
+    return list(box.sent_by(mail.sender)) if box.received(mail) and box.is_unmistakable(mail.sender) else []
+
+
+def _day_between(box: Inbox, mail: Mail, rng: Random, *, later: bool) -> date | None:
+    """A day between an email and its sender's next one (``later``) or the previous one; None without such a day.
+
+    The email must be the sender's only one on its day, as far as the other side is concerned.
+    """
+    sent = _from_one_person(box, mail)
+    if len(sent) < 3 or not mail.topic.is_telling:
+        return None
+    at = sent.index(mail)
+    before, after = sent[at - 1] if at else None, sent[at + 1] if at + 1 < len(sent) else None
+    near, far = (after, before) if later else (before, after)
+    if near is None or (far is not None and far.day == mail.day):
+        return None
+    gap = abs(near.day - mail.day).days
+    if gap < 2:
+        return None
+    days = timedelta(days=rng.randint(1, min(gap, 14)))
+    return mail.day + days if later else mail.day - days
 
 
 @kind(
@@ -291,18 +305,10 @@ def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
     "Before {date}, what was the subject of the latest mail from {person}?",
 )
 def last_before(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    sent = _from_one_person(box, mail)
-    if len(sent) < 3 or not mail.topic.is_telling:
+    limit = _day_between(box, mail, rng, later=True)
+    if limit is None:
         return None
-    at = sent.index(mail)
-    if at + 1 == len(sent) or (at and sent[at - 1].day == mail.day):
-        return None
-    gap = (sent[at + 1].day - mail.day).days
-    if gap < 2:
-        return None
-    limit = mail.day + timedelta(days=rng.randint(1, min(gap, 14)))
-    day = limit + timedelta(days=rng.randint(0, 14))
-    return Finding(mail.topic.text, day, {"date": spell_day(limit)})
+    return Finding(mail.topic.text, limit + timedelta(days=rng.randint(0, 14)), {"date": spell_day(limit)})
 
 
 @kind(
@@ -312,17 +318,8 @@ def last_before(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     "After {date}, under what subject did {person} next write to me?",
 )
 def first_after(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    sent = _from_one_person(box, mail)
-    if len(sent) < 3 or not mail.topic.is_telling:
-        return None
-    at = sent.index(mail)
-    if at == 0 or (at + 1 < len(sent) and sent[at + 1].day == mail.day):
-        return None
-    gap = (mail.day - sent[at - 1].day).days
-    if gap < 2:
-        return None
-    limit = mail.day - timedelta(days=rng.randint(1, min(gap, 14)))
-    return Finding(mail.topic.text, box.ask_day(mail, rng), {"date": spell_day(limit)})
+    limit = _day_between(box, mail, rng, later=False)
+    return Finding(mail.topic.text, box.ask_day(mail, rng), {"date": spell_day(limit)}) if limit else None
 
 
 @kind(
@@ -363,11 +360,9 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
     def find(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         if not mail.topic.is_telling or not (fact := mail.only_fact(extractor)):
             return None
-        if fact.text.lower() in mail.addresses:  # the header already shows this address
-            return None
-        if fact.text.startswith("100") and extractor is mentions.PERCENT:  # a figure of speech
-            return None
-        if extractor is mentions.URL and box.is_boilerplate(fact.text, mail):
+        in_header = fact.text.lower() in mail.addresses
+        is_figure_of_speech = fact.text.startswith("100") and extractor is mentions.PERCENT
+        if in_header or is_figure_of_speech or (extractor is mentions.URL and box.is_boilerplate(fact.text, mail)):
             return None
         day = box.ask_day(mail, rng)
         if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
@@ -375,17 +370,6 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
         return Finding(fact.text, day, {"mail": refer_to(box, mail, rng)})
 
     return Kind(name, realism, wordings, find, fact=extractor)
-
-
-def _numbered_kind(noun: str) -> Kind:
-    return _fact_kind(
-        f"{noun}_number",
-        0.7,
-        mentions.numbered(noun),
-        f"What {noun} number is given in {{mail}}?",
-        f"Which {noun} number does {{mail}} mention?",
-        f"What is the number of the {noun} mentioned in {{mail}}?",
-    )
 
 
 _FACTS = {
@@ -458,7 +442,17 @@ _FACTS = {
 """Name, realism and extractor of a fact, with its wordings."""
 FACT_KINDS = (
     *(_fact_kind(*fact, *wordings) for fact, wordings in _FACTS.items()),
-    *map(_numbered_kind, ("deal", "ticket", "meter", "contract", "invoice")),
+    *(
+        _fact_kind(
+            f"{noun}_number",
+            0.7,
+            mentions.numbered(noun),
+            f"What {noun} number is given in {{mail}}?",
+            f"Which {noun} number does {{mail}} mention?",
+            f"What is the number of the {noun} mentioned in {{mail}}?",
+        )
+        for noun in ("deal", "ticket", "meter", "contract", "invoice")
+    ),
 )
 KINDS: tuple[Kind, ...] = (
     *(sender, date_received, date_sent, subject, only_sender_of_day, other_recipient, copied, sent_to),

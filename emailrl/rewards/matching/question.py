@@ -1,19 +1,25 @@
-"""Reads what a question asks for, and its reference accordingly, in clauses: asserted, denied or left open."""
+"""Reads what a question asks for, and reference and answer accordingly, in clauses: asserted, denied or left open."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from emailrl.facts.dates import ZONE, Date, Time
+from emailrl.facts.literals import Literal
 from emailrl.facts.names import Name, find_names
 from emailrl.facts.quantities import UNITS, Quantity
 from emailrl.facts.reading import Fact, Reading, Unit, agree, read
+from emailrl.facts.words import has_word, stem
 from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL, SUPERSEDED
 
-SENTENCE_END = re.compile(
+SHORT = 4
+"""A reference of at most this many facts and words is a bare answer, not a sentence."""
+WHOLE = "whole"
+"""The kind of literal made of a long reference's whole text; it is masked in an answer like a fact."""
+_SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:St|Co|vs|No|Jr|Sr))(?<!\bno(?=\.\s\ue000))(?<!\b(?:Inc|Ltd|etc|e\.g|i\.e))(?<!\bCorp)[.]+(?=\s|$)|[!;\n]+|\?(?=\s|$)"
 )
 _CUT = re.compile(
@@ -38,32 +44,33 @@ class Clause:
     units: tuple[Unit, ...]
 
 
-def clauses(reading: Reading, said: str, lasting: bool = False) -> Iterator[Clause]:
-    """Yield the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored.
+def clauses(reading: Reading, said: str, lasting: bool = False) -> tuple[Clause, ...]:
+    """Return the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored.
 
     "Not until May" is no denial, unless the reference names something ``lasting`` until then.
     """
-    text, position = reading.masked, 0
-    for number, stop in enumerate([*SENTENCE_END.finditer(text), None]):
+    text, position, found = reading.masked, 0, []
+    for number, stop in enumerate([*_SENTENCE_END.finditer(text), None]):
         end = stop.start() if stop else len(text)
         doubted = False
         for first, last, status in _pieces(text, position, end, said):
             piece = text[first:last]
-            doubted = doubted or _is_new(DOUBT, piece, said)
+            doubted = doubted or _says_new(DOUBT, piece, said)
             if stop and stop[0] == "?":
                 status = None
-            elif doubted or (status and denies(piece, said, lasting)):
+            elif doubted or (status and _denies(piece, said, lasting)):
                 status = False
             units = tuple(unit for unit in reading.units if first <= unit.start < last)
-            yield Clause(first, piece, number, status, units)
+            found.append(Clause(first, piece, number, status, units))
         position = stop.end() if stop else end
+    return tuple(found)
 
 
 def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, int, bool | None]]:
     """Split a sentence: the old value of a change is left open, and what follows "instead of" is denied."""
     status: bool | None = True
     for cut in [*_CUT.finditer(text, start, end), None]:
-        if cut and cut["forward"] and not _follows_new(cut, said):
+        if cut and cut["forward"] and not _is_new(cut, said):
             continue
         last = cut.start() if cut else end
         moved = MOVED.search(text[start:last]) if status else None
@@ -76,20 +83,18 @@ def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, i
             start, status = cut.end(), cut["forward"] is None
 
 
-def denies(text: str, said: str, lasting: bool) -> bool:
-    """Whether a text contains a denial that does not occur in ``said``."""
+def _denies(text: str, said: str, lasting: bool) -> bool:
     denial = NO_DENIAL.sub(" ", text if lasting else NOT_UNTIL.sub(" ", text))
-    return _is_new(DENIAL, denial, said) or any(
+    return _says_new(DENIAL, denial, said) or any(
         not marker.search(said) and marker.search(text) for marker in (REFUSAL, SUPERSEDED)
     )
 
 
-def _is_new(marker: re.Pattern[str], text: str, said: str) -> bool:
-    """Whether a marker occurs in a text but not in ``said``."""
-    return any(_follows_new(found, said) for found in marker.finditer(text))
+def _says_new(marker: re.Pattern[str], text: str, said: str) -> bool:
+    return any(_is_new(found, said) for found in marker.finditer(text))
 
 
-def _follows_new(found: re.Match[str], said: str) -> bool:
+def _is_new(found: re.Match[str], said: str) -> bool:
     """Whether a marker together with the next word is absent from ``said``."""
     following = re.match(r"\s+(?:\w+|\S)", found.string[found.end() :])
     phrase = re.escape(found[0] + (following[0] if following else ""))
@@ -148,8 +153,6 @@ class Question:
     """Whether it asks for several things at once, so that everything in the reference counts."""
     unit: tuple[str, float] | None
     """Base unit and factor of "how many feet"."""
-    kind: str | None = None
-    """The only kind of answer, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +160,23 @@ class Reference:
     """A reference answer, with the parts that an answer must contain."""
 
     full: Reading
-    """The whole reference; the other fields omit text in brackets and text repeated from the question."""
-    others: Reading
-    """The reference and its alternatives, which an answer may also give."""
+    """The whole reference; ``clauses``, ``names``, ``facts`` and ``words`` omit brackets and the question's text."""
     clauses: tuple[Clause, ...]
     names: tuple[Name, ...]
     facts: tuple[Fact, ...]
     words: tuple[str, ...]
     """Stems outside names."""
+    wanted: frozenset[str]
+    """Stems that it adds to the question, those of names included."""
+    known: frozenset[str]
+    """Stems of the question, the reference and its alternatives, which an answer may also give."""
+    known_facts: tuple[Fact, ...]
     said: str
     """Text whose denials are ignored: the question, and the reference's titles ("No Free Lunch") and refusals."""
     lasting: bool
     """Whether something lasts until a time, so that "not until" denies it."""
     kinds: tuple[type, ...]
-    """The kinds of fact that answer the question and occur in the reference."""
+    """The kinds of fact that answer the question and occur in the reference; empty if everything in it counts."""
 
     @property
     def statuses(self) -> set[bool | None]:
@@ -186,76 +192,143 @@ class Reference:
 @lru_cache(maxsize=4096)
 def read_question(question: str, kind: str | None) -> Question:
     """Read a cleaned question; if its ``kind`` is known, it asks for that kind only."""
-    temporal = bool(_TEMPORAL.search(question)) if kind is None else kind == "date"
+
+    def asks(pattern: re.Pattern[str], *kinds: str) -> bool:
+        return pattern.search(question) is not None if kind is None else kind in kinds
+
+    temporal, numbering = asks(_TEMPORAL, "date"), _NUMBERING.search(question) is not None
     unit = re.search(r"\bhow (?:many|much) (\w+)", question, re.IGNORECASE)
-    numbering = bool(_NUMBERING.search(question))
     reading = read(question.rstrip("? "), temporal=temporal, numbering=numbering)
-    asked = Question(
+    return Question(
         reading,
         frozenset(reading.stems),
-        polar=bool(_POLAR.match(question)) and not re.search(r"\bor\b(?! not)", question),
+        polar=asks(_POLAR) and not re.search(r"\bor\b(?! not)", question),
         temporal=temporal,
         numbering=numbering,
-        quantity=bool(_QUANTITY.search(question)),
-        person=bool(_PERSON.search(question)),
-        several=bool(_SEVERAL.search(question)),
+        quantity=asks(_QUANTITY, "number", "count"),
+        person=asks(_PERSON, "person"),
+        several=asks(_SEVERAL),
         unit=UNITS.get(unit[1].lower()) if unit else None,
-    )
-    if kind is None:
-        return asked
-    return replace(
-        asked, polar=False, several=False, quantity=kind in ("number", "count"), person=kind == "person", kind=kind
     )
 
 
 @lru_cache(maxsize=4096)
 def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
-    """Read a cleaned question and its reference."""
+    """Read a cleaned question and its reference; ``others`` is the reference with its alternatives."""
     asked = read_question(question, kind)
     bare = _ASIDE_IN_BRACKETS.sub("", reference).strip()
     reading, full, every = (
         read(text, temporal=asked.temporal, numbering=asked.numbering)
         for text in (bare if re.search(r"\w", bare) else reference, reference, others)
     )
-    told = [
-        *_TITLE.findall(reference),
-        *(found[0] for one in (REFUSAL, SUPERSEDED) for found in one.finditer(reference)),
-    ]
+    told = _TITLE.findall(reference)
+    told += [found[0] for marker in (REFUSAL, SUPERSEDED) for found in marker.finditer(reference)]
     if re.search(r"\bnot\b|n't\b|\bcannot\b", question):  # "It was not held" only repeats "Why wasn't it held?"
         told += [f"not {word} n't {word} cannot {word}" for word in question.rstrip("? ").split()]
     said = "" if asked.polar else "\n".join([question, *told])
-    parts = tuple(clauses(reading, said))
+    parts = clauses(reading, said)
     main = [part for number, part in enumerate(parts) if not (number and _ASIDE.match(part.text))]
     stated = [unit for part in main if part.asserted is not None for unit in part.units]
     starts = {unit.start for unit in stated}
-    known = {*re.findall(r"\w+", question.lower())}
-    names = tuple(name for name in find_names(reading) if not {*name.tokens} <= known and name.start in starts)
+    words_asked = {*re.findall(r"\w+", question.lower())}
+    names = tuple(name for name in find_names(reading) if not {*name.tokens} <= words_asked and name.start in starts)
     facts = tuple(unit.fact for unit in stated if unit.fact is not None) or tuple(reading.facts)
     facts = tuple(fact for fact in facts if not any(agree(own, fact) for own in asked.reading.facts)) or facts
-    inside = [unit for unit in reading.units if any(unit.start in range(name.start, name.end) for name in names)]
-    outside = [unit.stem for unit in stated if unit.fact is None and unit not in inside]
-    words = [stem for stem in outside if stem not in asked.stems] or ([] if names or facts else outside)
-    unique = tuple(dict.fromkeys(words))
-    return asked, Reference(
-        full,
-        every,
-        parts,
-        names,
-        facts,
-        unique,
-        said,
-        re.search(r"\buntil\b", reference) is not None and not NOT_UNTIL.search(reference),
-        kinds_asked(asked, facts, unique),
-    )
-
-
-def kinds_asked(asked: Question, facts: tuple[Fact, ...], words: tuple[str, ...]) -> tuple[type, ...]:
-    """Return the kinds among ``facts`` that answer a question; empty if everything in the reference counts."""
+    named = {place for name in names for place in range(name.start, name.end)}
+    outside = [unit.stem for unit in stated if unit.fact is None and unit.start not in named]
+    added = [word for word in outside if word not in asked.stems] or ([] if names or facts else outside)
+    words = tuple(dict.fromkeys(added))
+    in_names = {stem(word) for name in names for token in name.tokens for word in (token, *token.split("-"))}
     dates = [fact for fact in facts if isinstance(fact, Date)]
-    if asked.several:
-        return ()
+    kinds: tuple[type, ...] = ()
     if asked.temporal and any(isinstance(fact, Date | Time) for fact in facts):
         # "By the end of April" is more than its month.
         vague = dates and all(date.day is None and date.weekday is None and date.year is None for date in dates)
-        return () if vague and words else (Date, Time)
-    return (Quantity,) if asked.quantity and any(isinstance(f, Quantity) and not f.weak for f in facts) else ()
+        kinds = () if vague and words else (Date, Time)
+    elif asked.quantity and any(isinstance(fact, Quantity) and not fact.weak for fact in facts):
+        kinds = (Quantity,)
+    return asked, Reference(
+        full,
+        parts,
+        names,
+        facts,
+        words,
+        wanted=frozenset({*in_names, *words}),
+        known=asked.stems | {*in_names, *every.stems},
+        known_facts=(*every.facts, *asked.reading.facts),
+        said=said,
+        lasting=re.search(r"\buntil\b", reference) is not None and not NOT_UNTIL.search(reference),
+        kinds=() if asked.several else kinds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A question, its reference and an answer, read and ready to compare."""
+
+    asked: Question
+    expected: Reference
+    given: Reading
+    clauses: tuple[Clause, ...]
+
+    def is_known(self, unit: Unit) -> bool:
+        """Whether a unit also occurs in the reference or the question."""
+        fact, known = unit.fact, self.expected.known_facts
+        if fact is None:
+            return has_word(unit.stem, self.expected.known)
+        return is_whole(fact) or any(agree(other, fact) or agree(fact, other) for other in known)
+
+    def holds(self, *units: Unit) -> bool:
+        """Whether any unit is part of what the reference adds to the question."""
+        return any(
+            has_word(unit.stem, self.expected.wanted)
+            if unit.fact is None
+            else is_whole(unit.fact) or any(agree(fact, unit.fact) for fact in self.expected.facts)
+            for unit in units
+        )
+
+    def new(self, units: Iterable[Unit]) -> list[Unit]:
+        """Return the units that occur in neither the reference nor the question."""
+        return [unit for unit in units if not self.is_known(unit)]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the reference is a word, a name or a fact rather than a sentence."""
+        return len(self.expected.full.units) <= SHORT
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether the answer quotes a long reference word for word."""
+        return any(map(is_whole, self.given.facts))
+
+    @property
+    def asserted(self) -> list[Unit]:
+        """The units of the answer's asserted clauses."""
+        return [unit for part in self.clauses if part.asserted for unit in part.units]
+
+    @property
+    def sentences(self) -> dict[int, list[Unit]]:
+        """The units of the answer by sentence number."""
+        found: dict[int, list[Unit]] = {}
+        for part in self.clauses:
+            found.setdefault(part.sentence, []).extend(part.units)
+        return found
+
+    @property
+    def texts(self) -> str:
+        """The text of the reference and the question."""
+        return f"{self.expected.full.text} {self.asked.reading.text}"
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the answer is in mixed case, so that a capital letter indicates a name."""
+        return self.given.text not in (self.given.text.upper(), self.given.text.lower())
+
+    def stems(self, asserted: bool) -> set[str]:
+        """Return the stems of the answer's asserted or denied clauses."""
+        return {u.stem for part in self.clauses if part.asserted is asserted for u in part.units if u.fact is None}
+
+
+def is_whole(fact: Fact) -> bool:
+    """Whether a fact is the whole reference."""
+    return isinstance(fact, Literal) and fact.kind == WHOLE

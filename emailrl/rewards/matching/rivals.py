@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from emailrl.facts.lexicon import COUNTRIES, STATES, TITLES
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Unit, contradict, same_kind
+from emailrl.facts.reading import Reading, Unit, contradict, same_kind
 from emailrl.facts.words import says_something
-from emailrl.rewards.matching.coverage import SHORT, Case
+from emailrl.rewards.matching.question import SHORT, Case
 
 _VERSUS = r"(?:vs|versus|aka|a\.?k\.?a|alias)\b\.?"
 _SYMBOL = r"[^\w\s\ue000()\[\]&,.:;!?$%#@'+=\u2013\u2014-]+|-+>|=+>"
@@ -51,13 +51,14 @@ class Item:
     units: tuple[Unit, ...]
 
 
-def lists(text: str, units: Sequence[Unit], joints: re.Pattern[str]) -> Iterator[list[Item]]:
+def lists(reading: Reading, joints: re.Pattern[str]) -> Iterator[list[Item]]:
     """Cut a text at ``joints`` and yield the items between two sentence ends or brackets as one list."""
+    text = reading.masked
     found: list[Item] = []
     joint, position = "", 0
     for cut in [*joints.finditer(text), None]:
         end = cut.start() if cut else len(text)
-        here = tuple(unit for unit in units if position <= unit.start < end)
+        here = tuple(unit for unit in reading.units if position <= unit.start < end)
         if here or (found and cut):
             found.append(Item(joint, text[position:end], here))
         if cut:
@@ -69,36 +70,34 @@ def lists(text: str, units: Sequence[Unit], joints: re.Pattern[str]) -> Iterator
 
 def rival_items(case: Case) -> bool:
     """Whether a list or a choice contains the reference as one item and something new as another."""
-    every = list(lists(case.given.masked, case.given.units, JOINT))
-    if case.asked.person and is_list_of_names(case):
+    person = case.asked.person
+    if person and is_list_of_names(case):
         return True
     chosen = OR.search(case.expected.full.text) is None or case.is_quoted
     chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
-    for items in every:
-        bare = case.is_short and all(is_bare(item) for item in items)
-        states = [state(case, item, bare) for item in items]
-        for at, right in enumerate(items):
-            if at and chosen and OR.search(right.joint) and is_choice(case, items[:at], right):
+    for items in lists(case.given, JOINT):
+        for at, (left, right) in enumerate(pairwise(items), 1):
+            if chosen and OR.search(right.joint) and is_choice(case, items[:at], right):
                 return True
-            if (
-                at
-                and (case.is_short or case.is_quoted)
-                and _CHOICE.match(right.joint)
-                and is_other(case, items[at - 1], right)
-            ):
-                return True
-        if not (case.is_short or (case.asked.person and case.expected.names)):
+            if (case.is_short or case.is_quoted) and _CHOICE.match(right.joint):
+                held, rest = (left, right) if case.holds(*left.units) else (right, left)
+                if case.holds(*held.units) and not case.holds(*rest.units) and case.new(rest.units):
+                    return True
+        if not (case.is_short or (person and case.expected.names)):
             continue
-        for first, last in runs(states):
-            run = items[first:last]
-            if "held" in states[first:last] and "new" in states[first:last] and touches(case, run):
-                news = states[first:last].count("new")
-                if any(_AND.search(item.joint) for item in run[1:]):
-                    return True
-                if bare and len(run) == len(items) and (news > 1 or case.asked.person):
-                    return True
-                if news > 2 or other_names(case, run) > 1:
-                    return True
+        bare = case.is_short and all(map(is_bare, items))
+        states = zip((state(case, item, bare) for item in items), items, strict=True)
+        for is_other, group in groupby(states, key=lambda pair: pair[0] == "other"):
+            run, news = [], 0
+            for said, item in group:
+                run.append(item)
+                news += said == "new"
+            if is_other or not 0 < news < len(run) or not touches(case, run):
+                continue
+            if any(_AND.search(item.joint) for item in run[1:]) or news > 2 or other_names(case, run) > 1:
+                return True
+            if bare and len(run) == len(items) and (news > 1 or person):
+                return True
     return False
 
 
@@ -117,12 +116,6 @@ def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
         if case.holds(*earlier.units):
             return True
     return False
-
-
-def is_other(case: Case, one: Item, other: Item) -> bool:
-    """Whether one of two items contains a part of the reference, and the other only something new."""
-    held = [case.holds(*item.units) for item in (one, other)]
-    return held[0] != held[1] and bool(case.new((one if held[1] else other).units))
 
 
 def is_bare(item: Item) -> bool:
@@ -149,7 +142,7 @@ def is_list_of_names(case: Case) -> bool:
     """Whether an answer is nothing but names, in any layout, and one of them is somebody else's."""
     if re.search("[(:]", case.given.masked) or not all(part.asserted for part in case.clauses):
         return False
-    items = [item for one in lists(case.given.masked, case.given.units, LAYOUT) for item in one]
+    items = [item for one in lists(case.given, LAYOUT) for item in one]
     return all(map(is_bare, items)) and other_names(case, items) > 0
 
 
@@ -160,16 +153,6 @@ def other_names(case: Case, items: Iterable[Item]) -> int:
         and all(unit.text[0].isupper() and unit.text.lower() not in TITLES for unit in item.units)
         for item in items
     )
-
-
-def runs(states: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges (first, last + 1) of two or more adjacent candidates."""
-    first = 0
-    for at, one in enumerate([*states, "other"]):
-        if one == "other":
-            if at - first > 1:
-                yield first, at
-            first = at + 1
 
 
 def touches(case: Case, run: Sequence[Item]) -> bool:
@@ -183,27 +166,25 @@ def touches(case: Case, run: Sequence[Item]) -> bool:
 
 def rival_facts(case: Case) -> bool:
     """Whether a fact contradicts the right one: next to it, alone in its sentence, or as the new value of a change."""
-    kinds = case.expected.kinds or tuple({type(fact) for fact in case.expected.facts})
     if not case.expected.kinds and len(case.expected.words) > 6:
         return False
-    units = [unit for part in case.clauses if part.asserted for unit in part.units]
+    units = case.asserted
     values = [unit.fact.value for unit in units if isinstance(unit.fact, Quantity) and not case.holds(unit)]
-    if len(values) > 1 and any(
-        isinstance(f, Quantity) and abs(sum(values) - f.value) < 1e-6 for f in case.expected.facts
-    ):
+    totals = [fact.value for fact in case.expected.facts if isinstance(fact, Quantity)]
+    if len(values) > 1 and any(abs(sum(values) - total) < 1e-6 for total in totals):
         return False  # a breakdown
     return any(
-        isinstance(unit.fact, kinds) and is_rival(case, unit) and (is_beside(case, units, at) or is_alone(case, unit))
-        for at, unit in enumerate(units)
+        is_rival(case, unit) and (is_beside(case, units, at) or is_alone(case, unit)) for at, unit in enumerate(units)
     )
 
 
 def is_rival(case: Case, unit: Unit) -> bool:
     """Whether a fact has the kind of the reference's fact and contradicts all known facts of that kind."""
     fact = unit.fact
-    if fact is None or (isinstance(fact, Quantity) and fact.weak) or case.is_known(unit):
+    kinds = case.expected.kinds or tuple({type(own) for own in case.expected.facts})
+    if fact is None or not isinstance(fact, kinds) or (isinstance(fact, Quantity) and fact.weak) or case.is_known(unit):
         return False
-    others = [other for other in case.said if same_kind(fact, other)]
+    others = [other for other in case.expected.known_facts if same_kind(fact, other)]
     return any(other in case.expected.facts for other in others) and all(contradict(other, fact) for other in others)
 
 
@@ -256,29 +237,26 @@ _APPOSED = re.compile(r"(?:the|an?)\s|\w+(?:ed|ing|ly)\s\w", re.IGNORECASE)
 
 def bare_rivals(case: Case) -> bool:
     """Whether an answer of loose words and facts offers another candidate, however the two are separated."""
-    linked = any(
-        not says_something(word) and word not in _JOINING for word in re.findall(r"[a-z']+", case.given.masked.lower())
-    )
-    aside = len(case.given.masked.split("(")[0])
+    expected, text = case.expected, case.given.masked
+    linked = any(not says_something(word) and word not in _JOINING for word in re.findall(r"[a-z']+", text.lower()))
+    units = case.asserted
     if linked or not case.is_short or not any(part.asserted for part in case.clauses):
         return False
-    kinds = case.expected.kinds or tuple({type(fact) for fact in case.expected.facts})
-    units = [unit for part in case.clauses if part.asserted for unit in part.units]
-    if any(isinstance(unit.fact, kinds) and unit.start < aside and is_rival(case, unit) for unit in units):
+    aside = len(text.split("(")[0])
+    if any(unit.start < aside and is_rival(case, unit) for unit in units):
         return True
-    items = [item for one in lists(case.given.masked, case.given.units, LAYOUT) for item in one if item.units]
+    items = [item for one in lists(case.given, LAYOUT) for item in one if item.units]
     place = _PLACE.search(case.asked.reading.text)
     if place and place["level"]:
         return any(is_other_place(case, item.units) for item in items)
     told = any(unit.stem in case.asked.stems and not case.holds(unit) for unit in units)
-    if told or not (case.expected.names or case.expected.words) or case.expected.kinds:
+    if told or not (expected.names or expected.words) or expected.kinds:
         return False
-    return any(is_run(case, item.units) for item in items) or (
-        any(case.holds(*item.units) for item in items)
-        and any(
-            item.units[0].start < aside and is_candidate(case, item) and not (place and _WITHIN.fullmatch(item.joint))
-            for item in items
-        )
+    if any(is_run(case, item.units) for item in items):
+        return True
+    beside = [item for item in items if item.units[0].start < aside]
+    return any(case.holds(*item.units) for item in items) and any(
+        is_candidate(case, item) and not (place and _WITHIN.fullmatch(item.joint)) for item in beside
     )
 
 

@@ -4,16 +4,16 @@ much besides."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 
 from emailrl.facts.names import find_names, same_token, word_before
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Reading, Unit, agree
+from emailrl.facts.reading import Unit, agree
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
-from emailrl.rewards.matching.coverage import Case, is_whole
 from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
+from emailrl.rewards.matching.question import Case, is_whole
 from emailrl.rewards.matching.rivals import JOINT, OR, bare_rivals, lists, rival_clause, rival_facts, rival_items
 
 _BY_WHO = re.compile(
@@ -74,16 +74,25 @@ def replaced(case: Case) -> bool:
 
 
 def mixed_up(case: Case) -> bool:
-    """Whether only the order differs: the parts of a list are shuffled, or the two sides of an "after" exchanged."""
-    if scores_exchanged(case):
+    """Whether only the order differs: sides of a score, parts of a list, facts, or the two sides of an "after"."""
+    own, given = case.expected.full, case.given
+    scores, given_scores = (
+        {
+            (one.fact.value, other.fact.value)
+            for one, other in pairwise(reading.units)
+            if isinstance(one.fact, Quantity) and isinstance(other.fact, Quantity)
+            if _SCORE.fullmatch(reading.text[one.end : other.start])
+        }
+        for reading in (own, given)
+    )
+    if any((second, first) in given_scores - scores for first, second in scores - given_scores):
         return True
-    if case.is_quoted or len(case.new(case.given.units)) > 2:
+    if case.is_quoted or len(case.new(given.units)) > 2:
         return False
     if facts_exchanged(case):
         return True
     ours, theirs = (
-        [item.units for items in lists(reading.masked, reading.units, _PART) for item in items if item.units]
-        for reading in (case.expected.full, case.given)
+        [item.units for items in lists(reading, _PART) for item in items if item.units] for reading in (own, given)
     )
     places = [[[at for at, part in enumerate(ours) if has(part, unit)] for unit in part] for part in theirs]
     sure = [[place for at in part if len(at) == 1 for place in at] for part in places]
@@ -92,7 +101,6 @@ def mixed_up(case: Case) -> bool:
         return False
     if len(ours) == len(theirs) and any(sum(len(ours[at]) > 1 for at in {*part}) > 1 for part in sure):
         return True
-    own, given = case.expected.full, case.given
     for link in _LINK.finditer(given.masked):
         middle = own.masked.find(link[0])
         behind = [unit for unit in given.units if unit.start >= link.end()][:2]
@@ -101,20 +109,6 @@ def mixed_up(case: Case) -> bool:
         if any(has(early, unit) and not has(late, unit) for unit in behind):
             return True
     return False
-
-
-def scores_exchanged(case: Case) -> bool:
-    """Whether the sides of a score or ratio are exchanged: "1-3" for "3-1"."""
-    own, given = set(_scores(case.expected.full)), set(_scores(case.given))
-    return any((second, first) in given - own for first, second in own - given)
-
-
-def _scores(reading: Reading) -> Iterator[tuple[float, float]]:
-    """Yield the two numbers of each score, ratio or range: "3-1", "2:1", "7 to 2"."""
-    for one, other in pairwise(reading.units):
-        joint = _SCORE.fullmatch(reading.text[one.end : other.start])
-        if joint and isinstance(one.fact, Quantity) and isinstance(other.fact, Quantity):
-            yield one.fact.value, other.fact.value
 
 
 def facts_exchanged(case: Case) -> bool:
@@ -141,7 +135,9 @@ def others_own(case: Case) -> bool:
     text = case.given.masked
     held = [name for name in find_names(case.given) if own & {*name.tokens}]
     owned = [re.match(r"\W*'s?\s+(\w+)", text[name.end - 2 :]) for name in held]
-    return bool(owned) and all(found is not None and not has_word(stem(found[1]), case.known) for found in owned)
+    return bool(owned) and all(
+        found is not None and not has_word(stem(found[1]), case.expected.known) for found in owned
+    )
 
 
 def has(units: Sequence[Unit], wanted: Unit) -> bool:
@@ -171,37 +167,28 @@ _LIMITS = tuple(
 _STRICT = re.compile(rf"\b(?P<no>not?\s)?(?:(?P<upper>{_UPPER})|{_LOWER})(?:\s\w+)?\s$", re.IGNORECASE)
 
 
-def stands_against(case: Case) -> bool:
-    """Whether any veto applies to an answer that covers the reference."""
-    return any(veto(case) for veto in VETOES)
-
-
 def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
     """Whether a marker occurs in a text but in neither the reference nor the question."""
     return marker.search(text) is not None and not marker.search(case.texts)
 
 
 def hedges(case: Case) -> bool:
-    """Whether a clause, or the label of a list, only supposes its part of the reference, or offers an alternative."""
+    """Whether the answer only supposes its part of the reference, offers an alternative, or sets it aside.
+
+    That is: a clause, or the label of a list, that supposes; percentages of candidates that add up to 100, though no
+    number was asked for; or a whole reference quoted only in brackets, after another statement.
+    """
+    text, masked = case.given.text, case.given.masked
     for part in case.clauses:
         end = part.start + len(part.text)
-        is_label = case.given.text[end:].lstrip().startswith(":")
-        if (is_label or case.holds(*part.units)) and is_new(case, HEDGE, case.given.text[part.start : end]):
+        is_label = text[end:].lstrip().startswith(":")
+        if (is_label or case.holds(*part.units)) and is_new(case, HEDGE, text[part.start : end]):
             return True
-    return is_new(case, ALTERNATIVE, case.given.text) or is_shared_out(case) or is_aside(case)
-
-
-def is_shared_out(case: Case) -> bool:
-    """Whether an answer weighs candidates by percentages that add up to 100, though no number was asked for."""
     shares = [fact.value for fact in case.given.facts if isinstance(fact, Quantity) and fact.base == "percent"]
-    return len(shares) > 1 and sum(shares) == 100 and not any(isinstance(fact, Quantity) for fact in case.said)
-
-
-def is_aside(case: Case) -> bool:
-    """Whether a whole reference is quoted in brackets only, after another statement."""
-    if not case.is_quoted:
-        return False
-    before = [(case.given.masked[: unit.start], unit) for unit in case.given.units]
+    counts = any(isinstance(fact, Quantity) for fact in case.expected.known_facts)
+    if is_new(case, ALTERNATIVE, text) or (len(shares) > 1 and sum(shares) == 100 and not counts):
+        return True
+    before = [(masked[: unit.start], unit) for unit in case.given.units if case.is_quoted]
     outside = [unit for text, unit in before if text.count("(") + text.count("[") == text.count(")") + text.count("]")]
     return len(case.new(outside)) > 1 and not any(unit.fact and is_whole(unit.fact) for unit in outside)
 
@@ -224,7 +211,7 @@ def gives_up(case: Case) -> bool:
     for number, part in enumerate(case.clauses):
         if GIVES_UP.search(part.text) and not (number and _MORE.search(part.text)):
             rest = re.findall(r"[^\W\d_]+", GIVES_UP.sub(" ", part.text))
-            if all(has_word(stem(word), case.known) for word in rest if says_something(word)):
+            if all(has_word(stem(word), case.expected.known) for word in rest if says_something(word)):
                 return True
     return False
 
@@ -244,28 +231,24 @@ def denied(case: Case) -> bool:
 
 
 def opposed(case: Case) -> bool:
-    """Whether the answer uses the opposite of a word of the reference or the question."""
+    """Whether the answer uses the opposite of a word of the reference or the question, or another limit."""
     parts = [part for part in case.clauses if case.holds(*part.units)]
     given = {unit.stem for part in parts for unit in part.units if unit.fact is None}
     given |= {stem(word) for part in parts for word in _DIRECTION.findall(part.text.lower())}
     before = case.asked.reading.text if case.is_quoted else case.texts
-    said = {*(case.asked.stems if case.is_quoted else case.known), *map(stem, _DIRECTION.findall(before.lower()))}
-    said |= {stem("refuse")} if REFUSAL.search(before) else set()
+    said = {*(case.asked.stems if case.is_quoted else case.expected.known)}
+    said |= {*map(stem, _DIRECTION.findall(before.lower())), *(["refus"] if REFUSAL.search(before) else [])}
     if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
         return True
     facts = [
         unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)
     ]
-    found = [_STRICT.search(case.given.masked[: unit.start]) for unit in facts]
-    return any(
-        not is_limit(case, upper=(limit["upper"] is None) is not (limit["no"] is None)) for limit in found if limit
-    )
-
-
-def is_limit(case: Case, upper: bool) -> bool:
-    """Whether the reference states an upper or lower limit, or the question asks for one."""
-    stated, asked = _LIMITS[0 if upper else 1]
-    return bool(stated.search(case.expected.full.text) or asked.search(case.asked.reading.text))
+    for limit in (_STRICT.search(case.given.masked[: unit.start]) for unit in facts):
+        if limit:
+            stated, asked = _LIMITS[(limit["upper"] is None) is (limit["no"] is None)]
+            if not (stated.search(case.expected.full.text) or asked.search(case.asked.reading.text)):
+                return True
+    return False
 
 
 def says_too_much(case: Case) -> bool:
@@ -300,3 +283,8 @@ VETOES = (
     *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals),
     *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
 )
+
+
+def stands_against(case: Case) -> bool:
+    """Whether any veto applies to an answer that covers the reference."""
+    return any(veto(case) for veto in VETOES)

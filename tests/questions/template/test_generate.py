@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
-from emailrl.questions import load_scenario_set, load_scenarios, missing_ids, read_jsonl, write_scenarios
+from emailrl.questions import load_scenario_set, missing_ids, read_jsonl, write_scenarios
 from emailrl.questions.template import KINDS, generate
 from emailrl.questions.template.generate import realism_of
 from emailrl.records.trajectory import Scenario
@@ -170,7 +170,7 @@ def test_one_mailbox_that_may_be_shared_is_split_by_subject(db: Path, tmp_path: 
     path = write_scenarios(tmp_path / "q.jsonl", made)
     shared = DataSettings(allow_shared_inbox=True, max_source_mails=9)
     for split in ("train", "val", "test"):
-        loaded = load_scenarios(path, split, limit=None, seed=1, data=shared)
+        loaded = load_scenario_set(path, split, limit=None, seed=1, data=shared).scenarios
         assert len(loaded) == counts[split]
     three = ["ana.roebuck@x.org", "bo.lindqvist@x.org", "cy.marshall@x.org"]
     assert generate(db, inboxes=three, allow_shared=True) == generate(db, inboxes=three)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from emailrl.cli.app import app
-from emailrl.questions import load_scenarios, missing_ids
+from emailrl.questions import load_scenario_set, missing_ids
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Scenario
 from emailrl.rewards.matching import match
@@ -67,8 +67,8 @@ def test_the_offline_matcher_accepts_every_answer_in_a_sentence(generated: list[
 
 
 def test_art_e_s_questions_on_this_database(db: Path, shared_data: Path) -> None:
-    questions = load_scenarios(
+    questions = load_scenario_set(
         shared_data / "enron" / "art_e_questions.jsonl", None, limit=None, seed=1, data=DataSettings(max_source_mails=9)
-    )
+    ).scenarios
     coverage = missing_ids(questions, db)
     assert (coverage.num_questions, coverage.num_answerable, len(coverage.missing)) == (859, 858, 1)
