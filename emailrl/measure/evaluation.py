@@ -131,6 +131,11 @@ class Evaluation:
         return [each for each in self.trajectories if each.exception is None]
 
     @cached_property
+    def rubric(self) -> dict[str, float]:
+        """Mean of each rubric field over the trajectories that did not raise; booleans count as 0 and 1."""
+        return rubric_means(self.completed)
+
+    @cached_property
     def by_question(self) -> dict[str, list[Trajectory]]:
         """The samples of each question, by its id."""
         found: defaultdict[str, list[Trajectory]] = defaultdict(list)
@@ -210,7 +215,7 @@ class Evaluation:
             "unjudged": self.unjudged,
             "exceptions": self.exceptions,
             **disagreement(self.trajectories),
-        } | rubric_means(self.completed)
+        } | self.rubric
 
     def _several(self) -> dict[str, Any]:
         """With several samples per question, over fully judged questions: the shares with any correct sample (pass@k)
