@@ -305,9 +305,10 @@ def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
 
 def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """How many judged answers the offline check also graded, and on how many only one of them accepted."""
-    graded = [each.rubric for each in trajectories if each.exception is None]
-    pairs = [(rubric.get("answer_correct"), rubric.get("offline_correct")) for rubric in graded]
-    verdicts = [(judged, offline) for judged, offline in pairs if offline is not None]
+    rubrics = [each.rubric for each in trajectories if each.exception is None]
+    verdicts = [
+        (it["answer_correct"], it["offline_correct"]) for it in rubrics if it.get("offline_correct") is not None
+    ]
     return {
         "judge_compared": len(verdicts),
         "only_judge_right": sum(judged and not offline for judged, offline in verdicts),

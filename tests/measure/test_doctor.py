@@ -82,9 +82,9 @@ def test_wandb_login_is_read_from_netrc(quick: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("NETRC", str(quick / "netrc"))
-    assert found(name="wandb").status == "note"
+    assert found(area="accounts", name="wandb").status == "note"
     (quick / "netrc").write_text("machine api.wandb.ai login user password hidden\n")
-    assert found(name="wandb").status == "ok"
+    assert found(area="accounts", name="wandb").status == "ok"
 
 
 def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
