@@ -288,7 +288,7 @@ def _measure(
                     )
             except KeyboardInterrupt:
                 interrupted = True
-                collector.scorer.score(journal.unscored)
+                collector.score(journal.unscored)
             journal.finish(lambda trajectory: (place[trajectory.scenario.id], len(trajectory.id), trajectory.id))
             if interrupted:
                 break
@@ -419,7 +419,7 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
                 if subject.attacked:
                     own = replace(stage, make_environment=under_attack(stage.make_environment))
                 run_id = adapter.run_id if adapter else ""
-                yield subject, Collector(own.on(engine), scorer, own.agent, settings.training.mode, run_id)
+                yield subject, Collector(own.on(engine), scorer.score, own.agent, settings.training.mode, run_id)
 
 
 # -- the folder, and what is resumed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emailrl.agent.play import Collector, Scores
+from emailrl.agent.play import Collector, Score
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
@@ -41,17 +41,7 @@ from emailrl.runs.resume import (
 from emailrl.runs.run import Origin
 from emailrl.runs.start import Start, check_agrees, find_start, with_lora
 from emailrl.settings import Settings, run_root
-from emailrl.training import team
-from emailrl.training.algorithms import (
-    MODES,
-    Algorithm,
-    Mode,
-    advice,
-    count_steps,
-    num_epochs,
-    questions_per_step,
-    resolve,
-)
+from emailrl.training import algorithms, team
 from emailrl.training.ending import check_unfinished
 from emailrl.training.rollouts import Rollouts, make_filter
 from emailrl.training.run import TrainingRun
@@ -66,8 +56,8 @@ if TYPE_CHECKING:
 class Prepared:
     """What is known of a run before its model is loaded."""
 
-    mode: Mode
-    algorithm: Algorithm
+    mode: algorithms.Mode
+    algorithm: algorithms.Algorithm
     before: Resumed | None  # The run to resume; None for a new one
     start: Start
     train: list[Scenario]
@@ -77,7 +67,7 @@ class Prepared:
     database: str  # Its fingerprint; below, that of the questions
     questions: str
     notes: list[str]
-    scorers: dict[team.Role, Scores]
+    scores: dict[team.Role, Score]
     total_steps: int
     epochs: int | None  # Passes over the questions that end the run; None if only ``total_steps`` does
 
@@ -102,7 +92,11 @@ def open_run(
     A resumed run is locked before its checkpoint is chosen, so that no other process can advance it in between.
     """
     output, training = settings.output, settings.training
-    mode, base, algorithm = MODES[training.mode], run_root(output.output_dir, training.mode), resolve(settings)
+    mode, base, algorithm = (
+        algorithms.MODES[training.mode],
+        run_root(output.output_dir, training.mode),
+        algorithms.resolve(settings),
+    )
     _check(settings, mode, ranks)
     for note in give_back_replaced(base):
         display.say(f"Note: {note}")
@@ -151,7 +145,7 @@ def open_run(
         yield run
 
 
-def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
+def _check(settings: Settings, mode: algorithms.Mode, ranks: Ranks) -> None:
     """Check what can be wrong before anything is loaded."""
     check_services(settings.tracking)
     check_engine(settings, trainable=True)
@@ -171,7 +165,9 @@ def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
         check_servers(settings.vllm)
 
 
-def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resumed | None, ranks: Ranks) -> Prepared:
+def _prepared(
+    settings: Settings, mode: algorithms.Mode, algorithm: algorithms.Algorithm, before: Resumed | None, ranks: Ranks
+) -> Prepared:
     """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
     checkpoint = before.checkpoint if before else None
     start = find_start(settings, checkpoint)
@@ -184,7 +180,7 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
     if buffer is None:
         buffer = round(algorithm.overlong_share * max_tokens)
     penalized = OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
-    scorers: dict[team.Role, Scores] = {"train": penalized, "eval": build_scorer(*rewards)}
+    scores: dict[team.Role, Score] = {"train": penalized.score, "eval": build_scorer(*rewards).score}
     db, num_val = settings.store.db, data.eval_dataset_size
     database = database_fingerprint(db)
     questions = read_questions(None, data)
@@ -202,20 +198,20 @@ def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resu
         share = f"{coverage.num_answerable} of {coverage.num_questions}"
         notes.append(f"the database can answer only {share} training questions; the others' source emails are missing")
     prints = database, fingerprint([*train.scenarios, *chosen])
-    notes += [*start.notes, *advice(settings)]
+    notes += [*start.notes, *algorithms.advice(settings)]
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
         notes += check_agrees(checkpoint, settings, mode.name, **asked)
     seed_generators(training.seed)
     epochs = training.num_train_epochs if mode.epochs_bound else None
-    per_step = questions_per_step(training, ranks.world)
-    total = count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
+    per_step = algorithms.questions_per_step(training, ranks.world)
+    total = algorithms.count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
     if before and checkpoint:
         state = read_state(checkpoint, RunState)
         ended = state.stop_reason(settings.evaluation, total, epochs)
         check_unfinished(before.directory, state, ended, confirms=bool(confirm))
     parts = mode, algorithm, before, start, train.scenarios, chosen, confirm, *prints
-    return Prepared(*parts, notes, scorers, total, epochs)
+    return Prepared(*parts, notes, scores, total, epochs)
 
 
 def _load(ready: Prepared, ranks: Ranks, mesh: DeviceMesh | None, stack: ExitStack) -> Loaded:
@@ -252,8 +248,7 @@ def _assembled(
     else:
         plays = {role: stage.noted(loaded.engine, ranks.activity) for role, stage in stages.items()}
     collectors = {
-        role: Collector(plays[role], scorer, settings.agent, mode.name, run_id)
-        for role, scorer in ready.scorers.items()
+        role: Collector(plays[role], score, settings.agent, mode.name, run_id) for role, score in ready.scores.items()
     }
     wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
     train, epochs = collectors["train"], ready.epochs
@@ -289,8 +284,8 @@ def header(
 ) -> str:
     """The header of a run."""
     training, wanted = settings.training, settings.algorithm
-    per_step = questions_per_step(training, num_ranks)
-    epochs = num_epochs(total, per_step, num_train)
+    per_step = algorithms.questions_per_step(training, num_ranks)
+    epochs = algorithms.num_epochs(total, per_step, num_train)
     sampling = ""
     if settings.has_servers:
         servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()]
@@ -303,7 +298,7 @@ def header(
         (
             RULE,
             f"Resuming at step {start} of {total}" if start else f"Starting training: {counted(total, 'step')}",
-            f"Mode: {training.mode} ({MODES[training.mode].summary})",
+            f"Mode: {training.mode} ({algorithms.MODES[training.mode].summary})",
             f"Model: {settings.model.name} | algorithm: {training.algorithm}{sampling}",
             f"Train questions: {num_train} | eval questions: {num_eval}",
             f"Rollouts per question: {training.num_generations} | questions per step: {per_step}{on_ranks}"

@@ -1,8 +1,7 @@
 """Several ranks: all load what rank 0 names, play a part of the conversations and train a share of the samples.
 
-Rank 0 asks the questions, distributes the trajectories, gathers, scores and records them. What a trajectory samples
-depends only on its id, so it does not matter which rank plays it. With tensor parallelism, several neighboring ranks
-share an engine and play the same part in lockstep; the first of them returns it.
+What a trajectory samples depends only on its id, so it does not matter which rank plays it. With tensor parallelism,
+neighboring ranks share an engine and play the same part in lockstep; the first of them returns it.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from end_to_end.conftest import MakeSettings, settle
 from tiny import collector_of
 from training.updaters import PAID, make_updater, samples
 
+import emailrl
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.cli import ranks
 from emailrl.cli.app import app
 from emailrl.engines import build_engine
 from emailrl.model import shard
@@ -37,7 +37,7 @@ from emailrl.training.assemble import open_run
 from emailrl.training.batch import micro_batches
 from emailrl.training.loop import train
 
-PACKAGE = Path(ranks.__file__).parents[1]
+PACKAGE = Path(emailrl.__file__).parent
 
 
 def test_every_setting_that_a_flag_comes_to_is_read_where_it_acts() -> None:
@@ -308,7 +308,7 @@ def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypat
 def test_ranks_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As converted from OpenRLHF's flags, ``emailrl train`` starts as many ranks, on as many hosts."""
     launched: list[Launch] = []
-    monkeypatch.setattr(ranks, "launch", lambda wanted, arguments, say: launched.append(wanted))
+    monkeypatch.setattr("emailrl.cli.train.launch", lambda wanted, arguments, say: launched.append(wanted))
     monkeypatch.chdir(tmp_path)
     for flags, arguments in (
         ("--actor_num_gpus_per_node 8", []),
