@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.agent.attack import KINDS, order_of, under_attack
 from emailrl.agent.mail_env import Rubric
+from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_runs
-from emailrl.engines.base import PolicyEngine
+from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import (
     Evaluation,
     check_samples,
@@ -41,7 +42,7 @@ from emailrl.measure.evaluation import (
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
 from emailrl.model.adapter import Adapter, find_adapter
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.settings import PlayingSettings, PolicySettings, without_credentials
+from emailrl.settings import PlayingSettings, PolicySettings
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
@@ -398,7 +399,8 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
     from emailrl.agent.play import Collector, Stage, build_stage
     from emailrl.agent.task import load_task
-    from emailrl.engines import build_chat_engine, open_policy
+    from emailrl.engines import open_policy
+    from emailrl.engines.openai import OpenAIEngine
     from emailrl.rewards.build import build_scorer
 
     task = load_task(settings.agent.environment, settings)  # check the user's code before a model is loaded
@@ -408,7 +410,7 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
         with ExitStack() as opened:
             if settings.is_chat:
                 stage = Stage(named.agent, named.store.db, task.make, None)
-                engine = opened.enter_context(closing(build_chat_engine(named, task.tools)))
+                engine: Engine = opened.enter_context(closing(OpenAIEngine(named, task.tools)))
             else:
                 policy = opened.enter_context(closing(open_policy(named)))
                 stage, engine = build_stage(policy.settings, policy.policy), policy.engine

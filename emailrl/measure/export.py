@@ -122,7 +122,25 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
     incoming.mkdir(parents=True)
     try:
         (_copy_adapter if format == "adapter" else _write_merged)(checkpoint, incoming)
-        export = _finish(checkpoint, incoming, out, format)
+        metadata = checkpoint.metadata
+        recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
+        _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), incoming)
+        # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
+        own = replace(metadata, files=_hashes(incoming))
+        (incoming / METADATA).write_text(json.dumps(asdict(own), indent=2) + "\n", "utf-8")
+        card = model_card(metadata, out.name, merged=format == "merged", confirmed=confirmed_of(checkpoint))
+        (incoming / "README.md").write_text(card, "utf-8")
+        files = _hashes(incoming)
+        marker = {
+            "format": format,
+            "run_id": metadata.run_id,
+            "step": metadata.step,
+            "emailrl": emailrl.__version__,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "files": files,
+        }
+        (incoming / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+        share_files(incoming)
         shutil.rmtree(outgoing, ignore_errors=True)
         if out.exists():
             out.rename(outgoing)
@@ -131,7 +149,7 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
     except BaseException:
         shutil.rmtree(incoming, ignore_errors=True)
         raise
-    return export
+    return Export(out, format, checkpoint.path, metadata.base_model, files)
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -220,30 +238,6 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
         raise EmailRLError(f"The adapter in {checkpoint.path} cannot be merged: {first_line(error)}") from error
     with writing_tensors(folder):
         model.unload().save_pretrained(folder)
-
-
-def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> Export:
-    """Add tokenizer, metadata and card, then the marker with the hash of everything."""
-    metadata = checkpoint.metadata
-    recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
-    _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), folder)
-    # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
-    own = replace(metadata, files=_hashes(folder))
-    (folder / METADATA).write_text(json.dumps(asdict(own), indent=2) + "\n", "utf-8")
-    card = model_card(metadata, out.name, merged=format == "merged", confirmed=confirmed_of(checkpoint))
-    (folder / "README.md").write_text(card, "utf-8")
-    files = _hashes(folder)
-    marker = {
-        "format": format,
-        "run_id": metadata.run_id,
-        "step": metadata.step,
-        "emailrl": emailrl.__version__,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "files": files,
-    }
-    (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
-    share_files(folder)
-    return Export(out, format, checkpoint.path, metadata.base_model, files)
 
 
 def _hashes(folder: Path) -> dict[str, str]:

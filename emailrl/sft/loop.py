@@ -23,7 +23,7 @@ from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, re
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
 from emailrl.model.device import choose_device, choose_dtype
-from emailrl.model.load import load_policy, train_whole
+from emailrl.model.load import load_policy, prepare_training
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import clear_run, free_directory, held
 from emailrl.runs.interrupts import Interrupts
@@ -33,7 +33,6 @@ from emailrl.runs.resume import (
     checkpoint_to_resume,
     load_state,
     new_run_id,
-    read_state,
     resumed,
     run_to_resume,
     seed_generators,
@@ -167,7 +166,7 @@ class SftRun(Run[SftState]):
         result, step = state.result(self.directory), state.best_step or state.step
         said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
         product = self.directory / NAMES[SFT]
-        self.tracker.conclude(f"Done after step {state.step}: {reason}.{said} Wrote {product}.")
+        self.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
         return result
 
 
@@ -193,7 +192,7 @@ def sft(
     _check(settings)
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
     if checkpoint is not None:
-        state = read_state(checkpoint, SftState)
+        state, _ = load_state(checkpoint, SftState, draws=False)
         reason, product = state.stop_reason(settings.sft), directory / NAMES[SFT]
         written = {item.path: item.metadata.step for item in list_checkpoints(directory)}.get(product)
         is_validated = state.last_evaluated in (None, state.step)  # else the validation was cut short
@@ -316,5 +315,5 @@ def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | N
     dtype = choose_dtype(settings.model.dtype, device)
     model: Any = small_model.new_model(tokenizer, seed)
     model.to(device, dtype).eval()
-    notes = train_whole(model, settings.training, "the new model")
+    notes = prepare_training(model, settings.training, "the new model", device, full=True)
     return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)

@@ -50,7 +50,7 @@ def rank(settings: Settings, written: Path, **how: Any) -> TrainResult | list[st
             opened.append(str(arguments[0]))
 
     sys.addaudithook(watch)
-    follow(settings)
+    follow(settings.training, settings.model.device)
     return opened
 
 
@@ -248,7 +248,7 @@ HONEST = play.run
 
 
 def train_or_follow(settings: Settings) -> None:
-    train(settings) if Place.here().rank == 0 else follow(settings)
+    train(settings) if Place.here().rank == 0 else follow(settings.training, settings.model.device)
 
 
 def noting(settings: Settings) -> list[list[str]]:
@@ -455,7 +455,8 @@ def test_ahead_of_the_trainer(settings: Callable[..., Settings], tmp_path: Path)
 
 def test_while_the_other_ranks_wait(settings: Callable[..., Settings], tmp_path: Path) -> None:
     def run() -> None:
-        train(settings(max_staleness=0)) if Place.here().rank == 0 else follow(settings())
+        given = settings(max_staleness=0)
+        train(given) if Place.here().rank == 0 else follow(given.training, given.model.device)
 
     zero, one = in_ranks(2, run, tmp_path)
     expected = "Rollouts on rank 0 of 2 made no progress for 4 s: in the environment of val-000000-"
