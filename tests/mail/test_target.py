@@ -167,10 +167,10 @@ def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, gen
     for db in (foreign, view, torn):
         before = db.read_bytes()
         assert "--db" in gen_db("--db", db, "--overwrite") and db.read_bytes() == before
+    assert only(tmp_path) == ["photos.db", "torn.db", "view.db"]
     with pytest.raises(UsageError, match="--db") as refused:
         open_mailbox(view, "a@x")
     assert "--overwrite" not in str(refused.value)
-    assert only(tmp_path) == ["photos.db", "torn.db", "view.db"]
     build_database([email(1)], ours)
     script(ours, "DROP TABLE emails_fts; UPDATE meta SET value = 1 WHERE key = 'schema_version'")
     assert build_database([email(2)], ours, overwrite=True).emails == 1
