@@ -18,7 +18,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.model.adapter import read_base
 from emailrl.model.device import check_fits, choose_device, choose_dtype, sampling_dtype
-from emailrl.model.fused.model import enable_fused
+from emailrl.model.fused import enable_fused
 from emailrl.model.layout import recomputes, wants_fused
 from emailrl.model.logprobs import check_projection
 from emailrl.model.lora import lora_facts, with_adapter, with_fresh_adapter

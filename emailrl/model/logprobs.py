@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.fused.layer import fused, log_softmax_at
-from emailrl.model.fused.model import fused_backbone
+from emailrl.model.fused import fused, fused_backbone, log_softmax_at
 from emailrl.model.layout import CHUNK_ELEMENTS
 from emailrl.model.lora import causal_lm
 from emailrl.model.packing import pack, packed_inputs, takes_packed

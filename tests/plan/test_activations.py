@@ -79,7 +79,7 @@ def test_transformers_layers_keep_what_is_planned(name: str, itemsize: int, drop
 def test_fused_layers_keep_what_is_planned(keep: Keep) -> None:
     import torch
 
-    from emailrl.model.fused.layer import FusedLayer, LayerWeights
+    from emailrl.model.fused import FusedLayer, LayerWeights
 
     model = tiny_model(1, torch.bfloat16)
     weights = LayerWeights(model.get_base_model().model.layers[0])

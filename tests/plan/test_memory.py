@@ -26,7 +26,7 @@ def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch,
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from emailrl.model.fused.model import FusedBackbone
+    from emailrl.model.fused import FusedBackbone
 
     shape, layout = KNOWN[name], Layout("fused", 2, 16, ALL)
     config = Qwen3Config(
@@ -73,7 +73,7 @@ def test_auto_keeps_what_fits() -> None:
     ],
 )
 def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, Any]) -> None:
-    from emailrl.model.fused.model import fused_backbone
+    from emailrl.model.fused import fused_backbone
     from emailrl.model.load import load_policy
     from emailrl.model.packing import shares_prefixes
     from emailrl.training.team import build_updater

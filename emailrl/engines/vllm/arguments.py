@@ -268,7 +268,7 @@ class Trainer:
     @classmethod
     def of(cls, policy: Policy, training: TrainingSettings) -> Trainer | None:
         """A loaded policy's, None if it is not trained with fused layers: the needs of others are not known."""
-        from emailrl.model.fused.model import fused_backbone
+        from emailrl.model.fused import fused_backbone
 
         fused = fused_backbone(policy.model)
         if not policy.trainable or fused is None:
