@@ -33,7 +33,7 @@ from emailrl.base.plain import counted, one_line
 from emailrl.cli.inputs import SHARED, suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
-from emailrl.settings import DEFAULT_DB, Settings, StoreSettings, load_settings
+from emailrl.settings import DEFAULT_DB, PlayingSettings, Settings, StoreSettings, load_settings
 
 if TYPE_CHECKING:
     from emailrl.mail.build import BuildReport
@@ -228,7 +228,7 @@ def _print_summary(report: BuildReport, console: Console) -> None:
             console.print(f"  {name} {number:>9,}  {kind}{kept_by}", soft_wrap=True)
 
 
-def _print_next(settings: Settings, db: Path, console: Console) -> None:
+def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.connection import opened
     from emailrl.questions.beside import questions_file

@@ -15,7 +15,7 @@ from emailrl.cli.output import print_next, say, warn
 
 if TYPE_CHECKING:
     from emailrl.measure.benchmark import Subject
-    from emailrl.settings import Settings
+    from emailrl.settings import PlayingSettings, Settings
 
 TASK: Final = {"--environment": ("agent", "environment"), "--reward": ("rewards", "reward")}
 """The settings that decide what a policy is trained to do, by option."""
@@ -107,7 +107,7 @@ def with_inputs(settings: Settings) -> Settings:
     return settings.model_copy(update={"data": data})
 
 
-def suggest_benchmark(settings: Settings, questions: Path) -> None:
+def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:
     """Print the benchmark of these questions: of the settings' model, else of nano on demo mail and smol on other."""
     from emailrl.questions.beside import has_only_demo_email, questions_file
 

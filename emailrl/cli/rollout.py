@@ -36,7 +36,7 @@ from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, 
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading, warn
 from emailrl.measure.evaluation import Evaluation, reason, total_cost, verdict
 from emailrl.records.index import index_path
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import PolicySettings, Settings, load_settings
 
 if TYPE_CHECKING:
     from emailrl.measure.benchmark import Subject
@@ -228,7 +228,7 @@ def _play(
 
 
 def rollout_table(
-    result: Evaluation, num_new: int, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
+    result: Evaluation, num_new: int, seconds: float, settings: PolicySettings, adapter: Adapter | None, target: Path
 ) -> RenderableType:
     """A summary of rollouts, ``num_new`` of them in these seconds; external names are printed as plain text."""
     trajectories, rubric = result.trajectories, result.rubric

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.agent.attack import under_attack
+from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_runs
@@ -26,7 +27,6 @@ from emailrl.measure.journal import Conditions, Journal, differences, playing_co
 from emailrl.measure.report import REPORT_FILES, Comparison, Report, Result, Subject, draw_accuracies, write_report
 from emailrl.model.adapter import find_adapter
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.settings import without_credentials
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
