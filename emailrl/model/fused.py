@@ -444,11 +444,8 @@ def why_not_fused(backbone: Any) -> str | None:
                 return "its adapter is not plain LoRA"
             if not isinstance(module.lora_dropout[name], nn.Identity):
                 return "its LoRA has dropout"
-            if (
-                adapter_of(module) is None
-                or module.lora_A[name].bias is not None
-                or module.lora_B[name].bias is not None
-            ):
+            biases = (module.lora_A[name].bias, module.lora_B[name].bias)
+            if adapter_of(module) is None or biases != (None, None):
                 return "its LoRA has biases"
     return None
 

@@ -13,12 +13,12 @@ from typing import Annotated, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
 from emailrl.base.errors import EmailRLError
 from emailrl.base.http import IncompleteReply, may_pass
 from emailrl.base.plain import counted
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import Expected, Probe
+from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 COMPLETIONS = "/v1/completions"
 HEALTH_TIMEOUT = 10.0  # seconds, of requests that cost a server nothing: its health, its models, unloading an adapter
@@ -185,10 +185,8 @@ def read_completion(
     reason = choice.finish_reason
     if reason == "stop" and (not choice.token_ids or choice.token_ids[-1] not in body["stop_token_ids"]):
         last = f"at token {choice.token_ids[-1]}" if choice.token_ids else "before its first token"
-        raise EmailRLError(
-            f"{replica} stopped a completion {last}, where the trainer's model ends no turn.",
-            "Give it the trainer's model, with the same tokenizer and generation_config.json.",
-        )
+        hint = "Give it the trainer's model, with the same tokenizer and generation_config.json."
+        raise EmailRLError(f"{replica} stopped a completion {last}, where the trainer's model ends no turn.", hint)
     completion = Completion(request.trajectory_id, choice.token_ids, choice.logprobs.token_logprobs, str(reason))
     if reason not in ("stop", "length"):
         completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"

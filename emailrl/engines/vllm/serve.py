@@ -22,14 +22,13 @@ from typing import Final
 
 import httpx
 
-from emailrl.base.credentials import check_key
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.model.layout import dtype_name
 from emailrl.model.resolve import base_name, resolve_model
-from emailrl.settings import PolicySettings, VllmSettings
+from emailrl.settings import PolicySettings, VllmSettings, check_key
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
@@ -117,9 +116,8 @@ def check_port(host: str, port: int) -> None:
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host or "(empty)", port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # ValueError: the name has a part of more than 63 characters
-        raise UsageError(
-            f"--host {host!r} is not an address: {error}.", "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
-        ) from None
+        hint = "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
+        raise UsageError(f"--host {host!r} is not an address: {error}.", hint) from None
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
