@@ -13,12 +13,12 @@ from typing import Annotated, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
 from emailrl.base.errors import EmailRLError
 from emailrl.base.http import IncompleteReply, may_pass
 from emailrl.base.plain import counted
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import Expected, Probe
-from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 COMPLETIONS = "/v1/completions"
 HEALTH_TIMEOUT = 10.0  # seconds, of requests that cost a server nothing: its health, its models, unloading an adapter

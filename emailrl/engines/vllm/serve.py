@@ -22,13 +22,14 @@ from typing import Final
 
 import httpx
 
+from emailrl.base.credentials import check_key
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.model.layout import dtype_name
 from emailrl.model.resolve import base_name, resolve_model
-from emailrl.settings import PolicySettings, VllmSettings, check_key
+from emailrl.settings import PolicySettings, VllmSettings
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
