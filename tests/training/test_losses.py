@@ -201,6 +201,8 @@ X, ONES = torch.zeros(1, 2), torch.ones(1, 2)
         ("unknown importance correction", lambda: importance_weights(X, X, ONES, kind="none")),
         ("needs a constant_length above 0", lambda: policy_loss(X, X, X, ONES, aggregation="constant")),
         ("needs a constant_length above 0", lambda: aggregate(X, ONES, "constant", constant_length=0)),
+        ("needs a constant_length above 0", lambda: aggregate(X, ONES, "constant")),
+        ("needs a constant_length above 0", lambda: count_for(ONES, "constant")),
         ("needs a constant_length above 0", lambda: count_for(ONES, "constant", -1.0)),
     ],
 )  # fmt: skip
@@ -274,6 +276,8 @@ def test_correction_by_token_says_what_the_bounds_did() -> None:
         {"correction_mean": 2.5, "correction_min": 0.25, "correction_max": 8, "correction_cut_fraction": 2 / 3},
         abs=1e-5,
     )
+    weights, _ = correction_weights(old, sampler, mask, kind="tis", high=5.0)  # bounded below by 0
+    torch.testing.assert_close(weights, tensor([[2.0, 0.25, 5.0, 1.0]]), atol=1e-5, rtol=0)
     _, said = correction_weights(old, sampler, mask, kind="icepop", low=0.5, high=5.0)
     assert said["correction_mean"] == pytest.approx(2 / 3, abs=1e-5)
     # The geometric mean 1.587 is inside: all are kept as they are.
