@@ -99,15 +99,13 @@ def ask(
     json: Json = False,
 ) -> None:
     from emailrl.agent.email_agent import EmailAgent
-    from emailrl.mail.connection import first_day, no_database
+    from emailrl.mail.connection import first_day
     from emailrl.questions.inbox.owners import find_inbox
 
     settings = load_settings(overrides, trust=trust)
     if words is None and json:
         raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
     question = None if words is None else _checked(" ".join(words))
-    if not settings.store.db.is_file():
-        raise no_database(settings.store.db)
     inbox = find_inbox(settings.store.db, inbox)
     model, base, name = _policy(settings, checkpoint, overrides["model_name"])
     say(f"Mailbox: {inbox}; model: {name}")

@@ -46,7 +46,7 @@ from emailrl.base.disk import check_place
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.base.process import INTERRUPTED
-from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
+from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
 from emailrl.cli.options import (
     Json,
@@ -60,7 +60,6 @@ from emailrl.cli.options import (
     setting_options,
 )
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
-from emailrl.cli.trajectory import show_trajectories
 from emailrl.measure.evaluation import check_samples, has_crashed, reason, verdict
 from emailrl.settings import Settings, load_settings
 
@@ -116,21 +115,16 @@ def benchmark(
     json: Json = False,
 ) -> None:
     from emailrl.engines import check_player
-    from emailrl.measure.benchmark import choose_subjects, to_resume, with_attacked
+    from emailrl.measure.benchmark import to_resume, with_attacked
     from emailrl.questions.load import coverage_notes, load_scenario_set
 
     settings = load_settings(overrides, trust=trust)
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
     settings = with_inputs(settings)
     check_player(settings)
-    output_dir = settings.output.output_dir
-    root = output_dir.parent / "benchmarks"
+    root = settings.output.output_dir.parent / "benchmarks"
     begun = _begun(out, root, overwrite=overwrite, resume=resume)
-    named, models = checkpoint or [], model or []
-    subjects = choose_subjects(named, models, settings, output_dir)
-    if "best" in named or not (named or models or settings.is_chat):
-        note_runs_without_best(output_dir)
-    note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)
+    subjects = choose_subjects(checkpoint or [], model or [], settings)
     subjects = with_attacked(subjects) if attack else subjects
     data, seed = settings.data, settings.training.seed
     chosen = load_scenario_set(None, "test", limit=data.test_set_size, seed=seed, data=data)
@@ -208,6 +202,7 @@ def _play(
     overwrite: bool,
 ) -> Report:
     """Run the benchmark with progress; on failure, say what is saved, and leave no empty folder."""
+    from emailrl.cli.trajectory import show_trajectories
     from emailrl.measure.benchmark import run_benchmark
 
     num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples

@@ -21,12 +21,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from typer import Option
 
 from emailrl.base.errors import UsageError
@@ -34,15 +33,13 @@ from emailrl.base.plain import counted, one_line
 from emailrl.cli.inputs import SHARED, suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
-from emailrl.settings import DEFAULT_DB, Settings, StoreSettings, load_settings
+from emailrl.settings import DEFAULT_DB, PlayingSettings, Settings, StoreSettings, load_settings
 
 if TYPE_CHECKING:
     from emailrl.mail.build import BuildReport
     from emailrl.mail.build import Progress as Report
     from emailrl.mail.sources import Source
 
-BASIS_SECONDS = 3
-"""No estimate of the time left before this."""
 NO_MESSAGES = ("not_mail", "not_a_file")
 """Reasons of files in a folder that are no messages, such as a mail program's indexes."""
 NUM_SHOWN = 5
@@ -181,8 +178,8 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
 @contextmanager
 def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     """A progress bar on stderr for reading, then indexing; and the console for printing above it."""
-    numbers = TextColumn("{task.fields[messages]}, {task.fields[rate]:,.0f}/s {task.fields[left]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), numbers)
+    numbers = TextColumn("{task.fields[messages]}, {task.fields[rate]:,.0f}/s")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), numbers, TimeRemainingColumn())
     # No refresh thread: parser processes are forked while the bar is shown.
     bar = Progress(*columns, console=progress_console(), auto_refresh=False)
     tasks: dict[str, TaskID] = {}
@@ -192,7 +189,7 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
         if not tasks:  # not before the first message, so that a bad argument prints only its error
             bar.start()
         if phase not in tasks:
-            tasks[phase] = bar.add_task(phase, total=None, messages="", rate=0.0, left="")
+            tasks[phase] = bar.add_task(phase, total=None, messages="", rate=0.0)
         begun = started.setdefault(phase, time.monotonic())
         seconds = time.monotonic() - begun
         fraction = source.fraction() if total is None else messages / max(total, 1)
@@ -202,7 +199,6 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
             completed=fraction or 0.0,
             messages=counted(messages, "message"),
             rate=messages / seconds if seconds else 0.0,
-            left=time_left(seconds, fraction or 0.0),
             refresh=True,
         )
 
@@ -211,13 +207,6 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     finally:
         if tasks:
             bar.stop()
-
-
-def time_left(seconds: float, fraction: float) -> str:
-    """The time left after ``seconds`` for this ``fraction``; empty at first, while reading runs ahead of parsing."""
-    if seconds < BASIS_SECONDS or not 0 < fraction < 1:
-        return ""
-    return f"{timedelta(seconds=round(seconds / fraction - seconds))} left"
 
 
 def _print_summary(report: BuildReport, console: Console) -> None:
@@ -239,7 +228,7 @@ def _print_summary(report: BuildReport, console: Console) -> None:
             console.print(f"  {name} {number:>9,}  {kind}{kept_by}", soft_wrap=True)
 
 
-def _print_next(settings: Settings, db: Path, console: Console) -> None:
+def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.connection import opened
     from emailrl.questions.beside import questions_file

@@ -42,13 +42,14 @@ from rich.progress import (
 from rich.table import Table
 from typer import Option
 
+from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_out, check_own, check_place
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.cli.inputs import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, inboxes, path_option, setting_options
 from emailrl.cli.output import confirm, print_json, progress_console, result_console, warn
-from emailrl.settings import Settings, load_settings, without_credentials
+from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from emailrl.questions.llm import QuestionPlan, Spending

@@ -14,7 +14,8 @@ from emailrl.base.plain import cut
 from emailrl.cli.output import print_next, say, warn
 
 if TYPE_CHECKING:
-    from emailrl.settings import Settings
+    from emailrl.measure.benchmark import Subject
+    from emailrl.settings import PlayingSettings, Settings
 
 TASK: Final = {"--environment": ("agent", "environment"), "--reward": ("rewards", "reward")}
 """The settings that decide what a policy is trained to do, by option."""
@@ -40,6 +41,17 @@ def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
 
     if runs := runs_without_best(output_dir, mode):
         say(f"Note: runs without a complete best_model are skipped: {', '.join(map(str, runs))}")
+
+
+def choose_subjects(checkpoints: list[str], models: list[str], settings: Settings) -> list[Subject]:
+    """The policies to measure, with notes on them printed (``measure.benchmark.choose_subjects``)."""
+    from emailrl.measure import benchmark
+
+    subjects = benchmark.choose_subjects(checkpoints, models, settings, settings.output.output_dir)
+    if "best" in checkpoints or not (checkpoints or models or settings.is_chat):
+        note_runs_without_best(settings.output.output_dir)
+    note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)
+    return subjects
 
 
 def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
@@ -95,7 +107,7 @@ def with_inputs(settings: Settings) -> Settings:
     return settings.model_copy(update={"data": data})
 
 
-def suggest_benchmark(settings: Settings, questions: Path) -> None:
+def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:
     """Print the benchmark of these questions: of the settings' model, else of nano on demo mail and smol on other."""
     from emailrl.questions.beside import has_only_demo_email, questions_file
 

@@ -68,9 +68,16 @@ def inspect_trajectory(
             _try_to_show(growing, position, f"number {position + 1}", settings)
         return
     if html is not None:
-        write_page(path or _newest(settings), html, settings=settings, index=index, redact=redact, overwrite=overwrite)
+        write_page(
+            path or _newest(settings.output.output_dir),
+            html,
+            settings=settings,
+            index=index,
+            redact=redact,
+            overwrite=overwrite,
+        )
         return
-    found = TrajectoryIndex(_newest(settings) if path is None else place.find_file(path))
+    found = TrajectoryIndex(_newest(settings.output.output_dir) if path is None else place.find_file(path))
     count, wanted = len(found), -1 if index is None else index
     # A bad line that is the only one will be the command's error.
     is_bad = not listing and found.unreadable == [count + wanted if wanted < 0 else wanted]
@@ -85,11 +92,11 @@ def inspect_trajectory(
         _page(found, position, settings)
 
 
-def _newest(settings: Settings) -> Path:
-    newest = place.newest_file(place.output_roots(settings.output.output_dir))
+def _newest(output_dir: Path) -> Path:
+    newest = place.newest_file(place.output_roots(output_dir))
     if newest is None:
         hint = "Record one (emailrl rollout or emailrl train), or name a file."
-        raise UsageError(f"No trajectory under {settings.output.output_dir.parent}.", hint)
+        raise UsageError(f"No trajectory under {output_dir.parent}.", hint)
     say(f"Newest trajectory file: {newest}")
     return newest
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -29,7 +30,7 @@ REFRESH = 4
 """Display refreshes per second."""
 
 
-class LiveRun(Display):
+class LiveRun(Display, AbstractContextManager["LiveRun"]):
     """Prints a run's lines and shows its progress; a context manager."""
 
     def __init__(self, settings: Settings, console: Console | None = None, *, json: bool = False) -> None:
@@ -49,9 +50,6 @@ class LiveRun(Display):
         self._last: Mapping[str, Any] = {}
         self._begun, self._ends = time.monotonic(), 0.0
         self.phase("")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -171,7 +169,7 @@ EARLIEST = 20
 """The time left appears once one item in this many is done: the first of many that run at once predict nothing."""
 
 
-class Tally:
+class Tally(AbstractContextManager["Tally"]):
     """Counts finished items of consecutive tasks; a context manager, which stops the bar on exit."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -180,9 +178,6 @@ class Tally:
         self._name = ""
         self._done = self._before = 0
         self._first = self._last = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

@@ -25,7 +25,7 @@ from emailrl.base.errors import UsageError
 from emailrl.base.plain import guard_streams, one_line, plain, tell
 
 if TYPE_CHECKING:
-    from emailrl.settings import Settings
+    from emailrl.settings import PolicySettings
 
 LONGEST_ID: Final = 200
 """Characters shown of a cited message id, which a model may make up."""
@@ -82,7 +82,7 @@ def warn(*lines: str) -> None:
         progress_console().print(line, style="yellow", soft_wrap=True)
 
 
-def say_loading(settings: Settings, *names: str) -> None:
+def say_loading(settings: PolicySettings, *names: str) -> None:
     """Announce the delay of importing torch and loading the models with these names.
 
     Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing.

@@ -37,8 +37,7 @@ from emailrl.settings import load_settings
 
 if TYPE_CHECKING:
     from emailrl.plan import Plan
-    from emailrl.plan.several import Split
-    from emailrl.plan.time import Seconds
+    from emailrl.plan.time import Seconds, Split
 
 GIB = 2**30
 Row = tuple[str, str, str]
@@ -86,7 +85,7 @@ def plan(
     json: Json = False,
 ) -> None:
     from emailrl.mail import database_fingerprint
-    from emailrl.plan import Known, base_of, find_device, make_plan, measure_run, this_machine
+    from emailrl.plan import Known, find_device, make_plan, measure_run, this_machine
     from emailrl.questions.load import check_exists
 
     settings = load_settings(overrides, preset, trust=trust)
@@ -94,8 +93,6 @@ def plan(
     if overrides["db"] is not None:
         database_fingerprint(overrides["db"])
     measured = None if run is None else measure_run(run)
-    if measured is not None:
-        settings = base_of(settings, measured)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
     device = this_machine() if name is None else find_device(name)
     known = Known(tokens_per_trajectory, trainable_share, measured, mfu)
@@ -223,8 +220,6 @@ def _time(planned: Plan) -> list[Row]:
 
 def _json(planned: Plan) -> dict[str, Any]:
     """Memory in GiB, times in seconds."""
-    from emailrl.plan.time import scoring_passes
-
     job, tokens, memory, cost = planned.job, planned.tokens, planned.memory, planned.cost
     lora, device = job.settings.lora, job.cluster.device
     parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
@@ -266,7 +261,7 @@ def _json(planned: Plan) -> dict[str, Any]:
         | {
             "evaluations": tokens.evaluations,
             "confirmed": round(tokens.confirmed, 4),
-            "scoring_passes": scoring_passes(job.settings),
+            "scoring_passes": job.scoring_passes,
             "utilization": round(planned.seconds.utilization, 3),
             "measured": planned.measured.seconds if planned.measured else None,
             "run": round(planned.run_seconds, 1),

@@ -21,7 +21,6 @@ from typer import Option
 from emailrl.cli.live import LiveRun, Tally
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, print_next, result_console, say
-from emailrl.cli.trajectory import render_trajectory
 from emailrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ def quickstart(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
+    from emailrl.cli.trajectory import render_trajectory
     from emailrl.quickstart import NUM_TEST_QUESTIONS, curve_points, free_folder, kept
     from emailrl.quickstart import quickstart as run
 

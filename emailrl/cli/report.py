@@ -27,7 +27,7 @@ from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, result_console, say
 from emailrl.page.place import made_in, newest_file, newest_run, place_of
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import PlayingSettings, load_settings
 
 HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
 Redact = Annotated[
@@ -69,7 +69,7 @@ def write_page(
     path: Path,
     target: Path,
     *,
-    settings: Settings,
+    settings: PlayingSettings,
     index: int | None = None,
     redact: bool,
     overwrite: bool,

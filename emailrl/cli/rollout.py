@@ -30,14 +30,13 @@ from typer import Option
 
 from emailrl.base.disk import check_out, check_own
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
+from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading, warn
-from emailrl.cli.trajectory import show_trajectories
 from emailrl.measure.evaluation import Evaluation, reason, total_cost, verdict
 from emailrl.records.index import index_path
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import PolicySettings, Settings, load_settings
 
 if TYPE_CHECKING:
     from emailrl.measure.benchmark import Subject
@@ -69,6 +68,7 @@ def rollout(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.cli.trajectory import show_trajectories
     from emailrl.engines import check_player
     from emailrl.engines.local.weights import adapter_sha256
     from emailrl.measure.journal import Journal, playing_conditions
@@ -77,7 +77,6 @@ def rollout(
     check_player(settings)
     subject = _subject(settings, checkpoint, overrides["model_name"])
     settings, adapter = settings.with_model(subject.model_name), subject.adapter
-    note_adapters([adapter.path] if adapter else [], settings)
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
@@ -111,14 +110,10 @@ def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> S
 
     Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
     """
-    from emailrl.measure.benchmark import choose_subjects
     from emailrl.model.resolve import same_base
 
-    if checkpoint == "best" or (checkpoint is None and model is None and not settings.is_chat):
-        note_runs_without_best(settings.output.output_dir)
     models = [] if model is None or checkpoint is not None else [model]
-    checkpoints = [] if checkpoint is None else [checkpoint]
-    [subject] = choose_subjects(checkpoints, models, settings, settings.output.output_dir)
+    [subject] = choose_subjects([] if checkpoint is None else [checkpoint], models, settings)
     if checkpoint is not None and model is not None and not same_base(model, subject.model_name):
         raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
     return subject
@@ -233,7 +228,7 @@ def _play(
 
 
 def rollout_table(
-    result: Evaluation, num_new: int, seconds: float, settings: Settings, adapter: Adapter | None, target: Path
+    result: Evaluation, num_new: int, seconds: float, settings: PolicySettings, adapter: Adapter | None, target: Path
 ) -> RenderableType:
     """A summary of rollouts, ``num_new`` of them in these seconds; external names are printed as plain text."""
     trajectories, rubric = result.trajectories, result.rubric

@@ -62,7 +62,7 @@ def serve(
     servers = []
     shares = vllm.deal_gpus(vllm.find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
     for number, share in enumerate(shares, start=port):
-        check_own(log := vllm.log_file(folder, number), "--log-dir")
+        check_own(log := folder / f"vllm-{number}.log", "--log-dir")
         vllm.check_port(host, number)
         flags = vllm_flags or ()
         command = vllm.server_command(settings, host=host, port=number, on_gpu=bool(share), extra=flags)

@@ -156,7 +156,7 @@ def _does_other_work(ranks: Launch, settings: Settings) -> bool:
         return False
     from emailrl.training.team import follow
 
-    follow(settings)
+    follow(settings.training, settings.model.device)
     return True
 
 

@@ -37,7 +37,7 @@ def trust(
     json: Json = False,
 ) -> None:
     from emailrl.settings import folder_risks, trust_folder
-    from emailrl.settings.trust import folders, forget, record_file
+    from emailrl.settings.trust import folders, record_file, remember
 
     if list_all:
         known = sorted(folders())
@@ -52,7 +52,7 @@ def trust(
     if not here.is_dir():
         raise UsageError(f"{here} is not a folder.", "Name the folder whose settings you trust.")
     if revoke:
-        was = forget(here)
+        was = remember(here, None)
         tell(f"{here} {'is no longer trusted' if was else 'was not trusted'}.")
         if json:
             print_json({"folder": here, "revoked": was})

@@ -41,13 +41,10 @@ def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]
 
 
 def _row(entry: Entry, note: TrainingNote | None) -> Record:
-    return {
-        "id": entry.id,
-        "offset": entry.offset,
-        "step": entry.step,
+    same = ("id", "offset", "step", "kind", "turns", "tokens", "trained")
+    return {name: getattr(entry, name) for name in same} | {
         "group": entry.group_id,
         "scenario": entry.question_id,
-        "kind": entry.kind,
         "question": _cut(entry.question),
         "gold": _cut(entry.gold),
         "answer": None if entry.answer is None else _cut(entry.answer),
@@ -55,9 +52,6 @@ def _row(entry: Entry, note: TrainingNote | None) -> Record:
         "verdict": verdict(entry),
         "failure": failure(entry),
         "stop": entry.stop_reason,
-        "turns": entry.turns,
-        "tokens": entry.tokens,
-        "trained": entry.trained,
         "seconds": _short(entry.seconds),
         "advantage": _advantage(note),
         "dropped": note and note.dropped,

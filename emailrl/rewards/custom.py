@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import httpx
 
+from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
 from emailrl.base.custom import CustomPart, is_path, load_part
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Client, Failed, pause_asked_for, retried, tell, wait_for
@@ -21,7 +22,7 @@ from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
 from emailrl.rewards.rubric import Reward
 from emailrl.rewards.scorer import BatchReward, Terms
-from emailrl.settings import RewardSettings, redacted, secrets_in, split_credentials, without_credentials
+from emailrl.settings import RewardSettings
 
 logger = logging.getLogger(__name__)
 

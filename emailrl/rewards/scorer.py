@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
 
+from emailrl.base.credentials import redacted
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted
 from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
-from emailrl.settings import redacted
 
 _NO_TEXT = re.compile(r"https?://\S+|<[^\s<>]+>")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")

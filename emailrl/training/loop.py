@@ -12,7 +12,7 @@ from pathlib import Path
 from emailrl.ranks import joined
 from emailrl.runs.log import Clock, Display, Pace, Say, silent
 from emailrl.settings import Settings
-from emailrl.training.assemble import open_run
+from emailrl.training.assemble import Assembly
 from emailrl.training.batch import make_samples
 from emailrl.training.ending import NothingLeft, complete, confirm_best, confirms, finish
 from emailrl.training.report import rollout_metrics, step_line, update_metrics
@@ -55,7 +55,7 @@ def train(
     try:
         with (
             joined(settings.training, device=settings.model.device) as ranks,
-            open_run(settings, ranks, display, resume=resume, overwrite=overwrite) as run,
+            Assembly(settings, ranks, display).run(resume=resume, overwrite=overwrite) as run,
             run.interrupts.installed(),
         ):
             ranks.stop_with(run.interrupts.request)

@@ -30,7 +30,7 @@ from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.interrupts import Interrupts
 from emailrl.runs.resume import seed_generators
-from emailrl.settings import Settings
+from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import MODES, resolve
 from emailrl.training.batch import Share
@@ -185,13 +185,13 @@ class Team:
             yield
 
 
-def follow(settings: Settings) -> None:
+def follow(training: TrainingSettings, device: str) -> None:
     """Run as a rank that works for rank 0, until rank 0 ends.
 
-    ``settings`` are used to connect; all others come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first
-    lets it end the run cleanly, a SIGINT after it ends this process.
+    ``training`` and ``device`` are used to connect; all other settings come from rank 0. SIGINT and SIGTERM are passed
+    on to rank 0: the first lets it end the run cleanly, a SIGINT after it ends this process.
     """
-    with joined(settings.training, device=settings.model.device) as ranks:
+    with joined(training, device=device) as ranks:
         assert isinstance(ranks, RankGroup)
         asked: list[int] = []
 

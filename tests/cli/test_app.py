@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def ends(monkeypatch, capsys):
     """Run `main` with a command line, or with an app that raises; returns (exit code, stdout, stderr)."""
 
     def call(*arguments: str, raises: BaseException | None = None) -> tuple[int, str, str]:
@@ -164,11 +163,6 @@ def test_an_interrupt_from_outside_exits_130(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "interrupted\n")
-
-
-def test_the_console_script_is_declared() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"emailrl": "emailrl.__main__:main"}
 
 
 def test_another_ctrl_c_while_the_process_ends_is_the_end() -> None:

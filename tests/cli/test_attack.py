@@ -44,7 +44,7 @@ def reply(body: dict[str, Any]) -> tuple[int, Any]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     """A folder with mails and questions, and the two models served."""
     with closing(StubServer(reply)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)

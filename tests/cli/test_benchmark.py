@@ -55,8 +55,7 @@ def test_the_model_s_own_token_limit_holds_where_none_is_given(emailrl, here: Pa
 
 def test_models_side_by_side(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench")
-    assert code == 0
-    assert "Test split, greedy, at most 2 turns" in out
+    assert code == 0 and "Test split, greedy, at most 2 turns" in out
     assert "best_model against model: the first is better on 0, the second on 0 of 4 questions; p = 1" in out
     for row in ("accuracy", "95% interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
         assert row in out
@@ -64,15 +63,8 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     rows = [line.split()[0] for line in out.splitlines() if line.split()]
     assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt_tokens", "completion_tokens"]
     assert "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn" in out
-    assert sorted(file.name for file in (here / "bench").iterdir()) == [
-        "accuracy.png",
-        "accuracy.svg",
-        "conditions.json",
-        "questions.csv",
-        "results.csv",
-        "results.json",
-        "trajectories",
-    ]
+    made = {"accuracy.png", "accuracy.svg", "conditions.json", "questions.csv", "results.csv", "results.json"}
+    assert {file.name for file in (here / "bench").iterdir()} == made | {"trajectories"}
     assert json.loads((here / "bench" / "conditions.json").read_text())["dtype"] in ("fp32", "bf16")  # not auto
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert code == 2 and "bench already holds a benchmark. Use another --out, or --overwrite." in error
@@ -142,7 +134,7 @@ def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(ema
         assert code == 0 and "was trained with" not in error
 
 
-def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch) -> None:
     monkeypatch.setenv("OUTPUT_DIR", str(here / "elsewhere" / "grpo"))
     record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])
     assert record["model"] == "model" and record["checkpoint"] is None
@@ -152,7 +144,7 @@ def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeyp
         assert code == 0 and f"best_model are skipped: {here / 'elsewhere' / 'grpo_masked'}\n" in error
 
 
-def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch) -> None:
     real, played = benchmark.evaluate, []
 
     def evaluate(*arguments, **options):
@@ -171,7 +163,7 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
     assert (code, out) == (130, "") and error.splitlines()[-1] == "interrupted"
 
 
-def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch) -> None:
     code, _, error = emailrl("benchmark", "--resume")
     assert code == 2 and "outputs/benchmarks has no unfinished benchmark." in error and error.count("\n") == 1
     real = benchmark.evaluate
@@ -191,7 +183,7 @@ def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch
     assert len(list((here / "outputs" / "benchmarks").iterdir())) == 1
 
 
-def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch) -> None:
     real, others = load.load_scenario_set, []
 
     def overtaken(*arguments, **options):
@@ -227,7 +219,7 @@ def test_what_was_not_played_is_not_resumed(emailrl, here: Path) -> None:
     assert "newer/conditions.json was started under other conditions: models was nanno, now model;" in error
 
 
-def test_the_next_step_is_named_with_its_reason(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_is_named_with_its_reason(emailrl, here: Path, monkeypatch) -> None:
     _, out, said = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert out.splitlines()[-1] == "results: bench"
     last = said.splitlines()[-1]  # its completions are cut off at the token limit
@@ -248,14 +240,6 @@ def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:
     assert code == 2 and "allow-shared-inbox" in error and error.count("\n") == 1
     code, out, _ = emailrl("benchmark", "--allow-shared-inbox")
     assert code == 0 and "note:" in out and "share" in out
-
-
-def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
-    foreign = make_questions(1)
-    foreign[0].message_ids = ["<elsewhere@x>"]
-    write_scenarios(here / "questions.jsonl", foreign)
-    code, out, error = emailrl("benchmark")
-    assert (code, out) == (2, "") and "none of the source emails of these questions" in error
 
 
 def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None:
@@ -299,14 +283,9 @@ def test_several_samples_a_question(emailrl, here: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["benchmark", "rollout"])
-def test_a_missing_key_is_reported_before_anything_begins(
-    emailrl, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_missing_key_is_reported_before_anything_begins(emailrl, here: Path, monkeypatch, command: str) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     code, out, error = emailrl(command, "--engine", "openai", "--model", "openai/gpt-4.1")
     assert code == 2 and out == ""
-    assert error.splitlines() == [
-        "error: The openai engine needs an OpenRouter key. "
-        "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY."
-    ]
+    assert error.startswith("error: The openai engine needs an OpenRouter key. Set ") and error.count("\n") == 1
     assert not (here / "outputs" / f"{command}s").exists()

@@ -47,13 +47,9 @@ def test_list(emailrl, run_dir: Path) -> None:
     assert code == 0 and not error
     assert out.splitlines()[0] == "outputs/grpo_masked"
     lines = [line.split() for line in out.splitlines() if "masked" in line][1:]
-    assert [(line[0], line[1], line[2], line[4]) for line in lines] == [
-        ("best_model", "best", "10", "10.0%"),
-        ("checkpoint-10", "checkpoint", "10", "10.0%"),
-        ("checkpoint-20", "checkpoint", "20", "20.0%"),
-        ("checkpoint-30", "checkpoint", "30", "30.0%"),
-        ("final", "final", "30", "30.0%"),
-    ]
+    shown = {line[0]: (line[1], line[2], line[4]) for line in lines}
+    assert list(shown) == sorted(KINDS) and shown["best_model"] == ("best", "10", "10.0%")
+    assert shown["checkpoint-20"] == ("checkpoint", "20", "20.0%") and shown["final"] == ("final", "30", "30.0%")
     records = json.loads(emailrl("checkpoints", "list", run_dir, "--json")[1])
     assert records[0]["path"] == str(run_dir / "best_model") and records[0]["metrics"]["accuracy"] == 0.1
     console = Console(width=80)
@@ -123,7 +119,7 @@ def test_show_prints_the_settings_that_differ_and_verbose_all(emailrl, run_dir: 
     assert verbose["settings"] == record["metadata"]["settings"] == settings
 
 
-def test_prune_keeps_best_and_final(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_keeps_best_and_final(emailrl, run_dir: Path, monkeypatch) -> None:
     assert json.loads(emailrl("checkpoints", "prune", "--yes", "--json")[1]) == {"removed": [], "keep": 3}
     monkeypatch.setenv("SAVE_TOTAL_LIMIT", "1")
     code, out, error = emailrl("checkpoints", "prune", "--yes", "--json")
@@ -135,7 +131,7 @@ def test_prune_keeps_best_and_final(emailrl, run_dir: Path, monkeypatch: pytest.
     assert out == "1 checkpoint removed, the last 0 of each run kept\n"
 
 
-def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     code, _, error = emailrl("checkpoints", "prune", "--keep", 0)
     assert code == 2 and error.endswith("error: Removing 3 checkpoints needs confirmation. Add --yes.\n")
@@ -151,9 +147,7 @@ def test_no_run_yet(emailrl) -> None:
     assert emailrl("checkpoints", "show")[0] == emailrl("checkpoints", "list", "nowhere")[0] == 2
 
 
-def test_a_wrong_name_in_the_environment_is_warned_of_once(
-    emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_name_in_the_environment_is_warned_of_once(emailrl, run_dir: Path, monkeypatch) -> None:
     monkeypatch.setenv("GAMMA", "0.9")
     for command in (("list",), ("prune", "--keep", 9)):
         assert emailrl("checkpoints", *command)[2].count("EMAILRL_GAMMA") == 1

@@ -41,7 +41,7 @@ def is_harmless(stream: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide_terminal(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("FORCE_COLOR", "1")
 
@@ -54,7 +54,7 @@ def table(text: str) -> Table:
 
 
 @pytest.mark.parametrize("renderable", [HOSTILE, Text(HOSTILE), table(HOSTILE), Panel(HOSTILE)])
-def test_what_is_printed_is_shown_and_not_acted_on(capsys: pytest.CaptureFixture[str], renderable: object) -> None:
+def test_what_is_printed_is_shown_and_not_acted_on(capsys, renderable: object) -> None:
     result_console().print(renderable, style="green")
     progress_console().print(renderable)
     for stream in capsys.readouterr():
@@ -65,7 +65,7 @@ def test_what_is_printed_is_shown_and_not_acted_on(capsys: pytest.CaptureFixture
     assert SHOWN in error and is_harmless(error)
 
 
-def test_an_error_is_one_line_of_bounded_length(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_of_bounded_length(capsys) -> None:
     with pytest.raises(SystemExit):
         fail(HOSTILE + "y" * 10**6, "hint", 1)
     error = capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_a_strangers_metadata(emailrl, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[1;32mfine\x1b[0m"), ("1", "\x1b[1mfine\x1b[0m")])
-def test_no_color_is_respected(monkeypatch, capsys: pytest.CaptureFixture[str], no_color: str, shown: str) -> None:
+def test_no_color_is_respected(monkeypatch, capsys, no_color: str, shown: str) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm-256color")
     result_console().print("fine", style="bold green")
@@ -171,7 +171,7 @@ SOURCES = {
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("logs", [False, True])
 def test_no_source_steers_any_sink(
-    source: str, logs: bool, serve: Start, trajectory: Trajectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: str, logs: bool, serve: Start, trajectory: Trajectory, tmp_path: Path, capsys
 ) -> None:
     guard_streams()
     handler = open_log(tmp_path / "training.log", verbose=True) if logs else None

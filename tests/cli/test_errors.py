@@ -43,9 +43,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize(("code", "line"), [(code, line) for code, lines in CAUSES.items() for line in lines])
-def test_every_error_is_one_line_with_a_remedy(
-    code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_error_is_one_line_with_a_remedy(code: str, line: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "model")
     make_database(tmp_path / "mail.db")
@@ -70,7 +68,7 @@ def test_every_error_is_one_line_with_a_remedy(
         ('judge_base_url = "https://example.org/v1"', "untrusted"),
     ],
 )
-def test_errors_of_a_settings_file(text: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_settings_file(text: str, code: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "emailrl.toml").write_text(text)
     with pytest.raises(EmailRLError) as caught:

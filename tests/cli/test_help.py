@@ -35,7 +35,7 @@ def test_the_commands_are_the_documented_ones_in_the_order_of_a_policys_life() -
 
 
 @every_command
-def test_help_has_a_sentence_and_examples_that_parse(path: tuple[str, ...]) -> None:
+def test_help_has_a_sentence_examples_that_parse_and_every_option_in_80_columns(path: tuple[str, ...]) -> None:
     text = ALL[path].help or ""
     assert text.strip().split("\n")[0].rstrip().endswith((".", ":")) or "." in text
     head, _, examples = text.partition("Examples:")
@@ -44,17 +44,8 @@ def test_help_has_a_sentence_and_examples_that_parse(path: tuple[str, ...]) -> N
     runs = [words for words in lines if words[0] == "emailrl"]
     assert runs, "no example"
     assert any(tuple(words[1 : 1 + len(path)]) == path for words in runs)
-
-
-@every_command
-def test_help_fits_80_columns(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    done = CliRunner().invoke(app, [*path, "--help"])
+    done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"})
     assert [line for line in done.output.splitlines() if len(line) > 80] == []
-
-
-@every_command
-def test_every_option_is_explained(path: tuple[str, ...]) -> None:
     assert [option.name for option in ALL[path].params if not getattr(option, "help", None)] == []
 
 

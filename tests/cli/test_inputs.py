@@ -26,9 +26,7 @@ from emailrl.sft.data import source_of
 Emailrl = Callable[..., tuple[int, str, str]]
 
 
-def test_settings_that_cannot_train_are_refused_before_ranks_start(
-    emailrl: Emailrl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_cannot_train_are_refused_before_ranks_start(emailrl, monkeypatch) -> None:
     def launched(*_: object) -> int:
         raise AssertionError("a rank was started")
 
@@ -57,9 +55,7 @@ def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path:
 
 
 @pytest.mark.parametrize("command", ["report", "view", "inspect-trajectory"])
-def test_a_folder_too_large_to_search_is_refused_at_once(
-    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_folder_too_large_to_search_is_refused_at_once(emailrl, tmp_path: Path, monkeypatch, command: str) -> None:
     monkeypatch.setattr("emailrl.cli.inputs.MAX_FOLDERS", 3)
     (tmp_path / "home" / "a" / "b" / "c").mkdir(parents=True)  # four with home
     code, _, said = emailrl(command, "home")
@@ -68,7 +64,7 @@ def test_a_folder_too_large_to_search_is_refused_at_once(
 
 
 def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used(
-    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    emailrl, tmp_path: Path, monkeypatch
 ) -> None:
     make_database(tmp_path / "mail.db")
     asked: list[Settings] = []
@@ -99,7 +95,7 @@ def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used
     ],
 )
 def test_train_refuses_what_needs_no_model_before_loading_one(
-    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], error: str
+    emailrl, tmp_path: Path, monkeypatch, arguments: tuple[str, ...], error: str
 ) -> None:
     make_database(tmp_path / "mail.db")
     rows = [Scenario(f"q{split}", "When?", "Now.", ["<m0@x>"], ANN, "2001-06-01", split=split) for split in SPLITS]
@@ -120,14 +116,14 @@ def settings_with(folder: Path, **values: Any) -> Settings:
     return load_settings(values, environ={}, cwd=folder)
 
 
-def suggested(capsys: pytest.CaptureFixture[str]) -> str:
+def suggested(capsys) -> str:
     """The printed command without its program."""
     out, error = capsys.readouterr()
     assert out == ""
     return shlex.join(shlex.split(error)[2:])
 
 
-def test_a_benchmark_names_its_model_and_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_names_its_model_and_questions(tmp_path: Path, capsys) -> None:
     settings = settings_with(tmp_path, model_name="m", db=Path("mine.db"))
     for questions, options in ((Path("mine_questions.jsonl"), ""), (Path("other.jsonl"), " --questions other.jsonl")):
         suggest_benchmark(settings, questions)
@@ -137,9 +133,7 @@ def test_a_benchmark_names_its_model_and_questions(tmp_path: Path, capsys: pytes
     assert suggested(capsys) == f"benchmark --model smol --limit 40 --db {db}"
 
 
-def test_a_command_keeps_the_data_and_the_task_that_the_folder_does_not_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_keeps_the_data_and_the_task_that_the_folder_does_not_set(tmp_path: Path, capsys) -> None:
     data = {"db": Path("mine.db"), "questions": Path("mine_questions.jsonl"), "allow_shared_inbox": True}
     bare, given = settings_with(tmp_path), settings_with(tmp_path, **data)
     task = {"environment": "my.py:Env", "reward": "http://me:pw@host/r"}

@@ -78,7 +78,7 @@ def test_index_and_folder(emailrl, run_dir: Path) -> None:
 
 
 def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
-    emailrl, run_dir: Path, model: Path, ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    emailrl, run_dir: Path, model: Path, ids: tuple[int, ...], monkeypatch
 ) -> None:
     file = run_dir / "trajectories" / "step-000005.jsonl"
     write_trajectories(file, [make("decoded", ids=ids, text="7 4")])
@@ -109,7 +109,7 @@ def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_
     assert DECODED in emailrl("inspect-trajectory", rolled, "--verbose")[1]
 
 
-def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch) -> None:
     file = run_dir / "trajectories" / "step-000004.jsonl"
     right = replace(make("t3"), reward=1.25, rubric={"answer_correct": True})
     hostile = replace(make("t4"), scenario=replace(make("t4").scenario, question="\x1b[31m" + "long " * 40))
@@ -132,7 +132,7 @@ def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch: p
     assert emailrl("inspect-trajectory", file, "--list", "--page")[0] == 2
 
 
-def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\np\n2\n7\nwhat\nq\n"))
     code, out, error = emailrl("inspect-trajectory", run_dir, "--page", "--index", 0)
     assert code == 0 and re.findall("question of (t.)", out) == ["t0", "t1", "t0", "t2"]
@@ -228,7 +228,7 @@ def test_a_page_passes_over_bad_lines_and_says_which(emailrl, damaged: Path, tmp
     assert code == 2 and "4 of 4 lines could not be read" in error and error.count("\n") == 1
 
 
-def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("p\np\n3\n"))
     code, out, error = emailrl("inspect-trajectory", damaged, "--page")
     assert code == 0 and re.findall("question of (t.)", out) == ["t2", "t0"]

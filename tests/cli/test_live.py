@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from emailrl.cli import live as progress
@@ -70,17 +68,6 @@ def test_elsewhere_there_are_only_lines(trajectory: Trajectory, tmp_path: Path) 
     assert out.getvalue() == "the header\na step\n"
 
 
-def test_no_color_means_no_color(trajectory: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    colors = re.compile(r"\x1b\[[0-9;]*3[0-9]")
-    for value in (None, "1"):
-        if value:
-            monkeypatch.setenv("NO_COLOR", value)
-        out = io.StringIO()
-        with play(Console(file=out, force_terminal=True, width=80, color_system="standard"), trajectory, tmp_path):
-            pass
-        assert bool(colors.search(out.getvalue())) is (value is None)
-
-
 def test_verbose_prints_a_line_per_rollout_and_details_every_turn(trajectory: Trajectory, tmp_path: Path) -> None:
     def printed(**output: bool) -> str:
         out = io.StringIO()
@@ -103,11 +90,11 @@ def test_a_sparkline_has_a_bar_per_value_or_per_mean_of_several() -> None:
 # -- countable work
 
 
-def set_clock(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
+def set_clock(monkeypatch, *times: float) -> None:
     monkeypatch.setattr(progress.time, "monotonic", iter(times).__next__)
 
 
-def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch) -> None:
     set_clock(monkeypatch, 60.0, 100.0, 104.0, 108.0, 114.0, 200.0, 230.0, 290.0)
     out = io.StringIO()
     with Tally(Console(file=out)) as tally:
@@ -121,7 +108,7 @@ def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch: p
     assert out.getvalue().splitlines() == ["nano: 4 of 10, about 28 s left", "trained: 2 of 10, about 480 s left"]
 
 
-def test_the_first_few_of_many_predict_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_few_of_many_predict_nothing(monkeypatch) -> None:
     set_clock(monkeypatch, 0.0, 10.0, 30.0, 50.0)
     out = io.StringIO()
     with Tally(Console(file=out)) as tally:
@@ -146,7 +133,7 @@ def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
     assert "left" in shown
 
 
-def test_what_had_ended_before_counts_but_tells_nothing_of_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_had_ended_before_counts_but_tells_nothing_of_the_time_left(monkeypatch) -> None:
     set_clock(monkeypatch, 0.0, 5.0, 25.0)
     out = io.StringIO()
     with Tally(Console(file=out)) as tally:

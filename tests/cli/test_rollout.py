@@ -93,7 +93,7 @@ def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Pat
     assert code == 2 and "taken is not writable" in err
 
 
-def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch) -> None:
     original = ChatRenderer.parse
     completions: list[object] = []
 

