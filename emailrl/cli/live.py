@@ -34,8 +34,10 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
     """Prints a run's lines and shows its progress; a context manager."""
 
     def __init__(self, settings: Settings, console: Console | None = None, *, json: bool = False) -> None:
+        from emailrl.cli.trajectory import show_trajectories
+
         super().__init__()
-        self._settings = settings
+        self._settings, self._show = settings, show_trajectories
         self._json = json
         self._results: list[str] = []
         self._console = console or progress_console()
@@ -87,9 +89,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
         """Print the trajectories if the settings enable it."""
-        from emailrl.cli.trajectory import show_trajectories
-
-        show_trajectories(file, trajectories, self._settings, self._console)
+        self._show(file, trajectories, self._settings, self._console)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Add an evaluation to the curve."""
