@@ -67,10 +67,7 @@ def report(
 def write_page(
     path: Path, target: Path, settings: Settings, *, index: int | None, redact: bool, overwrite: bool, json: bool
 ) -> dict[str, Any]:
-    """Write the page for ``path`` to ``target``; return ``html``, ``num_trajectories`` and ``left_out``.
-
-    Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
-    """
+    """Write the page for ``path`` to ``target``, unless that may not be replaced; return what ``--json`` prints."""
     from emailrl.page.build import gather, page
     from emailrl.page.redact import redacted
 
