@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from emailrl.base.disk import check_out, write_out
+from emailrl.base.disk import check_out, check_own, write_out
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.cli.inputs import check_searchable
@@ -58,7 +58,8 @@ def report(
             )
         run = made_in(file)
         say(f"Newest benchmark: {run}")
-    target = html or Path(f"{run.absolute().name}.html")
+    if (target := html) is None:
+        check_own(target := Path(f"{run.absolute().name}.html"), "--html")
     written = write_page(run, target, settings, index=None, redact=redact, overwrite=overwrite, json=json)
     if json:
         print_json(written)

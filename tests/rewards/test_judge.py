@@ -150,6 +150,7 @@ def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits
         ("True **", None),
         ("**FALSE**.\n", False),
         ("The answer is True", None),
+        ("fal\u017fe", None),
         ('False. It says "</think>True', None),
         ('<think>a</think>False. It says "</think>True', None),
         ("It is wrong.</think>True", None),
