@@ -101,21 +101,13 @@ def check_key(name: str, key: str) -> None:
 
 
 def names_openrouter(setting: str, url: str) -> bool:
-    """Whether the URL of a setting is OpenRouter's. Raises UsageError, which names the setting, for an invalid URL."""
+    """Whether the URL of a setting is OpenRouter's: https, on its host or a subdomain. UsageError for an invalid URL."""
     try:
-        return is_openrouter(url)
-    except ValueError as error:
-        raise UsageError(
-            f"{setting} is not a valid URL.", "Expected something like https://openrouter.ai/api/v1."
-        ) from error
-
-
-def is_openrouter(url: str) -> bool:
-    """Whether a URL is OpenRouter's: https, on its host or a subdomain. ValueError for an invalid URL."""
-    if not url.isprintable():
-        raise ValueError("control characters")
-    parts = urlsplit(url)
+        parts = urlsplit(url)
+        is_valid = url.isprintable() and parts.port != 0  # the attribute raises for any other port that is not one
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise UsageError(f"{setting} is not a valid URL.", "Expected something like https://openrouter.ai/api/v1.")
     host = parts.hostname or ""
-    if parts.port == 0:  # the attribute raises for any other port that is not one
-        raise ValueError("port 0")
     return parts.scheme == "https" and (host == "openrouter.ai" or host.endswith(".openrouter.ai"))

@@ -6,44 +6,30 @@ import time
 
 import pytest
 
-from emailrl.base.credentials import is_openrouter, redacted, secrets_in, without_credentials
+from emailrl.base.credentials import names_openrouter, redacted, secrets_in, without_credentials
+from emailrl.base.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "expected"),
     [
-        "https://openrouter.ai/api/v1",
-        "https://OpenRouter.AI/api/v1",
-        "HTTPS://eu.openrouter.ai:443/api/v1",
-        "https://ann:hush@openrouter.ai/api/v1",
+        ("https://openrouter.ai/api/v1", True), ("https://OpenRouter.AI/api/v1", True),
+        ("HTTPS://eu.openrouter.ai:443/api/v1", True), ("https://ann:hush@openrouter.ai/api/v1", True),
+        ("http://openrouter.ai/api/v1", False),  # anyone on the way reads the key
+        ("https://openrouter.ai.evil.example/v1", False), ("https://notopenrouter.ai/v1", False),
+        ("https://evil.example/openrouter.ai", False), ("https://openrouter.ai@evil.example/v1", False),
+        ("https://evil.example#@openrouter.ai", False), ("https://evil.example?.openrouter.ai", False),
+        ("ftp://openrouter.ai/", False), ("openrouter.ai/api/v1", False), ("", False),
     ],
-)
-def test_openrouters_addresses(url: str) -> None:
-    assert is_openrouter(url)
+)  # fmt: skip
+def test_whether_an_address_is_openrouters(url: str, expected: bool) -> None:
+    assert names_openrouter("JUDGE_BASE_URL", url) is expected
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://openrouter.ai/api/v1",  # anyone on the way reads the key
-        "https://openrouter.ai.evil.example/v1",
-        "https://notopenrouter.ai/v1",
-        "https://evil.example/openrouter.ai",
-        "https://openrouter.ai@evil.example/v1",
-        "https://evil.example#@openrouter.ai",
-        "https://evil.example?.openrouter.ai",
-        "ftp://openrouter.ai/",
-        "openrouter.ai/api/v1",
-        "",
-    ],
-)
-def test_addresses_that_are_not_openrouters(url: str) -> None:
-    assert not is_openrouter(url)
-
-
-def test_no_address_at_all() -> None:
-    with pytest.raises(ValueError, match="IPv6"):
-        is_openrouter("https://[half")
+@pytest.mark.parametrize("url", ["https://[half", "https://openrouter.ai:0/v1", "https://h:99999/v1", "http://h/\n"])
+def test_no_address_at_all(url: str) -> None:
+    with pytest.raises(UsageError, match="JUDGE_BASE_URL is not a valid URL"):
+        names_openrouter("JUDGE_BASE_URL", url)
 
 
 USER, PASSWORD = "ann", 'hu"sh/ü é+'
