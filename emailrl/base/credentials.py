@@ -101,7 +101,7 @@ def check_key(name: str, key: str) -> None:
 
 
 def names_openrouter(setting: str, url: str) -> bool:
-    """Whether the URL of a setting is OpenRouter's: https, on its host or a subdomain. UsageError for an invalid URL."""
+    """Whether the URL of a setting is OpenRouter's: https, its host or a subdomain. UsageError for an invalid URL."""
     try:
         parts = urlsplit(url)
         is_valid = url.isprintable() and parts.port != 0  # the attribute raises for any other port that is not one
