@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import DrippingServer
+from local_server import DrippingServer, JsonStub, Reply
 from pydantic import SecretStr
-from rewards.stub_scorer import Reply, StubScorer
 
 from emailrl.agent import Rubric
 from emailrl.base.errors import UsageError
@@ -26,7 +25,7 @@ from emailrl.rewards.scorer import OfflineMatcher, Scorer
 from emailrl.settings import RewardSettings, Settings, load_settings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
-Serve = Callable[..., StubScorer]
+Serve = Callable[..., JsonStub]
 
 
 def trajectory(number: int) -> Trajectory:
@@ -60,10 +59,10 @@ def rewards(numbers: list[float] | None = None, **more: Any) -> Reply:
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    stubs: list[StubScorer] = []
+    stubs: list[JsonStub] = []
 
-    def start(reply: Reply, **how: float) -> StubScorer:
-        stubs.append(StubScorer(reply, **how))
+    def start(reply: Reply, **how: float) -> JsonStub:
+        stubs.append(JsonStub(reply, path="/get_reward", **how))
         return stubs[-1]
 
     yield start
@@ -204,7 +203,7 @@ def test_only_the_batch_that_failed_is_lost(serve: Serve, waits: list[float]) ->
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
 def test_it_asks_again_with_longer_and_longer_waits(serve: Serve, waits: list[float], status: int) -> None:
-    stub = serve(lambda body, number: (status, "busy") if number < 3 else rewards()(body, number))
+    stub = serve(lambda body, number: (status, "busy") if number <= 3 else rewards()(body, number))
     assert [t.reward for t in score(stub.url)] == [0.0, 1.0, 2.0]
     assert waits == [1.0, 2.0, 4.0] and len(stub.requests) == 4
 
@@ -230,10 +229,11 @@ def test_no_server(waits: list[float]) -> None:
     assert waits == [1.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("how", [{"delay": 3.0}, {"drip": 0.1}], ids=["silent", "a byte at a time"])
-def test_a_slow_server_is_given_up(serve: Serve, how: dict[str, float]) -> None:
+@pytest.mark.parametrize("status", [0, 1], ids=["silent", "a byte at a time"])
+def test_a_slow_server_is_given_up(serve: Serve, status: int) -> None:
     begun = time.monotonic()
-    played = score(serve(rewards(), **how).url, reward_timeout=0.4, reward_retries=0)
+    stub = serve(lambda body, number: (status, rewards()(body, number)[1]))
+    played = score(stub.url, reward_timeout=0.4, reward_retries=0)
     assert all("no complete reply within 0.4 s" in (t.exception or "") for t in played)
     assert time.monotonic() - begun < 2.5
 

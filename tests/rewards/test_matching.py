@@ -1,11 +1,13 @@
-"""The offline matcher against pairs labeled by a language model, and what it is told of a question's kind."""
+"""The offline matcher against labeled pairs and cases, and what it is told of a question's kind.
+
+The rules were written with the development halves alone; the held-out and later ones were not read: keep it so.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,89 +20,63 @@ from emailrl.questions.template import KINDS
 from emailrl.rewards.matching import match
 from emailrl.rewards.matching.agreement import KIND_OF, LONGEST, alternatives, with_names, without_framing
 
-HERE = Path(__file__).parent
-
 
 def rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (HERE / f"pairs_{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    path = Path(__file__).with_name(f"{name}.jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:
-    """(question, reference, answer, label); the rules were written with the development pairs alone."""
-    for group in rows(name):
-        for label in ("right", "wrong"):
-            for answer in group.get(label, ()):
-                yield group["question"], group["reference"], answer, label == "right"
+def labelled(row: dict[str, Any]) -> list[tuple[bool, str]]:
+    """A row holds one answer with its label, or lists of right and of wrong ones."""
+    if "answer" in row:
+        return [(row["right"], row["answer"])]
+    return [(label == "right", answer) for label in ("right", "wrong") for answer in row.get(label, ())]
 
 
-RULES = rows("rules")
+RULES = rows("pairs_rules")
 
 
 @pytest.mark.parametrize("rule", dict.fromkeys(row["rule"] for row in RULES))
 def test_a_rule_of_the_check(rule: str) -> None:
     """Pairs of answers that differ in what the rule is about."""
-    found = {
-        (row["question"], row["reference"], answer, label): match(
-            row["question"], row["reference"], answer, kind=row.get("kind")
-        )
+    mistaken = [
+        (row["question"], row["reference"], answer, label)
         for row in RULES
         if row["rule"] == rule
-        for label in ("right", "wrong")
-        for answer in row.get(label, ())
-    }
-    assert [case for case, verdict in found.items() if verdict is not (case[3] == "right")] == []
+        for label, answer in labelled(row)
+        if match(row["question"], row["reference"], answer, kind=row.get("kind")) is not label
+    ]
+    assert mistaken == []
 
 
-@pytest.mark.parametrize(("half", "wrong_accepted", "right_refused"), [("development", 9, 8), ("later", 7, 4)])
-def test_no_more_hedged_answers_pay_than_did(half: str, wrong_accepted: int, right_refused: int) -> None:
-    """The later half was written after the rules and changed none of them."""
-    groups = [row for row in rows("hedging") if row["half"] == half]
-
-    def accepted(label: str) -> list[bool]:
-        return [match(row["question"], row["reference"], answer) for row in groups for answer in row[label]]
-
-    assert accepted("wrong").count(True) <= wrong_accepted
-    assert accepted("right").count(False) <= right_refused
-    assert len(accepted("wrong")) > 40
-
-
-KNOWN = {
-    ("Did Omar agree to extend the trial?", "Omar refused to extend the trial, so no."),
-    ("What laptop was ordered for me?", "A Falcon T40"),
-    ("What are the two options for the lease?", "Either renewing for three years or moving to Polk Street"),
-    ("Who is covering for Irene next week?", "Someone from Paul Adeyemi's team, Greg Tan"),
-    ("What time does the ferry depart?", "17.05"),
-    ("What is the agenda of the Thursday session?", "Budget review (9), hiring plans (10:30), lunch with auditors"),
-    ("What is the agenda of the Thursday session?", "Budget review at 10:30 and hiring plans at 9"),
-    ("What is the address of the new office?", "1200 Harbor Dr. Suite 310"),
-    ("Which vendor was chosen for the network upgrade?", "Brightline Systems and Arcturus were considered"),
-    ("Which vendor was chosen for the network upgrade?", "Arcturus was chosen over Brightline Systems."),
-    ("What does the Weekly Lantern contain?", "A market summary, a sports column and the outage calendar"),
-    ("What is Julian's job now?", "Senior risk analyst"),
-    ("Which printer should we use for the posters?", "Calder 9500"),
-    ("What is the new date of the kickoff?", "June 4 or 11"),
-    ("When is the proposal due?", "April 1"),
-    (
-        "What did the survey say about the cafeteria?",
-        "Longer opening hours and more vegetarian dishes are wanted by most employees.",
-    ),
-    ("What number should I call for the conference bridge?", "1-888-555-0162, code 4471"),
-    (
-        "What were the conclusions of the heat study?",
-        "The boiler should be insulated before winter because it loses heat through the north wall.",
-    ),
-}
-"""Pairs on which the check disagrees with their labels: it may learn these, and unlearn no other."""
-
-
-@pytest.mark.parametrize(("name", "least"), [("development", 600), ("held_out", 340)])
-def test_agreement_with_labels(name: str, least: int) -> None:
-    table = list(pairs(name))
-    assert len(table) >= least
-    assert 0.35 < sum(label for *_, label in table) / len(table) < 0.65, "neither verdict may be had by guessing"
-    disagreed = [row for row in table if match(*row[:3]) is not row[3]]
-    assert len(disagreed) <= 0.03 * len(table), disagreed
-    assert {(question, answer) for question, _, answer, _ in disagreed} <= KNOWN
+@pytest.mark.parametrize(
+    ("name", "part", "wrong_accepted", "right_refused"),
+    [
+        ("pairs_development", None, 1, 6),
+        ("pairs_held_out", None, 5, 4),
+        ("pairs_hedging", "development", 9, 8),
+        ("pairs_hedging", "later", 7, 4),
+        ("cases_development", "mail", 15, 27),
+        ("cases_development", "qa", 3, 5),
+        ("cases_adversarial_development", "mixed", 50, 10),
+        ("cases_adversarial_held_out", "mixed", 37, 20),
+        ("cases_held_out", "mail", 35, 39),
+        ("cases_held_out", "qa", 9, 16),
+    ],
+)
+def test_no_more_verdicts_are_wrong_than_were(
+    name: str, part: str | None, wrong_accepted: int, right_refused: int
+) -> None:
+    """By language models that knew none of the rules, or few (adversarial): the check may only improve."""
+    verdicts = [
+        (label, match(row["question"], row["reference"], answer))
+        for row in rows(name)
+        if part in (None, row.get("part"), row.get("half"))
+        for label, answer in labelled(row)
+    ]
+    assert len(verdicts) > 80
+    assert verdicts.count((False, True)) <= wrong_accepted
+    assert verdicts.count((True, False)) <= right_refused
 
 
 @pytest.mark.parametrize(

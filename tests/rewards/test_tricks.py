@@ -11,9 +11,7 @@ from random import Random
 import pytest
 from hang import must_end
 from rewards.tricks import HARMLESS, TRICKS, Family, Pair, build
-from typer.testing import CliRunner
 
-from emailrl.cli.app import app
 from emailrl.rewards.matching import match
 
 MAIL = (
@@ -65,13 +63,9 @@ def test_wording_does_not_matter(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def art_e(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
-    db = tmp_path_factory.mktemp("real") / "enron.db"
-    source = shared_data / "enron" / "enron_mail_subset.tar.gz"
-    built = CliRunner().invoke(app, ["gen-db", "--source", str(source), "--db", str(db)])
-    assert built.exit_code == 0, built.output
+def art_e(shared_data: Path, enron_db: Path) -> list[Pair]:
     rows = [json.loads(line) for line in (shared_data / "enron" / "art_e_questions.jsonl").read_text().splitlines()]
-    connection = sqlite3.connect(db)
+    connection = sqlite3.connect(enron_db)
     query = "SELECT body FROM emails WHERE message_id = ?"
     mails = [(connection.execute(query, row["message_ids"][:1]).fetchone() or ("",))[0] for row in rows]
     return paired([(row["question"], row["answer"]) for row in rows], mails)
@@ -86,13 +80,9 @@ def test_tricks_and_wordings_over_art_e(art_e: list[Pair]) -> None:
 
 
 @pytest.mark.slow
-def test_no_excerpt_of_real_mail_raises(shared_data: Path, tmp_path: Path) -> None:
+def test_no_excerpt_of_real_mail_raises(enron_db: Path) -> None:
     """Answers, references and questions out of 100,000 random places in real mails; the same verdict twice."""
-    db = tmp_path / "enron.db"
-    source = shared_data / "enron" / "enron_mail_subset.tar.gz"
-    built = CliRunner().invoke(app, ["gen-db", "--source", str(source), "--db", str(db)])
-    assert built.exit_code == 0, built.output
-    bodies = [body for (body,) in sqlite3.connect(db).execute("SELECT body FROM emails ORDER BY id") if body]
+    bodies = [body for (body,) in sqlite3.connect(enron_db).execute("SELECT body FROM emails ORDER BY id") if body]
     rng = Random(11)
 
     def excerpt(longest: int) -> str:
