@@ -182,11 +182,6 @@ class _Client(Client):
     """Maximum size of a scorer's reply."""
 
 
-def is_url(name: str) -> bool:
-    """Whether a reward's name is a server URL."""
-    return name.lower().startswith(("http://", "https://"))
-
-
 class HttpReward:
     """Posts trajectories to ``url``.
 
@@ -226,20 +221,8 @@ class HttpReward:
             return [terms for scored in pool.map(self._score, batches) for terms in scored]
 
     def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
-        try:
-            reply = self._post(request_body(batch))
-            return [*read_reply(reply, batch, f"The scorer {self._shown}", self._tellable)]
-        except EmailRLError as error:
-            masked = EmailRLError(self._tellable(error.message)[:500], error.hint)
-            logger.warning("%d trajectories got no reward: %s", len(batch), masked)
-            return [masked] * len(batch)
-
-    def _tellable(self, text: str) -> str:
-        return redacted(text, *self._secrets, limit=10_000)
-
-    def _post(self, body: dict[str, Any]) -> Any:
-        """The reply's JSON; raises EmailRLError when there is none after the last try."""
-        content = json.dumps(body).encode()  # ASCII only: email text may not be encodable
+        scorer = f"The scorer {self._shown}"
+        content = json.dumps(request_body(batch)).encode()  # ASCII only: email text may not be encodable
 
         async def attempt() -> httpx.Response:
             try:
@@ -251,13 +234,20 @@ class HttpReward:
                 raise Failed(why, response.status_code, pause_asked_for(response.headers))
             return response
 
-        reply = wait_for(retried(attempt, self._settings.reward_retries))
-        if isinstance(reply, Failed):
-            raise EmailRLError(
-                f"The scorer {self._shown} returned no rewards: {reply.why.rstrip('.')}.",
-                "Check the server and its URL.",
-            )
         try:
-            return reply.json()
-        except (ValueError, RecursionError):  # nested too deep to be read
-            raise EmailRLError(f"The scorer {self._shown} replied with invalid JSON: {reply.text!r}") from None
+            reply = wait_for(retried(attempt, self._settings.reward_retries))
+            if isinstance(reply, Failed):
+                why = f"{scorer} returned no rewards: {reply.why.rstrip('.')}."
+                raise EmailRLError(why, "Check the server and its URL.")
+            try:
+                value = reply.json()
+            except (ValueError, RecursionError):  # nested too deep to be read
+                raise EmailRLError(f"{scorer} replied with invalid JSON: {reply.text!r}") from None
+            return [*read_reply(value, batch, scorer, self._tellable)]
+        except EmailRLError as error:
+            masked = EmailRLError(self._tellable(error.message)[:500], error.hint)
+            logger.warning("%d trajectories got no reward: %s", len(batch), masked)
+            return [masked] * len(batch)
+
+    def _tellable(self, text: str) -> str:
+        return redacted(text, *self._secrets, limit=10_000)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from emailrl.agent import Rubric
 from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
-from emailrl.rewards.heuristic import heuristic_reward
-from emailrl.rewards.rubric import art_e_reward, simple_reward
+from emailrl.rewards.rubric import art_e_reward, heuristic_reward, simple_reward
 from emailrl.settings import RewardWeightSettings
 
 SCENARIO = Scenario("1", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
