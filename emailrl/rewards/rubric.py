@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from emailrl.agent.tools import TOOLS, check_arguments
 from emailrl.base.errors import EmailRLError, ToolError
@@ -117,22 +118,19 @@ def heuristic_reward(max_tokens: int) -> Reward:
             terms["readable"] = -0.25
         elif message.tool_calls:
             terms["readable"] = 0.25
-            useful = _usefulness(message.tool_calls[0], trajectory.scenario)
-            if useful is not None:
+            with suppress(ToolError):
+                useful = _usefulness(message.tool_calls[0], trajectory.scenario)
                 terms |= {"valid": 0.25, "useful": 0.5 * useful}
         return terms
 
     return reward
 
 
-def _usefulness(call: ToolCall, scenario: Scenario) -> float | None:
-    """Between 0 and 1, or None if the call is not valid; a mail cannot usefully be read before any search."""
+def _usefulness(call: ToolCall, scenario: Scenario) -> float:
+    """Between 0 and 1; a mail cannot usefully be read before any search; raises ToolError for an invalid call."""
     if call.name not in TOOLS:
-        return None
-    try:
-        check_arguments(call.name, call.arguments)
-    except ToolError:
-        return None
+        raise ToolError(f"no tool {call.name}")
+    check_arguments(call.name, call.arguments)
     if call.name == "search_emails":
         words, asked = (
             re.findall(r"\w+", text.lower()) for text in (" ".join(call.arguments["keywords"]), scenario.question)

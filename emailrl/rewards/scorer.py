@@ -140,7 +140,10 @@ class Scorer:
             if rubric.get("attempted_answer"):
                 rubric |= measure(trajectory.final_answer or "")
             if claim is not None:
-                rubric["offline_correct"] = self._second_opinion(claim)
+                # Of an answer that a model judged, the offline check's verdict is kept too, always or never for a text.
+                offline = isinstance(self.answers, OfflineMatcher)
+                drawn = not offline and Random("\x1f".join(claim[:3])).random() < COMPARED_SHARE
+                rubric["offline_correct"] = OfflineMatcher().check(*claim) if drawn else None
             judged.append(trajectory)
         for trajectory, terms in zip(judged, self._terms(judged), strict=True):
             if isinstance(terms, Exception):
@@ -165,12 +168,6 @@ class Scorer:
             return {claim: verdict(claim) for claim in ordered}
         with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
             return dict(zip(ordered, pool.map(verdict, ordered), strict=True))
-
-    def _second_opinion(self, claim: Claim) -> bool | None:
-        """The offline check's verdicts on a sample of judged answers; an answer is always in the sample or never."""
-        if isinstance(self.answers, OfflineMatcher) or Random("\x1f".join(claim[:3])).random() >= COMPARED_SHARE:
-            return None
-        return OfflineMatcher().check(*claim)
 
     def _terms(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
         """The reward's terms, or its error, per trajectory; each distinct failure is logged once, with its number."""

@@ -58,7 +58,11 @@ def clauses(reading: Reading, said: str, lasting: bool = False) -> tuple[Clause,
             doubted = doubted or _says_new(DOUBT, piece, said)
             if stop and stop[0] == "?":
                 status = None
-            elif doubted or (status and _denies(piece, said, lasting)):
+            elif status:
+                denial = NO_DENIAL.sub(" ", piece if lasting else NOT_UNTIL.sub(" ", piece))
+                refused = any(found.search(piece) and not found.search(said) for found in (REFUSAL, SUPERSEDED))
+                status = not (doubted or refused or _says_new(DENIAL, denial, said))
+            elif doubted:
                 status = False
             units = tuple(unit for unit in reading.units if first <= unit.start < last)
             found.append(Clause(first, piece, number, status, units))
@@ -81,13 +85,6 @@ def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, i
             yield start, last, status
         if cut:
             start, status = cut.end(), cut["forward"] is None
-
-
-def _denies(text: str, said: str, lasting: bool) -> bool:
-    denial = NO_DENIAL.sub(" ", text if lasting else NOT_UNTIL.sub(" ", text))
-    return _says_new(DENIAL, denial, said) or any(
-        not marker.search(said) and marker.search(text) for marker in (REFUSAL, SUPERSEDED)
-    )
 
 
 def _says_new(marker: re.Pattern[str], text: str, said: str) -> bool:

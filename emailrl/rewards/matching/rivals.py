@@ -71,8 +71,10 @@ def lists(reading: Reading, joints: re.Pattern[str]) -> Iterator[list[Item]]:
 def rival_items(case: Case) -> bool:
     """Whether a list or a choice contains the reference as one item and something new as another."""
     person = case.asked.person
-    if person and is_list_of_names(case):
-        return True
+    every = [item for one in lists(case.given, LAYOUT) for item in one] if person else []
+    asserted = all(part.asserted for part in case.clauses) and not re.search("[(:]", case.given.masked)
+    if person and asserted and all(map(is_bare, every)) and other_names(case, every):
+        return True  # nothing but names, in any layout, and one of them is somebody else's
     chosen = OR.search(case.expected.full.text) is None or case.is_quoted
     chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
     for items in lists(case.given, JOINT):
@@ -136,14 +138,6 @@ def state(case: Case, item: Item, bare: bool) -> str:
         return "other" if first.endswith(("ed", "ing")) or (first.isalpha() and not says_something(first)) else "new"
     named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in new)
     return "new" if new and named and new[0] == item.units[0] and len(new) <= SHORT else "other"
-
-
-def is_list_of_names(case: Case) -> bool:
-    """Whether an answer is nothing but names, in any layout, and one of them is somebody else's."""
-    if re.search("[(:]", case.given.masked) or not all(part.asserted for part in case.clauses):
-        return False
-    items = [item for one in lists(case.given, LAYOUT) for item in one]
-    return all(map(is_bare, items)) and other_names(case, items) > 0
 
 
 def other_names(case: Case, items: Iterable[Item]) -> int:
@@ -248,7 +242,13 @@ def bare_rivals(case: Case) -> bool:
     items = [item for one in lists(case.given, LAYOUT) for item in one if item.units]
     place = _PLACE.search(case.asked.reading.text)
     if place and place["level"]:
-        return any(is_other_place(case, item.units) for item in items)
+        # Names alone, one of them new and no state or country that contains the right place.
+        own = {token for name in expected.names for token in name.tokens}
+        larger = TITLES if own & COUNTRIES else COUNTRIES | TITLES if own & STATES else COUNTRIES | STATES | TITLES
+        named = [
+            i for i in items if all(u.fact is None and (u.text[0].isupper() or not case.is_mixed) for u in i.units)
+        ]
+        return any(unit.text.lower() not in larger for item in named for unit in case.new(item.units))
     told = any(unit.stem in case.asked.stems and not case.holds(unit) for unit in units)
     if told or not (expected.names or expected.words) or expected.kinds:
         return False
@@ -258,14 +258,6 @@ def bare_rivals(case: Case) -> bool:
     return any(case.holds(*item.units) for item in items) and any(
         is_candidate(case, item) and not (place and _WITHIN.fullmatch(item.joint)) for item in beside
     )
-
-
-def is_other_place(case: Case, units: Sequence[Unit]) -> bool:
-    """Whether words are names alone, one of them new and no state or country that contains the right place."""
-    own = {token for name in case.expected.names for token in name.tokens}
-    larger = frozenset() if own & COUNTRIES else COUNTRIES if own & STATES else COUNTRIES | STATES
-    named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in units)
-    return named and any(unit.text.lower() not in larger | TITLES for unit in case.new(units))
 
 
 def is_candidate(case: Case, item: Item) -> bool:

@@ -89,7 +89,15 @@ def mixed_up(case: Case) -> bool:
         return True
     if case.is_quoted or len(case.new(given.units)) > 2:
         return False
-    if facts_exchanged(case):
+    # "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %": the words keep the reference's order, the facts do not.
+    at_one = [
+        (*at, unit.fact is None)
+        for unit in given.units
+        if len(at := [at for at, one in enumerate(own.units) if has([one], unit)]) == 1
+    ]
+    words, facts = ([at for at, is_word in at_one if is_word is wanted] for wanted in (True, False))
+    between = any(first < word < last for first, last in pairwise(sorted(facts)) for word in words)
+    if between and words == sorted(words) and len(words) > 1 and facts != sorted(facts):
         return True
     ours, theirs = (
         [item.units for items in lists(reading, _PART) for item in items if item.units] for reading in (own, given)
@@ -109,22 +117,6 @@ def mixed_up(case: Case) -> bool:
         if any(has(early, unit) and not has(late, unit) for unit in behind):
             return True
     return False
-
-
-def facts_exchanged(case: Case) -> bool:
-    """Whether the words keep the reference's order but the facts do not.
-
-    Example: "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %".
-    """
-    own = case.expected.full.units
-    sure = []
-    for unit in case.given.units:
-        places = [at for at, one in enumerate(own) if has([one], unit)]
-        if len(places) == 1:
-            sure.append((*places, unit.fact is None))
-    words, facts = ([at for at, is_word in sure if is_word is wanted] for wanted in (True, False))
-    between = any(first < word < last for first, last in pairwise(sorted(facts)) for word in words)
-    return between and words == sorted(words) and len(words) > 1 and facts != sorted(facts)
 
 
 def others_own(case: Case) -> bool:
