@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,15 +290,6 @@ def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: li
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(UsageError, match="The reward's URL"):
         built(load_settings({"reward": url}, environ={}))
-
-
-def test_a_reward_server_in_the_settings_file(serve: Serve, tmp_path: Path) -> None:
-    stub = serve(rewards())
-    (tmp_path / "emailrl.toml").write_text(f'[rewards]\nreward = "{stub.url}"\njudge = "offline"\n')
-    scorer = built(load_settings(environ={}, cwd=tmp_path, trust=True))
-    played = [trajectory(4)]
-    scorer.score(played)
-    assert played[0].reward == 4.0
 
 
 @pytest.mark.parametrize(

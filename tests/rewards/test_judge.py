@@ -120,14 +120,6 @@ def test_a_refused_key_is_not_tried_again_nor_shown(
         assert "0123" not in text and "cdef" not in text
 
 
-def test_no_server_at_all(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
-    stub = serve(lambda body: (200, "True"))
-    stub.close()
-    with pytest.raises(JudgeError, match="returned no verdict"):
-        judge(stub, tmp_path, judge_retries=1).check("q", "r", "a")
-    assert waits == [1]
-
-
 def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
     replies = iter([(200, "Perhaps"), (200, "**False**")])
     assert judge(serve(lambda body: next(replies)), tmp_path).check("q", "r", "a") is False

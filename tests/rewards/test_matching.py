@@ -101,11 +101,6 @@ def test_no_text_makes_it_slow(piece: str) -> None:
         match("Who is it?", (piece * 20_000)[:20_000], reference)
 
 
-def test_the_whole_mail_is_no_answer() -> None:
-    mail = " ".join(f"The {noun}{i} works." for i in range(60) for noun in ("pump", "valve")) + " It is in Galveston."
-    assert not match("Where is the plant?", "Galveston", mail)
-
-
 @pytest.mark.parametrize("word", ["thus", "Mons", "Weds", "Suns", "Sats", "Fris", "Thus we meet on Friday"])
 def test_no_word_raises(word: str) -> None:
     assert match("When is the drill?", "Friday", word) is ("Friday" in word)

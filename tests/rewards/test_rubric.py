@@ -61,11 +61,17 @@ def test_art_e_case_by_case(expected: float, fields: dict) -> None:
     assert sum(terms.values()) == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_terms_of_a_right_answer_are_named() -> None:
-    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**RIGHT, **CITED, **FOUND, num_sources=2))
-    assert terms == pytest.approx(
-        {"outcome": 1, "found": 0, "read": 0, "no_invalid_id": 0, "cited": 0.3, "few_sources": 0.05, "few_turns": 0.06}
-    )
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (RIGHT | CITED | FOUND | {"num_sources": 2}, [1, 0, 0, 0, 0.3, 0.05, 0.06]),
+        (WRONG | READ | {"num_sources": 1}, [-1, 0, 0.1, 0.1, 0, 0, 0]),
+    ],
+)
+def test_the_terms_are_named(fields: dict, expected: list[float]) -> None:
+    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**fields))
+    assert [*terms] == ["outcome", "found", "read", "no_invalid_id", "cited", "few_sources", "few_turns"]
+    assert [*terms.values()] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("num_sources", "few"), [(1, 0.1), (3, 0.1), (6, 0.05)])
@@ -90,24 +96,9 @@ def test_not_knowing_what_nobody_can_know() -> None:
     assert rewards("read_email", **INVALID) == (0.0, 0.0)
 
 
-def test_the_terms_of_a_wrong_answer_are_named() -> None:
-    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**WRONG, **READ, num_sources=1))
-    assert terms == pytest.approx(
-        {"outcome": -1, "found": 0, "read": 0.1, "no_invalid_id": 0.1, "cited": 0, "few_sources": 0, "few_turns": 0}
-    )
-
-
 def test_a_completion_cut_off_counts_as_a_bad_call() -> None:
     reward = art_e_reward(RewardWeightSettings(), max_turns=10)
     assert sum(reward(played(StopReason.TRUNCATED, **FOUND)).values()) == pytest.approx(-1.8 + 0.2)
-
-
-def test_fewer_turns_earn_more() -> None:
-    reward = art_e_reward(RewardWeightSettings(), max_turns=5)
-    few, many = played(**RIGHT), played(**RIGHT)
-    few.rubric["num_turns"], many.rubric["num_turns"] = 2, 5
-    assert sum(reward(few).values()) == pytest.approx(1.06)
-    assert sum(reward(many).values()) == pytest.approx(1.0)
 
 
 def test_weights_are_settings() -> None:

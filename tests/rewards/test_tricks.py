@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hang import must_end
 from rewards.tricks import HARMLESS, TRICKS, Family, Pair, build
 
 from emailrl.rewards.matching import match
@@ -97,9 +96,3 @@ def test_no_excerpt_of_real_mail_raises(enron_db: Path) -> None:
         assert verdict in (True, False)
         if number % 50 == 0:
             assert match(question, reference, answer, kind=kind) is verdict
-
-
-def test_a_megabyte_of_answer_is_judged_at_once() -> None:
-    for piece in ("May 3, ", "(", "a@b.", "1-", "or ", "not ", "Ada and "):
-        with must_end():
-            assert not match("When is it?", "May 3", piece * (1_000_000 // len(piece)))

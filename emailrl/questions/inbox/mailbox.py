@@ -305,8 +305,28 @@ class MailReader:
         """Return everything sent or received by an address, except emails without a date."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
+        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
+        mails = select(*columns)
+        rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
+        rows = rows.order_by(recipients.c.email_id, text("rowid"))
         for start in range(0, len(unread), _READ_MAILS):
-            self._read(unread[start : start + _READ_MAILS])
+            part = unread[start : start + _READ_MAILS]
+            people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+            for email_id, address, field in self.connection.execute(rows.where(recipients.c.email_id.in_(part))):
+                people[email_id].append((address, field))
+            for email_id, message_id, subject, sender, sent, body in self.connection.execute(
+                mails.where(emails.c.id.in_(part))
+            ):
+                fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
+                named: set[str] = set()
+                # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
+                for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
+                    if address not in named:
+                        named.add(address)
+                        fields[field].append(address)
+                self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+        if lost := [email_id for email_id in ids if email_id not in self._mails]:
+            raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])
 
     def ids(self, inbox: str) -> set[int]:
@@ -315,25 +335,3 @@ class MailReader:
         sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
         got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
         return set(self.connection.scalars(sent.union(got)))
-
-    def _read(self, ids: list[int]) -> None:
-        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
-        people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
-        rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
-        for email_id, address, field in self.connection.execute(
-            rows.where(recipients.c.email_id.in_(ids)).order_by(recipients.c.email_id, text("rowid"))
-        ):
-            people[email_id].append((address, field))
-        for email_id, message_id, subject, sender, sent, body in self.connection.execute(
-            select(*columns).where(emails.c.id.in_(ids))
-        ):
-            fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
-            named: set[str] = set()
-            # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
-            for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
-                if address not in named:
-                    named.add(address)
-                    fields[field].append(address)
-            self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
-        if lost := [email_id for email_id in ids if email_id not in self._mails]:
-            raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")

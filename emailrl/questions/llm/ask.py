@@ -96,17 +96,18 @@ class QuestionWriter:
         self._cache.prepare()
         model = self._settings.generator_model
         pending = [batch for batch in plan.batches if self._cache.get(batch.cache_key(model)) is None]
-        asyncio.run(self._send_all(iter(pending), progress))
+
+        async def send_all() -> None:
+            from emailrl.base.chat import connect
+
+            own, waiting = self._settings, iter(pending)
+            async with connect(own.generator_base_url, self._key, timeout=self._timeout) as client:
+                await asyncio.gather(*(self._work(waiting, progress, client) for _ in range(own.generator_concurrency)))
+
+        asyncio.run(send_all())
         if self._failure is not None:
             raise self._failure
         return self._spending
-
-    async def _send_all(self, pending: Iterator[Batch], progress: Callable[[Spending], None] | None) -> None:
-        from emailrl.base.chat import connect
-
-        own = self._settings
-        async with connect(own.generator_base_url, self._key, timeout=self._timeout) as client:
-            await asyncio.gather(*(self._work(pending, progress, client) for _ in range(own.generator_concurrency)))
 
     async def _work(
         self, pending: Iterator[Batch], progress: Callable[[Spending], None] | None, client: AsyncOpenAI

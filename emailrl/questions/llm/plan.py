@@ -134,8 +134,41 @@ def plan_questions(
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
-        num_prompts = ceil(limit / QUESTIONS_A_PROMPT)
-        batches = read_batches(MailReader(connection), inboxes, num_prompts, seed, allow_shared=allow_shared)
+        reader = MailReader(connection)
+        fitting = {
+            inbox: [
+                mail
+                for mail in open_inbox(reader, inbox).mails
+                if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
+            ]
+            for inbox in choose_inboxes(reader, inboxes)
+        }
+    sizes = {inbox: Counter(mail.thread_key for mail in mails) for inbox, mails in fitting.items()}
+    split_of = split_of_mail(sizes, allow_shared=allow_shared)
+    shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
+    for inbox, mails in fitting.items():
+        for mail in mails:
+            shown[split_of(inbox, mail.thread_key), inbox].append(mail)
+    members: defaultdict[str, list[str]] = defaultdict(list)
+    for split, inbox in sorted(shown):
+        members[split].append(inbox)
+    # One inbox of every split first, then the splits in proportion to their shares.
+    keyed = [
+        (rank > 0, (rank + 0.5) / len(found), inbox, split)
+        for split, found in members.items()
+        for rank, inbox in enumerate(found)
+    ]
+    owners: dict[str, str] = {}  # an email in mailboxes of two splits is shown for only one of them
+    turns = []
+    for _, _, inbox, split in sorted(keyed):
+        mails = [mail for mail in shown[split, inbox] if owners.setdefault(mail.message_id, split) == split]
+        runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
+        enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
+        runs = [run for run in runs if len(run) >= enough]
+        picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
+        turns.append([Batch(inbox, split, run) for run in picked])
+    batches = [batch for turn in zip_longest(*turns) for batch in turn if batch is not None]
+    batches = batches[: ceil(limit / QUESTIONS_A_PROMPT)]
     if not batches:
         raise EmailRLError(
             f"No mailbox has {MIN_MAILS} emails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
@@ -168,44 +201,3 @@ def cost_of(settings: GenerationSettings, tokens_in: int, tokens_out: int) -> fl
     if price_in is None or price_out is None:
         return None
     return (tokens_in * price_in + tokens_out * price_out) / 1e6
-
-
-def read_batches(
-    reader: MailReader, inboxes: Sequence[str], num_prompts: int, seed: int, *, allow_shared: bool = False
-) -> list[Batch]:
-    """Return at most ``num_prompts`` batches from mailboxes in turn and splits in proportion, deterministic by seed.
-
-    An email in mailboxes of two splits is shown for only one of them. Fewer than three mailboxes are split by subject
-    with ``allow_shared``. Raises UsageError for an inbox without mail.
-    """
-    fitting = {
-        inbox: [
-            mail
-            for mail in open_inbox(reader, inbox).mails
-            if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
-        ]
-        for inbox in choose_inboxes(reader, inboxes)
-    }
-    sizes = {inbox: Counter(mail.thread_key for mail in mails) for inbox, mails in fitting.items()}
-    split_of = split_of_mail(sizes, allow_shared=allow_shared)
-    shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
-    for inbox, mails in fitting.items():
-        for mail in mails:
-            shown[split_of(inbox, mail.thread_key), inbox].append(mail)
-    # One inbox of every split first, then the splits in proportion to their shares.
-    members = Counter(split for split, _ in shown)
-    ranks: Counter[str] = Counter()
-    keyed = []
-    for split, inbox in sorted(shown):
-        keyed.append((ranks[split] > 0, (ranks[split] + 0.5) / members[split], inbox, split))
-        ranks[split] += 1
-    owners: dict[str, str] = {}
-    turns = []
-    for _, _, inbox, split in sorted(keyed):
-        mails = [mail for mail in shown[split, inbox] if owners.setdefault(mail.message_id, split) == split]
-        runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
-        enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
-        runs = [run for run in runs if len(run) >= enough]
-        picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
-        turns.append([Batch(inbox, split, run) for run in picked])
-    return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]
