@@ -33,9 +33,8 @@ def questions_file(db: Path) -> Path:
 def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | None]:
     """The settings with a database's default questions, and a line naming them; None if questions are already set.
 
-    The file next to the database has priority. Without one, a database of Enron's email gets ART-E's questions, which
-    are downloaded unless the hub's cache has them. Raises UsageError for another database, EmailRLError if the hub
-    cannot be reached.
+    The file next to the database comes first; without one, a database of Enron's email gets ART-E's questions,
+    downloaded unless cached. Raises UsageError for another database, EmailRLError if the hub cannot be reached.
     """
     if data.questions is not None:
         return data, None

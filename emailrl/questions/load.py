@@ -1,10 +1,8 @@
-"""Loads questions: a local JSONL, a folder or a hub dataset, filtered, and the split that is asked for;
-and which of them a database can answer.
+"""Loads questions: a local JSONL, a folder or a hub dataset, filtered, and the split that is asked for.
 
-- A set without splits is one pool: all of it is ``test``; for training, ``val`` is cut from its inboxes and the rest is
-  ``train`` (benchmark tables carry a note).
-- In a set with ``train`` but no ``val``, ``val`` is cut from the train inboxes.
-- If no split is requested, all questions are returned and inboxes are not compared."""
+A set without splits is one pool: all of it is ``test`` (with a note); for training, ``val`` is cut from its inboxes and
+the rest is ``train``. A set with ``train`` but no ``val`` has it cut from the train inboxes.
+"""
 
 from __future__ import annotations
 
@@ -72,10 +70,9 @@ class Questions:
     def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> ScenarioSet:
         """The questions of one split, or all of them for ``split=None``.
 
-        ``limit`` draws a sample that keeps the mix of kinds and inboxes: a seeded one of training questions, and of
-        validation and test questions the same one for every seed. Without it the order is the file's.
-        ``check_inboxes=False`` is for reading a single split, with nothing to compare. Raises UsageError for splits
-        that share an inbox and for an empty split.
+        ``limit`` draws a sample that keeps the mix of kinds and inboxes, the same for every seed of validation and test
+        questions; without it the order is the file's. ``check_inboxes=False`` is for reading a single split, with
+        nothing to compare. Raises UsageError for splits that share an inbox and for an empty split.
         """
         every, source = self.scenarios, self.source
         given = self.data.allow_shared_inbox

@@ -183,11 +183,10 @@ class _Client(Client):
 
 
 class HttpReward:
-    """Posts trajectories to ``url``.
+    """Posts trajectories to ``url``, ``REWARD_BATCH_SIZE`` in one request and at most ``concurrency`` requests at once.
 
-    ``REWARD_BATCH_SIZE`` trajectories go in one request and at most ``concurrency`` requests at once. A batch is
-    retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a final failure,
-    or an invalid reply, is an error of that batch's trajectories.
+    A batch is retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a
+    final failure, or an invalid reply, is an error of that batch's trajectories.
     """
 
     def __init__(self, url: str, settings: RewardSettings, *, concurrency: int) -> None:

@@ -44,9 +44,8 @@ def measure(answer: str) -> dict[str, float]:
 def count_candidates(answer: str) -> int:
     """The number of candidates in an answer: the items of its longest list or choice, at least 1.
 
-    A list is three items or more of at most four words in one sentence, joined by commas, "and", "or", ";" or "/", or
-    the lines of a bulleted list; joined by "or", ";" or "/", two are a choice. So "Tuesday or Friday" offers 2, "May 3,
-    May 4, or May 5" 3, "in Houston, Texas" 1.
+    A list is three items or more of at most four words in one sentence, or bulleted lines; joined by "or", ";" or "/",
+    two are a choice. So "Tuesday or Friday" offers 2, "May 3, May 4, or May 5" 3, "in Houston, Texas" 1.
     """
     text = _YEAR_AFTER_COMMA.sub("", _NO_TEXT.sub("", answer))
     longest = max(1, len(_BULLET.findall(text)))

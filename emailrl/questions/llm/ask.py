@@ -1,7 +1,6 @@
 """Sends a plan's prompts to an OpenAI-compatible server, within a budget, and saves each reply as it arrives.
 
-An unanswered prompt ends the run with an error: requests in flight are awaited and saved, and no more are sent.
-Rerunning sends only the missing prompts.
+An unanswered prompt ends the run with an error, once requests in flight are saved. Rerunning sends only the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Builds questions from the replies to a plan's prompts; accepts only claims that the database confirms.
 
-A reply may be wrong, or controlled by the author of an email in the prompt. An item therefore becomes a question only
-if its ids are emails of its own prompt, its answer is stated in those emails and too specific to be in any email, and
-its text is printable. Unlike template questions, it cannot be proven to have only one answer in the mailbox.
+A reply may be wrong, or controlled by the author of an email in the prompt: see ``check_item``. Unlike a template
+question, one that passes cannot be proven to have only one answer in the mailbox.
 """
 
 from __future__ import annotations
@@ -177,10 +176,9 @@ def check_item(
 ) -> Scenario | None:
     """Return the question in an item of a reply, or None with the reason counted in ``dropped``.
 
-    ``is_stored`` is whether the database has a message id. Reasons: ``malformed``, ``confabulated_id`` (counted once
-    per id; the item keeps its other ids), ``no_source`` (all its ids were confabulated), ``outside_prompt`` (an id of
-    an email that was not shown), ``yes_or_no``, ``answer_in_question``, ``answer_not_found``, ``answer_too_common``
-    (in nearly every email).
+    ``is_stored``: whether the database has a message id. Reasons: ``malformed``, ``confabulated_id`` (once per id; the
+    item keeps its others), ``no_source`` (no id left), ``outside_prompt`` (an email that was not shown), ``yes_or_no``,
+    ``answer_in_question``, ``answer_not_found``, ``answer_too_common`` (in nearly every email).
     """
     try:
         written = _Item.model_validate(item)

@@ -1,7 +1,7 @@
 """Plans the prompts of a run, twenty emails of one mailbox in date order as in ART-E, and estimates their cost.
 
-The emails are in the prompt as JSON, so that no text in an email can end its own quotation. That keeps the prompt
-readable but is no defense: an email may still persuade the model of anything, so `harvest` trusts no reply.
+Emails are JSON in the prompt, so that none can end its own quotation. It may still persuade the model of anything:
+`harvest` trusts no reply.
 """
 
 from __future__ import annotations
@@ -127,10 +127,9 @@ def plan_questions(
 ) -> QuestionPlan:
     """Choose the emails to show, and estimate; sends and writes nothing.
 
-    ``limit`` is the maximum number of questions (default ``DEFAULT_LIMIT``); it determines the number of prompts,
-    assuming full replies. ``allow_shared`` splits fewer than three mailboxes by subject. Raises UsageError for a file
-    that is not a mail database or an inbox without mail, EmailRLError for a damaged database or if the mailboxes are
-    too small.
+    At most ``limit`` questions (default ``DEFAULT_LIMIT``), which sets the number of prompts. ``allow_shared`` splits
+    fewer than three mailboxes by subject. Raises UsageError for a file that is not a mail database or an inbox without
+    mail, EmailRLError for a damaged database or if the mailboxes are too small.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
