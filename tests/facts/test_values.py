@@ -10,7 +10,6 @@ from facts.tables import CASES
 
 from emailrl.facts.dates import DATE, TIME, Date, Time, read_dates, read_time
 from emailrl.facts.literals import Literal
-from emailrl.facts.names import find_names, name_of, same_token, word_before
 from emailrl.facts.quantities import (
     KINDS,
     NUMBER,
@@ -22,7 +21,7 @@ from emailrl.facts.quantities import (
     rate_of,
     read_quantity,
 )
-from emailrl.facts.reading import read
+from emailrl.facts.reading import find_names, name_of, read, same_token, word_before
 
 
 @pytest.mark.parametrize(("text", "dates"), CASES["test_dates"])

@@ -15,7 +15,7 @@ from random import Random
 from sqlalchemy import Connection, select, text
 
 from emailrl.facts.mentions import Extractor, Mention
-from emailrl.facts.names import name_of
+from emailrl.facts.reading import name_of
 from emailrl.mail.schema import emails, recipients
 
 _PREFIX = re.compile(r"^(?:\s*(?:re|fw|fwd|aw|wg|tr|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:\s*)+", re.IGNORECASE)

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 
-from emailrl.facts.names import find_names, same_token, word_before
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Unit, agree
+from emailrl.facts.reading import Unit, agree, find_names, same_token, word_before
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 from emailrl.rewards.matching.question import Case, is_whole
