@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import one_line
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, find_flag, hint_of, parse, read_value
-from emailrl.questions.rows import HUB_QUESTIONS
+from emailrl.questions.load import HUB_QUESTIONS
 from emailrl.settings import Settings, without_credentials
 from emailrl.settings.names import by_name, first_problem, leaves, tree_of
 from emailrl.settings.needs import without_effect

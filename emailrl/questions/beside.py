@@ -13,8 +13,7 @@ from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.connection import opened
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.schema import addresses, emails
-from emailrl.questions.load import missing_ids
-from emailrl.questions.rows import HUB_QUESTIONS, load_splits, write_scenarios
+from emailrl.questions.load import HUB_QUESTIONS, load_splits, missing_ids, write_scenarios
 from emailrl.settings import DataSettings, StoreSettings
 
 
