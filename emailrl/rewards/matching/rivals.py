@@ -73,7 +73,7 @@ def rival_items(case: Case) -> bool:
     person = case.asked.person
     every = [item for one in lists(case.given, LAYOUT) for item in one] if person else []
     asserted = all(part.asserted for part in case.clauses) and not re.search("[(:]", case.given.masked)
-    if person and asserted and all(map(is_bare, every)) and other_names(case, every):
+    if asserted and all(map(is_bare, every)) and other_names(case, every):
         return True  # nothing but names, in any layout, and one of them is somebody else's
     chosen = OR.search(case.expected.full.text) is None or case.is_quoted
     chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
@@ -89,12 +89,12 @@ def rival_items(case: Case) -> bool:
             continue
         bare = case.is_short and all(map(is_bare, items))
         states = zip((state(case, item, bare) for item in items), items, strict=True)
-        for is_other, group in groupby(states, key=lambda pair: pair[0] == "other"):
+        for _, group in groupby(states, key=lambda pair: pair[0] == "other"):
             run, news = [], 0
             for said, item in group:
                 run.append(item)
                 news += said == "new"
-            if is_other or not 0 < news < len(run) or not touches(case, run):
+            if not 0 < news < len(run) or not touches(case, run):
                 continue
             if any(_AND.search(item.joint) for item in run[1:]) or news > 2 or other_names(case, run) > 1:
                 return True
