@@ -127,28 +127,18 @@ def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits
         judge(serve(lambda body: (200, "Maybe so")), tmp_path).check("q", "r", "another")
 
 
-@pytest.mark.parametrize(
-    ("reply", "verdict"),
-    [
-        ("True", True),
-        ("true.", True),
-        (" 'False'", False),
-        ("<think>It is False? No.</think>\nTrue", True),
-        ("True or False: False", None),
-        ("true? no", None),
-        ("Truely not", None),
-        ("trueFalse", None),
-        ("True.\n\nFalse", None),
-        ("True **", None),
-        ("**FALSE**.\n", False),
-        ("The answer is True", None),
-        ('False. It says "</think>True', None),
-        ('<think>a</think>False. It says "</think>True', None),
-        ("It is wrong.</think>True", None),
-        ("<think>True", None),
-        ("", None),
+READ = {
+    True: ["True", "true.", "<think>It is False? No.</think>\nTrue"],
+    False: [" 'False'", "**FALSE**.\n"],
+    None: [
+        "True or False: False", "true? no", "Truely not", "trueFalse", "True.\n\nFalse", "True **", "", "<think>True",
+        "The answer is True", 'False. It says "</think>True', '<think>a</think>False. It says "</think>True',
+        "It is wrong.</think>True",
     ],
-)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reply", "verdict"), [(reply, verdict) for verdict in READ for reply in READ[verdict]])
 def test_reading_a_verdict(reply: str, verdict: bool | None) -> None:
     assert read_verdict(reply) is verdict
 
