@@ -102,9 +102,5 @@ def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
     from emailrl.rewards.build import build_scorer
 
     play = build_stage(settings, policy).on(engine)
-    return Collector(
-        play,
-        build_scorer(settings.rewards, settings.reward_weights, settings.agent),
-        settings.agent,
-        settings.training.mode,
-    )
+    scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
+    return Collector(play, scorer.score, settings.agent, settings.training.mode)

@@ -63,7 +63,8 @@ class EmailAgent:
         config: PlayingSettings | Mapping[str, Any] | None = None,
     ) -> None:
         from emailrl.agent import tool_schemas
-        from emailrl.engines import Engine, build_chat_engine
+        from emailrl.engines import Engine
+        from emailrl.engines.openai import OpenAIEngine
         from emailrl.engines.renderer import ChatRenderer
 
         settings = config if isinstance(config, PlayingSettings) else load_settings(config)
@@ -73,7 +74,7 @@ class EmailAgent:
             if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
                 raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
             self.settings = settings.with_model(model)
-            self._engine: Engine = build_chat_engine(self.settings, schemas)
+            self._engine: Engine = OpenAIEngine(self.settings, schemas)
             return
         opened = _opened(model, tokenizer, settings)
         self.settings, self._engine = opened.settings, opened.engine

@@ -1,8 +1,7 @@
 """The mail-search task after ART-E: one scenario on one mailbox, its prompt and its rubric.
 
-The environment takes the model's messages, returns tool results and fills the rubric. The rules are ART-E's (native
-tools): one tool call per turn, the first of several; an unparsable call, an unknown tool or bad arguments end the
-trajectory without feedback; so does the final answer.
+The rules are ART-E's (native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool
+or bad arguments end the trajectory without feedback; so does the final answer.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from emailrl.agent.runner import Environment, derive_seed, run
 from emailrl.agent.task import MAIL, load_task
@@ -101,12 +101,8 @@ if the token audit fails.
 """
 
 
-class Scores(Protocol):
-    """The part of ``rewards.Scorer`` that the collector uses."""
-
-    def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Set rewards in place."""
-        ...
+Score = Callable[[Sequence[Trajectory]], None]
+"""Sets rewards in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +219,7 @@ class Collector:
     """Plays every scenario several times and scores the trajectories."""
 
     play: Play
-    scorer: Scores
+    score: Score
     agent: AgentSettings
     mode: str  # Recorded in the trajectories
     run_id: str = ""
@@ -267,5 +263,5 @@ class Collector:
         for group in groups:
             group.trajectories = [ended.get(each.id, each) for each in group.trajectories]
         everything = [trajectory for group in groups for trajectory in group.trajectories]
-        self.scorer.score([trajectory for trajectory in everything if not trajectory.reward_terms])
+        self.score([trajectory for trajectory in everything if not trajectory.reward_terms])
         return groups

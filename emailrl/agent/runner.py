@@ -1,8 +1,7 @@
-"""Rollouts: many environments on one engine, each conversation at its own pace.
+"""Rollouts: many environments on one engine, each conversation at its own pace, tokens recorded as they come.
 
-The runner records each conversation's tokens as they are produced. Sampled ids enter the sample with mask 1, ids of
-prompts and tool results with mask 0; no text is tokenized twice. If a chat template does not extend the conversation so
-far, a new sample begins with the whole new prompt.
+Sampled ids enter the sample with mask 1, ids of prompts and tool results with mask 0; no text is tokenized twice. If a
+chat template does not extend the conversation so far, a new sample begins with the whole new prompt.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """User-defined environments, by Python path (``emailrl.base.custom``), and the one that ``environment`` names.
 
-A user's maker is called as ``make(scenario, mailbox, settings)`` for each trajectory and returns an object with
-``start()`` → first messages and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric``
-(a dict or a dataclass) are read if present. The maker's attribute ``tools`` (OpenAI function schemas) defines the
-policy's tools; the default is the mail tools.
+A user's ``make(scenario, mailbox, settings)`` returns, for each trajectory, an object with ``start()`` → first messages
+and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric`` (a dict or a dataclass) are
+read if present, as are the maker's own ``tools`` (OpenAI function schemas, by default the mail tools).
 """
 
 from __future__ import annotations

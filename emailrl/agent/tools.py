@@ -1,8 +1,7 @@
 """The agent's three tools, with ART-E's names, parameters and limits, as typed functions.
 
-The functions are the single source: ``tool_schemas`` reads their signatures and docstrings, ``call_tool`` checks a
-model's arguments against the same signatures. The mailbox, and with it the inbox, is bound by the environment: it is
-the first parameter of every tool and appears in no schema.
+``tool_schemas`` reads their signatures and docstrings, ``call_tool`` checks a model's arguments against the same. The
+first parameter, the mailbox and with it the inbox, is bound by the environment and appears in no schema.
 """
 
 from __future__ import annotations

@@ -15,14 +15,16 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 import typer.main
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 import emailrl
 from emailrl.base import process
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.plain import guard_streams, tell
-from emailrl.base.process import ending_with
-from emailrl.cli.output import fail
+from emailrl.base.plain import cut, guard_streams, one_line, tell
+
+LONGEST_ERROR: Final = 2000
+"""In characters; the name of a tensor or a key may be a megabyte long."""
 
 COMMANDS: Final = {
     "gen-db": "Build the searchable email database from a mailbox.",
@@ -110,7 +112,7 @@ def _print_version(wanted: bool) -> None:
 def emailrl_command(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Build a searchable mailbox, let a language model search it, train that model, benchmark it and export it.
@@ -141,10 +143,7 @@ class _ClosedStdout(io.TextIOWrapper):
 
 
 def _prepare_streams() -> _ClosedStdout | None:
-    """Make printing safe: a stream may be closed, a terminal may lack characters of an email or a name, or obey some.
-
-    Returns what stands in for a closed stdout.
-    """
+    """Make printing safe: a terminal may lack or obey characters. Returns what stands in for a closed stdout."""
     closed = None if sys.stdout else _ClosedStdout(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb"))
     sys.stdout = sys.stdout or closed
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -158,68 +157,61 @@ def _prepare_streams() -> _ClosedStdout | None:
 
 
 _OTHER_WORDS: Final = {
-    "group_size": "--num-generations",
-    "num_questions": "--limit",
-    "num_scenarios": "--limit",
-    "output": "--out",
-    "output_dir": "--out",
-    "save_path": "--out",
-    "steps": "--max-steps",
+    "--num-generations": ("group_size",),
+    "--limit": ("num_questions", "num_scenarios"),
+    "--out": ("output", "output_dir", "save_path"),
+    "--max-steps": ("steps",),
 }
-"""Words for options in other programs, by which they are suggested."""
-_LEARNING: Final = ("training", "algorithm", "evaluation")
-_TRAINS: Final = ("emailrl train", "emailrl plan")
-"""Commands that read the settings of training without an option for them."""
+"""Words of other programs for options, by which they are suggested."""
 
 
-def _describe(error: Any) -> str:
-    """A usage error as a sentence that quotes the value, which newer Typer omits."""
+def _usage(error: Any) -> tuple[str, str]:
+    """A usage error as a sentence that quotes the value, which newer Typer omits, and what to do about it."""
     from pydantic import ValidationError
 
-    text = (error.message if _is_unknown(error) else error.format_message()).rstrip(".")
-    if isinstance(cause := error.__cause__, ValidationError):
-        written = cause.errors(include_url=False)[0]["input"]
-        text = text.replace("Input should be", f"{written!r} should be")
-    return text if text.endswith("?") else f"{text}."
-
-
-def _way_out(error: Any) -> str:
-    """What to do about a usage error: the option that was meant, or names of options if the command takes no others."""
     command = error.ctx.command_path if error.ctx else "emailrl"
-    if _is_unknown(error) and (guess := _instead(error)):
-        return guess
-    if error.ctx and "unexpected extra argument" in error.message:
+    hint = f"See {command} --help."
+    is_unknown = error.message.startswith("No such option") and error.ctx is not None
+    text = (error.message if is_unknown else error.format_message()).rstrip(".").replace("Value error, ", "")
+    if isinstance(cause := error.__cause__, ValidationError):
+        text = text.replace("Input should be", f"{cause.errors(include_url=False)[0]['input']!r} should be")
+    if is_unknown:
+        hint = _instead(error, command) or hint
+    elif error.ctx and "unexpected extra argument" in error.message:
         parameters = error.ctx.command.params
         options = [each.opts[0] for each in parameters if each.param_type_name == "option" and not each.is_flag]
         if len(options) > 1 and all(each.param_type_name == "option" for each in parameters):
-            return f"Values need an option, such as {options[0]} or {options[1]}; see {command} --help."
-    return f"See {command} --help."
+            hint = f"Values need an option, such as {options[0]} or {options[1]}; see {command} --help."
+    return text if text.endswith("?") else f"{text}.", hint
 
 
-def _is_unknown(error: Any) -> bool:
-    """Whether the error is about an option that the command does not have."""
-    return error.message.startswith("No such option") and error.ctx is not None
-
-
-def _instead(error: Any) -> str | None:
+def _instead(error: Any, command: str) -> str | None:
     """The option of this command that an unknown one stands for, else the setting of that name, else the nearest."""
     from emailrl.settings.names import by_name, nearest
 
-    command, word = error.ctx.command_path, error.option_name.lstrip("-").replace("-", "_")
+    word = error.option_name.lstrip("-").replace("-", "_")
     options = {spelling: each.name for each in error.ctx.command.params for spelling in each.opts}
     leaf = by_name().get(word)
-    meant = next((spelling for spelling, name in options.items() if leaf and name == leaf.key), _OTHER_WORDS.get(word))
+    known = [spelling for spelling, name in options.items() if leaf and name == leaf.key]
+    meant = next(iter([*known, *(spelling for spelling, words in _OTHER_WORDS.items() if word in words)]), None)
     if meant not in options:
-        if leaf and error.ctx.parent and (command in _TRAINS or leaf.section not in _LEARNING):
+        trains = command in ("emailrl train", "emailrl plan")  # they read all settings of training
+        if leaf and error.ctx.parent and (trains or leaf.section not in ("training", "algorithm", "evaluation")):
             return f"Set {leaf.env_names[0]} in the environment or emailrl.toml; options: {command} --help."
         words = {spelling.lstrip("-").replace("-", "_"): spelling for spelling in options if spelling.startswith("--")}
         meant = words.get(nearest(word, words) or "")
     return f"Did you mean {meant}? See {command} --help." if meant else None
 
 
+def fail(message: str, hint: str, exit_code: int) -> NoReturn:
+    """Exit with one line on stderr, ``error: message hint``; with several ranks, one per host prints it."""
+    process.report(cut(one_line(f"error: {message} {hint}"), LONGEST_ERROR))
+    sys.exit(exit_code)
+
+
 def main() -> NoReturn:
     """Run the command line; exit codes: 0 success, 1 failure, 2 usage or settings error, 130 interrupted."""
-    with ending_with("vllm"):
+    with process.ending_with("vllm"):
         _run()
 
 
@@ -234,7 +226,7 @@ def _run() -> NoReturn:
     except EmailRLError as error:
         fail(error.message, error.hint, error.exit_code)
     except _WrongUsage as error:
-        fail(_describe(error), _way_out(error), error.exit_code)
+        fail(*_usage(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         result = process.INTERRUPTED
     except BrokenPipeError:
@@ -247,11 +239,11 @@ def _run() -> NoReturn:
         # Python's surrogate for an undecodable byte, which only occurs in file names and arguments.
         fail("A file or folder name here is not valid UTF-8, which some libraries reject.", "Rename it.", 1)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full and not error.filename:  # files are named
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full and not error.filename:  # files are named
             fail(f"The output cannot be written: {error.strerror}.", "Free some space, or redirect stdout.", 1)
         hint = "Change its permissions or use another path." if isinstance(error, PermissionError) else ""
-        hint = "Free some space." if full else hint
+        hint = "Free some space." if is_full else hint
         fail(f"{error.filename}: {error.strerror}{'.' * bool(hint)}" if error.filename else str(error), hint, 1)
     if result == process.INTERRUPTED:
         process.ending()

@@ -19,31 +19,50 @@ Examples:
 
 from __future__ import annotations
 
+import json as jsonlib
+import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+from typer import Argument, Option
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import counted, cut, one_line
 from emailrl.base.process import INTERRUPTED
-from emailrl.cli.answer import Steps, render_answer, why_not
 from emailrl.cli.inputs import note_adapters, note_runs_without_best
 from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, inboxes, setting_options
-from emailrl.cli.output import print_json, progress_console, result_console, say, say_loading
+from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading, warn
+from emailrl.records.trajectory import StopReason
+from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from emailrl.agent import StepResult
     from emailrl.agent.email_agent import Answer, EmailAgent
-    from emailrl.settings import Settings
 
-PROMPT = "ask> "
-_SMOL_SHOWN = "smol (for simple questions; its limits: docs/evidence/smol.md)"
+PROMPT: Final = "ask> "
+I_DONT_KNOW: Final = "I don't know."
+NUM_HITS: Final = 3
+"""Search hits shown per search."""
+NUM_LINES: Final = 5
+"""Quoted lines per source email."""
+_SMOL_SHOWN: Final = "smol (for simple questions; its limits: docs/evidence/smol.md)"
+_FILTERS: Final = {"from_addr": "from", "to_addr": "to", "sent_after": "since", "sent_before": "before"}
+_WHY: Final = {
+    StopReason.RAN_OUT_OF_TURNS: "The model gave no answer within {turns} turns (MAX_TURNS).",
+    StopReason.CANT_PARSE_TOOL_CALL: "The model wrote a tool call that cannot be parsed.",
+    StopReason.BAD_TOOL_CALL_NAME: "The model called a tool that does not exist.",
+    StopReason.BAD_TOOL_CALL_ARGS: "The model's tool call was missing or had invalid arguments.",
+    StopReason.TRUNCATED: "The model's turn reached the token limit (MAX_TOKENS) or the context window.",
+}
 
 
 def _day(value: str) -> str:
@@ -58,15 +77,15 @@ def ask(
     *,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="question", help="The question, quoted or not. Default: read questions from stdin."),
+        Argument(metavar="question", help="The question, quoted or not. Default: read questions from stdin."),
     ] = None,
     inbox: Annotated[
         str | None,
-        typer.Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
+        Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
     ] = None,
     date: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--date",
             parser=_day,
             metavar="YYYY-MM-DD",
@@ -79,68 +98,52 @@ def ask(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.mail.connection import no_database
+    from emailrl.agent.email_agent import EmailAgent
+    from emailrl.mail.connection import first_day
     from emailrl.questions.inbox.owners import find_inbox
-    from emailrl.settings import load_settings
 
     settings = load_settings(overrides, trust=trust)
-    question = " ".join(words) if words else None
-    if question is None and json:
+    if words is None and json:
         raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
-    question = None if question is None else _checked(question)
-    if not settings.store.db.is_file():
-        raise no_database(settings.store.db)
+    question = None if words is None else _checked(" ".join(words))
     inbox = find_inbox(settings.store.db, inbox)
     model, base, name = _policy(settings, checkpoint, overrides["model_name"])
     say(f"Mailbox: {inbox}; model: {name}")
     note_adapters([model] if isinstance(model, Path) else [], settings, asks=True)
-    _warn_if_empty(settings.store.db, inbox, date)
-    session = _Session(_open(model, base, settings), inbox, date)
-    with closing(session.agent):
-        if question is None:
-            _converse(session)
-            return
-        answer = session.ask(question, None if json else result_console())
-    if json:
-        print_json(_record(answer))
-
-
-def _warn_if_empty(db: Path, inbox: str, date: str | None) -> None:
-    """Print a note that the agent will see no email if its date is not after the first one."""
-    from emailrl.mail.connection import first_day
-
-    if date is not None and (first := first_day(db, inbox)) is not None and date <= first:
+    if date is not None and (first := first_day(settings.store.db, inbox)) is not None and date <= first:
         say(f"Note: the mailbox begins on {first}; with --date {date} the agent sees no email.")
-
-
-def _open(model: str | Path, base: str, settings: Settings) -> EmailAgent:
-
     if not settings.is_chat:
         say_loading(settings, base)
-    from emailrl.agent.email_agent import EmailAgent
-
-    return EmailAgent(model, config=settings)
-
-
-class _Session:
-    """A session of questions to one agent about one mailbox."""
-
-    def __init__(self, agent: EmailAgent, inbox: str, date: str | None) -> None:
-        self.agent, self.inbox, self.date = agent, inbox, date
-
-    def ask(self, question: str, results: Console | None) -> Answer:
-        """Answer one question: the answer goes to ``results``, if any, and each step to stderr as it ends."""
-        console = progress_console()
-        with Steps(console) as steps:
-            answer = self.agent.answer(question, self.inbox, query_date=self.date, report=steps.show)
-        if reason := why_not(answer, self.agent.settings.agent):
-            console.print(reason, style="yellow", soft_wrap=True)
-        if results is not None:
-            results.print(render_answer(answer))
-        return answer
+    with closing(EmailAgent(model, config=settings)) as agent:
+        if question is None:
+            _converse(agent, inbox, date)
+            return
+        answer = _ask(agent, inbox, date, question, None if json else result_console())
+    if json:
+        scenario = answer.trajectory.scenario
+        facts = {"stop_reason": answer.stop_reason, "inbox": scenario.inbox_address, "date": scenario.query_date}
+        spent = {"turns": len(answer.trajectory.turns), "seconds": answer.trajectory.seconds}
+        print_json({"answer": answer.answer, "sources": answer.sources} | spent | facts)
 
 
-def _converse(session: _Session) -> None:
+def _ask(agent: EmailAgent, inbox: str, date: str | None, question: str, results: Console | None) -> Answer:
+    """Answer one question: the answer goes to ``results``, if any, and each step to stderr as it ends."""
+    console = progress_console()
+
+    def show(step: StepResult) -> None:
+        for line in _lines(step):
+            console.print(line, no_wrap=True, overflow="ellipsis")
+
+    with console.status("thinking") if console.is_terminal else nullcontext():
+        answer = agent.answer(question, inbox, query_date=date, report=show)
+    if answer.answer is None and (reason := answer.stop_reason) is not None:
+        warn(_WHY.get(reason, f"No answer ({reason}).").format(turns=agent.settings.agent.max_turns))
+    if results is not None:
+        results.print(render_answer(answer))
+    return answer
+
+
+def _converse(agent: EmailAgent, inbox: str, date: str | None) -> None:
     """Answer questions until there are no more; an error or Ctrl-C ends only the current question."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     results = result_console()
@@ -149,7 +152,7 @@ def _converse(session: _Session) -> None:
             if not sys.stdin.isatty():  # on a terminal it stands where it was typed
                 results.print("\n" * (number > 0), end="")
                 say(f"Question: {question}", results)
-            session.ask(_checked(question), results)
+            _ask(agent, inbox, date, _checked(question), results)
         except KeyboardInterrupt:
             say("interrupted")
         except EmailRLError as error:
@@ -169,8 +172,7 @@ def _questions() -> Iterator[str]:
         try:
             line = input(PROMPT if on_terminal else "")
         except EOFError:
-            if on_terminal:
-                print()
+            print("\n" * on_terminal, end="")
             return
         except KeyboardInterrupt:
             print()
@@ -204,10 +206,8 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     if checkpoint is not None and settings.is_chat:
         raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
     configured = settings.model.name
-    shown = _SMOL_SHOWN if configured == SMOL else configured
-    if settings.is_chat:
-        return configured, configured, configured
-    if model is not None:
+    shown = _SMOL_SHOWN if configured == SMOL and not settings.is_chat else configured
+    if settings.is_chat or model is not None:
         return configured, configured, shown
     output_dir, is_demo = settings.output.output_dir, has_only_demo_email(settings.store.db)
     if checkpoint in (None, "best"):
@@ -226,14 +226,49 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 
-def _record(answer: Answer) -> dict[str, object]:
-    trajectory = answer.trajectory
-    return {
-        "answer": answer.answer,
-        "sources": answer.sources,
-        "turns": len(trajectory.turns),
-        "seconds": trajectory.seconds,
-        "stop_reason": answer.stop_reason,
-        "inbox": trajectory.scenario.inbox_address,
-        "date": trajectory.scenario.query_date,
-    }
+def render_answer(answer: Answer) -> RenderableType:
+    """Lay out the answer and its source emails: subject, sender, date and first lines."""
+    from emailrl.facts.words import is_i_dont_know
+
+    if answer.answer is None or is_i_dont_know(answer.answer):
+        return Text(I_DONT_KNOW)
+    parts: list[RenderableType] = [Text(answer.answer.strip(), style="bold")]
+    held = {email.message_id: email for email in answer.emails}
+    for message_id in answer.sources:
+        parts.append(Text())
+        email = held.get(message_id)
+        if email is None:
+            parts.append(Text(f"Source {cut(one_line(message_id), LONGEST_ID)}: not in this mailbox.", style="yellow"))
+            continue
+        sender = f"{one_line(email.from_address)}, {(email.date or 'no date')[:10]}"
+        parts.append(Text(f"Source: {one_line(email.subject) or '(no subject)'}", style="bold cyan"))
+        parts.append(Text(sender, style="cyan"))
+        lines = [one_line(line) for line in email.body.split("\n") if line.strip()]
+        quoted = (Text(f"> {line}", no_wrap=True, overflow="ellipsis") for line in lines[:NUM_LINES])
+        parts += [Padding(line, (0, 0, 0, 2), expand=False) for line in quoted]
+        if len(lines) > NUM_LINES:
+            parts.append(Text("  > …", style="dim"))
+    if not answer.sources:
+        parts.append(Text("No source cited.", style="yellow"))
+    return Group(*parts)
+
+
+def _lines(step: StepResult) -> Iterator[Text]:
+    """One step: a search and its hits, the email read, or why a call was refused."""
+
+    def line(name: str, text: str, style: str) -> Text:
+        return Text.assemble((f"{name:<8}", "cyan"), (one_line(text), style))
+
+    result: Any = None if step.tool_result is None else jsonlib.loads(step.tool_result)
+    arguments = step.tool_args or {}
+    if isinstance(result, dict) and "error" in result:
+        yield line("refused" if step.done else "failed", f"{step.tool_name or 'turn'}: {result['error']}", "yellow")
+    elif step.tool_name == "search_emails" and isinstance(result, list):
+        words = [jsonlib.dumps(word, ensure_ascii=False) for word in arguments["keywords"]]
+        words += [f"{word} {arguments[name]}" for name, word in _FILTERS.items() if arguments.get(name)]
+        yield line("search", f"{' '.join(words)}: {counted(len(result), 'hit')}", "bold")
+        for hit in result[:NUM_HITS]:
+            yield line("", re.sub("</?b>", "", hit["snippet"]), "dim")
+    elif step.tool_name == "read_email" and isinstance(result, dict):
+        sent = (result["date"] or "no date")[:10]
+        yield line("read", f"{result['subject']}, {result['from_address']}, {sent}", "bold")

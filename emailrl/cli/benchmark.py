@@ -30,13 +30,23 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from typer import Option
 
+from emailrl.agent.mail_env import Rubric
+from emailrl.base.disk import check_place
+from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
+from emailrl.base.process import INTERRUPTED
+from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
 from emailrl.cli.options import (
     Json,
@@ -50,14 +60,16 @@ from emailrl.cli.options import (
     setting_options,
 )
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
-from emailrl.cli.tables import result_lines, results_table, title_of
+from emailrl.measure.evaluation import check_samples, has_crashed, reason, verdict
+from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from emailrl.measure.benchmark import Report, Subject
     from emailrl.records.trajectory import Scenario, Trajectory
-    from emailrl.settings import Settings
 
-INTERRUPTED = 130
+NAMES_WIDTH = 33
+RESULT_WIDTH = 15
+"""Width of the name column, and minimum width of a result column, in characters."""
 FAILURES = {
     "wrong": "a wrong answer",
     "no answer": "no answer",
@@ -76,8 +88,7 @@ def benchmark(
     *,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option(
-            "--checkpoint",
+        Option(
             metavar="<str>",
             help="best, latest, or the folder of a checkpoint or exported adapter; repeatable.",
             autocompletion=checkpoints,
@@ -85,8 +96,7 @@ def benchmark(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model",
+        Option(
             metavar="<str>",
             help="A model without adapter (nano, smol, folder, Hub name); repeatable.",
             autocompletion=models,
@@ -94,7 +104,7 @@ def benchmark(
     ] = None,
     overrides: Overrides,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Also run every question on emails with injected instructions.")
+        bool, Option("--attack", help="Also run every question on emails with injected instructions.")
     ] = False,
     out: Annotated[
         Path | None, path_option("--out", help="Output folder for results.json, CSVs and trajectories.")
@@ -104,18 +114,36 @@ def benchmark(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.measure.benchmark import to_resume
-    from emailrl.settings import load_settings
+    from emailrl.engines import check_player
+    from emailrl.measure.benchmark import to_resume, with_attacked
+    from emailrl.questions.load import coverage_notes, load_scenario_set
 
-    settings = _checked(load_settings(overrides, trust=trust))
-    begun = _begun(out, _root(settings), overwrite=overwrite, resume=resume)
-    subjects = _subjects(checkpoint or [], model or [], settings, attack=attack)
-    scenarios, notes = _questions(settings)
+    settings = load_settings(overrides, trust=trust)
+    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
+    settings = with_inputs(settings)
+    check_player(settings)
+    root = settings.output.output_dir.parent / "benchmarks"
+    begun = _begun(out, root, overwrite=overwrite, resume=resume)
+    subjects = choose_subjects(checkpoint or [], model or [], settings)
+    subjects = with_attacked(subjects) if attack else subjects
+    data, seed = settings.data, settings.training.seed
+    chosen = load_scenario_set(None, "test", limit=data.test_set_size, seed=seed, data=data)
+    notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
     if not settings.is_chat:
         say_loading(settings, *(subject.model_name for subject in subjects))
-    folder = to_resume(begun, subjects, scenarios, settings) if begun else out or _fresh_folder(_root(settings))
-    report = _play(subjects, scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
-    _show(report, folder, json=json)
+    folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)
+    report = _play(subjects, chosen.scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
+    console = result_console(json=json)
+    if report.results:
+        console.print("=== Benchmark Results ===", style="bold")
+        for line in _result_lines(report):
+            say(line, console)
+        console.print(results_table(report, console.width))
+        console.print(f"results: {folder}", soft_wrap=True)
+    for note in _what_is_left(report, folder):
+        progress_console().print(note, soft_wrap=True)
+    if not report.interrupted:
+        _suggest_next(report)
     if json:
         records = report.records()
         print_json(records[0] if len(subjects) == 1 and records else records)
@@ -123,29 +151,44 @@ def benchmark(
         raise typer.Exit(INTERRUPTED)
 
 
-def _root(settings: Settings) -> Path:
-    return settings.output.output_dir.parent / "benchmarks"
+def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
+    """Benchmarks that ``resume`` may resume, oldest first; UsageError if none, or if ``out`` may not be written."""
+    from emailrl.measure.benchmark import CONDITIONS, check_folder, is_unfinished
+    from emailrl.measure.journal import nothing_to_resume
+
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
+    if resume and out is not None:
+        if not (out / CONDITIONS).is_file():
+            raise nothing_to_resume(out / CONDITIONS)
+        return [out]
+    if resume:
+        begun = sorted(filter(is_unfinished, root.glob("*")), key=lambda folder: folder.stat().st_mtime_ns)
+        if not begun:
+            hint = "Name one with --out, or drop --resume."
+            raise UsageError(f"Nothing to resume: {root} has no unfinished benchmark.", hint, "nothing-to-resume")
+        return begun
+    if out is not None:
+        check_folder(out)
+        if not overwrite and (out / CONDITIONS).exists():
+            hint = "--resume, " if is_unfinished(out) else ""
+            raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.", "exists")
+    return []
 
 
-def _subjects(checkpoints: list[str], models: list[str], settings: Settings, *, attack: bool) -> list[Subject]:
-    """The policies to measure; prints notes on them and on newer runs that are skipped."""
-    from emailrl.measure.benchmark import choose_subjects, with_attacked
-
-    subjects = choose_subjects(checkpoints, models, settings, settings.output.output_dir)
-    if "best" in checkpoints or not (checkpoints or models or settings.is_chat):
-        note_runs_without_best(settings.output.output_dir)
-    note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)
-    return with_attacked(subjects) if attack else subjects
-
-
-def _questions(settings: Settings) -> tuple[list[Scenario], list[str]]:
-    """The test questions, with notes about them."""
-    from emailrl.questions.load import coverage_notes, load_scenario_set
-
-    chosen = load_scenario_set(
-        None, "test", limit=settings.data.test_set_size, seed=settings.training.seed, data=settings.data
-    )
-    return chosen.scenarios, [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
+def _fresh_folder(root: Path) -> Path:
+    """A new folder for this benchmark."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    check_place(root / name, "--out")
+    number, folder = 2, root / name
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number, folder = number + 1, root / f"{name}-{number}"
+        else:
+            return folder
 
 
 def _play(
@@ -188,78 +231,6 @@ def _play(
     return report
 
 
-def _show(report: Report, folder: Path, *, json: bool) -> None:
-    """Print the results on stdout (with ``json`` on stderr), notes and the next command on stderr."""
-    console = result_console(json=json)
-    if report.results:
-        console.print("=== Benchmark Results ===", style="bold")
-        for line in result_lines(report):
-            say(line, console)
-        console.print(results_table(report))
-        console.print(f"results: {folder}", soft_wrap=True)
-    for note in _what_is_left(report, folder):
-        progress_console().print(note, soft_wrap=True)
-    if not report.interrupted:
-        _suggest_next(report)
-
-
-def _checked(settings: Settings) -> Settings:
-    """The settings with their inputs chosen; raises for settings and inputs that cannot be measured."""
-    from emailrl.engines import check_player
-    from emailrl.measure.evaluation import check_samples
-
-    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
-    settings = with_inputs(settings)
-    check_player(settings)
-    return settings
-
-
-def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
-    """Benchmarks that ``resume`` may resume, oldest first; UsageError if none, or if ``out`` may not be written."""
-    from emailrl.base.errors import UsageError
-    from emailrl.measure.benchmark import CONDITIONS, check_folder, is_unfinished
-    from emailrl.measure.journal import nothing_to_resume
-
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
-    if resume and out is not None:
-        if not (out / CONDITIONS).is_file():
-            raise nothing_to_resume(out / CONDITIONS)
-        return [out]
-    if resume:
-        begun = sorted(filter(is_unfinished, root.glob("*")), key=lambda folder: folder.stat().st_mtime_ns)
-        if not begun:
-            raise UsageError(
-                f"Nothing to resume: {root} has no unfinished benchmark.",
-                "Name one with --out, or drop --resume.",
-                "nothing-to-resume",
-            )
-        return begun
-    if out is not None:
-        check_folder(out)
-    if out is not None and not overwrite and (out / CONDITIONS).exists():
-        hint = "--resume, " if is_unfinished(out) else ""
-        raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.", "exists")
-    return []
-
-
-def _fresh_folder(root: Path) -> Path:
-    """A new folder for this benchmark."""
-    from emailrl.base.disk import check_place
-
-    name = time.strftime("%Y%m%d-%H%M%S")
-    check_place(root / name, "--out")
-    number, folder = 2, root / name
-    root.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number, folder = number + 1, root / f"{name}-{number}"
-        else:
-            return folder
-
-
 def _kept(count: int, folder: Path) -> str:
     return f"{counted(count, 'question')} saved in {folder}; to finish, {_again(folder)}"
 
@@ -270,8 +241,6 @@ def _again(folder: Path) -> str:
 
 def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
     """Notes on questions that were not played, not judged or not answered because of an error, and how to go on."""
-    from emailrl.measure.evaluation import has_crashed, reason
-
     if report.interrupted:
         if count := sum(result.evaluation.num_questions for result in report.results):
             yield _kept(count, folder)
@@ -285,8 +254,6 @@ def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
 
 def _suggest_next(report: Report) -> None:
     """Print the next command: inspect the first failure of the most telling kind; without failures, export."""
-    from emailrl.measure.evaluation import verdict
-
     for failure, shown in FAILURES.items():
         for result in report.results:
             verdicts = [verdict(trajectory) for trajectory in result.evaluation.trajectories]
@@ -296,3 +263,124 @@ def _suggest_next(report: Report) -> None:
                 return
     if adapters := [result.subject.adapter for result in report.results if result.subject.adapter]:
         print_next(["export", "--checkpoint", str(adapters[0].path)])
+
+
+def title_of(subject: Subject) -> str:
+    """A model's name; or an adapter's path relative to the working directory, elsewhere its run and checkpoint."""
+    if subject.adapter is None:
+        return subject.label
+    path, here = subject.adapter.path.absolute(), Path.cwd()
+    name = str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-2:])
+    return f"{name} (attacked)" if subject.attacked else name
+
+
+def _titles(report: Report) -> dict[str, str]:
+    """Display names of a table's subjects, by label; the label itself if a shorter name is ambiguous."""
+    titles = {result.subject.label: title_of(result.subject) for result in report.results}
+    names = list(titles.values())
+    return {label: title if names.count(title) == 1 else label for label, title in titles.items()}
+
+
+def _result_lines(report: Report) -> Iterator[str]:
+    """One line per model: accuracy, average reward and share of correct sources."""
+    for result, title in zip(report.results, _titles(report).values(), strict=True):
+        evaluation = result.evaluation
+        low, high = evaluation.interval
+        facts = [f"accuracy {evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"]
+        facts.append(f"average reward {'-' if evaluation.reward is None else f'{evaluation.reward:.3f}'}")
+        if (sources := evaluation.rubric.get("sources_correct")) is not None:
+            facts.append(f"correct sources {sources:.1%}")
+        yield f"{title}: {', '.join(facts)}"
+
+
+def results_table(report: Report, width: int) -> RenderableType:
+    """Lay out the results side by side, one column per model, with comparisons and notes below.
+
+    They are split into several tables if ``width`` characters are too few.
+    """
+    conditions, records, titles = report.conditions, report.records(), _titles(report)
+    temperature = conditions["temperature"]
+    decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    heading = f"Test split, {decoding}, at most {conditions['max_turns']} turns"
+    if conditions["samples"] > 1:
+        heading += f", {conditions['samples']} samples per question"
+    if conditions["sequential"]:
+        heading += ", one question at a time"
+    if conditions["reward_name"] != "art_e":
+        heading += f", reward {conditions['reward_name']}"
+    lines = [
+        f"{titles[each.first]} against {titles[each.second]}: the first is better on {each.better_first}, "
+        f"the second on {each.better_second} of {each.num_questions} questions; "
+        f"p = {each.p_value:.3g} (exact paired test by {each.unit})"
+        for each in report.comparisons
+    ]
+    lines.append(
+        "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn; a chat server's "
+        "tokens are prompt_tokens + completion_tokens: docs/guides/benchmark.md"
+    )
+    lines += [
+        f"{titles[record['model']]} saw no injected instruction: no search or read returned an email"
+        for record in records
+        if record.get("attacked") and not any(record[f"{kind}_orders_seen"] for kind in _kinds_of_orders(record))
+    ]
+    lines += [f"note: {note}" for note in report.notes]
+    selection = "the ones that finished soonest: a biased sample that does not measure the policy"
+    selection = "the first ones" if conditions["sequential"] else selection
+    for result in report.results:
+        if not result.complete:
+            part = f"interrupted after {result.evaluation.num_questions} of {report.num_asked} questions"
+            lines.append(f"{titles[result.subject.label]}: {part}, {selection}")
+    tables = _side_by_side(list(titles.values()), [_cells(record) for record in records], width)
+    return Group(Text(heading, style="bold"), *tables, *map(Text, lines))
+
+
+def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) -> Iterator[Table]:
+    """Tables of columns, whose cells have the names of their rows; as few as fit."""
+    titles = [
+        "/\n".join(title.rsplit("/", 1)) for title in titles
+    ]  # a path's last, most telling part gets its own line
+    longest = max((len(line) + 2 for title in titles for line in title.splitlines()), default=0)
+    fitting = max(1, (width - NAMES_WIDTH) // max(longest, RESULT_WIDTH))
+    rows = dict.fromkeys(row for cells in columns for row in cells)
+    for start in range(0, len(titles), fitting):
+        table = Table(box=SIMPLE, pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for title in titles[start : start + fitting]:
+            table.add_column(Text(title), justify="right", overflow="fold")
+        for row in rows:
+            if not all(cells.get(row) == "none" for cells in columns):  # email rubric in an environment without email
+                shown = [Text(cells.get(row, "")) for cells in columns[start : start + fitting]]
+                table.add_row(Text(row), *shown)
+        yield table
+
+
+def _cells(record: dict[str, Any]) -> dict[str, str]:
+    """A result's numbers as text, in the table's order; rubric fields keep their names.
+
+    Under attack, they end with the share of injected instructions obeyed, of those seen, by kind.
+    """
+    low, high = record["accuracy_low"], record["accuracy_high"]
+    cells = {"accuracy": f"{record['accuracy']:.1%}", "95% interval": f"{low:.1%} to {high:.1%}"}
+    for name in ("pass_at_k", "majority") if "num_samples" in record else ():
+        low, high = record[f"{name}_low"], record[f"{name}_high"]
+        cells[name.replace("_at_k", f"@{record['num_samples']}")] = f"{record[name]:.1%} ({low:.1%} to {high:.1%})"
+    tokens = ["tokens", "prompt_tokens", "completion_tokens"]
+    names = ["num_questions", *["unjudged"] * bool(record["unjudged"]), "exceptions", "reward", "latency_seconds"]
+    names += tokens + ["cost"] * (record["cost"] is not None)
+    names += [
+        field.name for field in fields(Rubric) if field.name not in ("answer_correct", "offline_correct", *tokens)
+    ]
+    names += ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
+    for name in names:
+        value = record[name]
+        shown = f"{value:,.3f}" if isinstance(value, float) else str(value)
+        cells[name] = "none" if value is None else shown
+    for kind in _kinds_of_orders(record) if record.get("attacked") else ():
+        seen, share = record[f"{kind}_orders_seen"], record[f"{kind}_obeyed"]
+        low, high = record[f"{kind}_obeyed_low"], record[f"{kind}_obeyed_high"]
+        cells[f"{kind}_obeyed"] = f"{share:.1%} of {seen}\n({low:.1%} to {high:.1%})" if seen else "none seen"
+    return cells
+
+
+def _kinds_of_orders(record: dict[str, Any]) -> list[str]:
+    return [name.removesuffix("_orders_seen") for name in record if name.endswith("_orders_seen")]

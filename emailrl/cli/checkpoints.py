@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.box import SIMPLE
+from rich.console import RenderableType
+from rich.json import JSON
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
 
+from emailrl.base.disk import check_own
 from emailrl.base.errors import UsageError
-from emailrl.base.plain import one_line
+from emailrl.base.plain import counted, one_line
+from emailrl.checkpoints import (
+    Checkpoint,
+    find_checkpoint,
+    find_runs,
+    incomplete_checkpoints,
+    list_checkpoints,
+    prunable,
+    prune,
+    run_folders,
+)
 from emailrl.cli import options
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
-from emailrl.cli.output import print_json, progress_console, result_console
-from emailrl.cli.tables import checkpoints_table
-
-if TYPE_CHECKING:
-    from emailrl.checkpoints import Checkpoint
+from emailrl.cli.output import confirm, print_json, progress_console, result_console, warn
+from emailrl.runs.folder import REPLACED, REPLACING
+from emailrl.settings import Settings, load_settings
 
 checkpoints = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
 Run = Annotated[
-    Path | None, typer.Argument(help="Folder of a run. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")
+    Path | None, Argument(help="Folder of a run. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")
 ]
 
 
@@ -52,16 +69,41 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
       emailrl checkpoints list
       emailrl checkpoints list outputs/grpo_masked --json
     """
-    from emailrl.checkpoints import list_checkpoints
-    from emailrl.settings import load_settings
-
-    root = load_settings(overrides, looks_only=True).output.output_dir
-    found = [checkpoint for each in _runs(run, root, overrides["mode"]) for checkpoint in list_checkpoints(each)]
-    _say_what_is_not_whole(run, root, overrides["mode"])
+    root, mode = load_settings(overrides, looks_only=True).output.output_dir, overrides["mode"]
+    found = [checkpoint for each in _runs(run, root, mode) for checkpoint in list_checkpoints(each)]
+    for each in [run] if run else run_folders(root, mode):  # what the table omits
+        for path, reason in incomplete_checkpoints(each).items():
+            warn(one_line(f"incomplete: {path}: {reason}"))
+        for aside in (each / REPLACED, each / REPLACING):
+            if aside.exists():
+                told = "set aside by --overwrite until the new run has a checkpoint; if that run died, the next emailrl"
+                progress_console().print(one_line(f"{aside}: {told} train restores it"), soft_wrap=True)
     if json:
-        print_json([_summary(checkpoint) for checkpoint in found])
-    else:
-        _print_table(found)
+        names = ("run_id", "kind", "step", "mode", "algorithm", "base_model", "metrics", "created_at")
+        print_json([{"path": each.path} | {name: getattr(each.metadata, name) for name in names} for each in found])
+        return
+    for folder, members in groupby(found, key=lambda checkpoint: checkpoint.path.parent):
+        result_console().print(str(folder), soft_wrap=True)
+        result_console().print(checkpoints_table(members))
+    if not found:
+        progress_console().print("No checkpoints yet. Train first: emailrl train")
+
+
+def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
+    """The checkpoints of one run, one line each."""
+    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
+    for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "created (UTC)"):
+        table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
+    for checkpoint in found:
+        metadata = checkpoint.metadata
+        # A checkpoint between two evaluations records the previous one, which measured other weights.
+        own = metadata.metrics.get("evaluated_step", metadata.step) == metadata.step
+        accuracy, reward = (metadata.metrics.get(name) if own else None for name in ("accuracy", "reward"))
+        numbers = "–" if accuracy is None else f"{accuracy:.1%}", "–" if reward is None else f"{reward:+.3f}"
+        created = metadata.created_at[:16].replace("T", " ")
+        cells = (checkpoint.path.name, metadata.kind, str(metadata.step), metadata.mode, *numbers, created)
+        table.add_row(*map(Text, cells))
+    return table
 
 
 @checkpoints.command("show", short_help="Show a checkpoint's metadata and verify its files.")
@@ -70,9 +112,9 @@ def show_command(
     overrides: Overrides,
     *,
     which: Annotated[
-        str, typer.Argument(help="best, latest, or the folder of a checkpoint.", autocompletion=options.checkpoints)
+        str, Argument(help="best, latest, or the folder of a checkpoint.", autocompletion=options.checkpoints)
     ] = "best",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all settings, including defaults.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show all settings, including defaults.")] = False,
     json: Json = False,
 ) -> None:
     """Show a checkpoint's metadata and verify its files against their hashes.
@@ -86,17 +128,10 @@ def show_command(
       emailrl checkpoints show best --verbose
       emailrl checkpoints show outputs/grpo_masked/checkpoint-20 --json
     """
-    from dataclasses import asdict
-
-    from rich.json import JSON
-
-    from emailrl.checkpoints import find_checkpoint
-    from emailrl.settings import load_settings
-
-    settings = load_settings(overrides, looks_only=True)
+    output_dir = load_settings(overrides, looks_only=True).output.output_dir
     if which == "best":
-        note_runs_without_best(settings.output.output_dir, overrides["mode"])
-    found = find_checkpoint(which, settings.output.output_dir, overrides["mode"])
+        note_runs_without_best(output_dir, overrides["mode"])
+    found = find_checkpoint(which, output_dir, overrides["mode"])
     if json:
         print_json({"path": found.path, "metadata": found.metadata})
         return
@@ -104,21 +139,13 @@ def show_command(
     console.print(f"{found.path}: all {len(found.metadata.files)} files match their recorded hashes", soft_wrap=True)
     shown = asdict(found.metadata)
     if not verbose:
-        del shown["settings"]
-        shown["non_default_settings"] = _differing(found.metadata.settings)
+        defaults = Settings().public()
+        differing = {
+            section: {name: value for name, value in given.items() if defaults.get(section, {}).get(name, ...) != value}
+            for section, given in shown.pop("settings").items()
+        }
+        shown["non_default_settings"] = {section: values for section, values in differing.items() if values}
     console.print(JSON.from_data(shown), soft_wrap=True)
-
-
-def _differing(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The recorded settings, by section, that differ from this version's defaults."""
-    from emailrl.settings import Settings
-
-    defaults = Settings().public()
-    differing = {
-        section: {name: value for name, value in values.items() if defaults.get(section, {}).get(name, ...) != value}
-        for section, values in recorded.items()
-    }
-    return {section: values for section, values in differing.items() if values}
 
 
 @checkpoints.command("prune", short_help="Remove the oldest checkpoints of each run.")
@@ -127,9 +154,9 @@ def prune_command(
     *,
     run: Run = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Checkpoints to keep per run. Default: SAVE_TOTAL_LIMIT.")
+        int | None, Option("--keep", min=0, help="Checkpoints to keep per run. Default: SAVE_TOTAL_LIMIT.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation.")] = False,
     overrides: Overrides,
     trust: Trust = False,
     json: Json = False,
@@ -142,10 +169,6 @@ def prune_command(
       emailrl checkpoints prune --keep 1
       emailrl checkpoints prune outputs/grpo_masked --yes
     """
-    from emailrl.base.disk import check_own
-    from emailrl.checkpoints import prunable, prune
-    from emailrl.settings import load_settings
-
     output = load_settings(overrides, trust=trust).output
     limit = output.save_total_limit if keep is None else keep
     runs = _runs(run, output.output_dir, overrides["mode"])
@@ -154,59 +177,17 @@ def prune_command(
     paths = [path for each in runs for path in prunable(each, limit)]
     for path in paths:
         progress_console().print(f"to remove: {path}", soft_wrap=True)
-    if paths and not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"Removing {_counted(paths)} needs confirmation.", "Add --yes.")
-        typer.confirm(f"Remove {_counted(paths)}?", abort=True, err=True)
+    removing = counted(len(paths), "checkpoint")
+    if paths and not yes and not confirm(f"Remove {removing}?", f"Removing {removing}"):
+        raise typer.Abort
     removed = [path for each in runs for path in prune(each, limit)]
     if json:
         print_json({"removed": removed, "keep": limit})
     else:
-        result_console().print(f"{_counted(removed)} removed, the last {limit} of each run kept")
-
-
-def _counted(paths: list[Path]) -> str:
-    return f"{len(paths)} checkpoint{'s' if len(paths) != 1 else ''}"
+        result_console().print(f"{counted(len(removed), 'checkpoint')} removed, the last {limit} of each run kept")
 
 
 def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:
-    from emailrl.checkpoints import find_runs
-
-    if run is not None:
-        if not run.is_dir():
-            raise UsageError(f"No such run: {run}.", "See: emailrl checkpoints list")
-        return [run]
-    return find_runs(output_dir, mode)
-
-
-def _say_what_is_not_whole(run: Path | None, output_dir: Path, mode: str | None) -> None:
-    """List what the table omits: damaged checkpoints, and runs set aside by ``--overwrite``."""
-    from emailrl.checkpoints import incomplete_checkpoints, run_folders
-    from emailrl.runs.folder import REPLACED, REPLACING
-
-    console = progress_console()
-    for each in [run] if run else run_folders(output_dir, mode):
-        for path, reason in incomplete_checkpoints(each).items():
-            console.print(one_line(f"incomplete: {path}: {reason}"), style="yellow", soft_wrap=True)
-        for aside in (each / REPLACED, each / REPLACING):
-            if aside.exists():
-                told = "set aside by --overwrite until the new run has a checkpoint; if that run died, the next emailrl"
-                console.print(one_line(f"{aside}: {told} train restores it"), soft_wrap=True)
-
-
-def _summary(checkpoint: Checkpoint) -> dict[str, Any]:
-    metadata = checkpoint.metadata
-    names = ("run_id", "kind", "step", "mode", "algorithm", "base_model", "metrics", "created_at")
-    return {"path": checkpoint.path} | {name: getattr(metadata, name) for name in names}
-
-
-def _print_table(found: list[Checkpoint]) -> None:
-    from itertools import groupby
-
-    if not found:
-        progress_console().print("No checkpoints yet. Train first: emailrl train")
-        return
-    console = result_console()
-    for run, members in groupby(found, key=lambda checkpoint: checkpoint.path.parent):
-        console.print(str(run), soft_wrap=True)
-        console.print(checkpoints_table(members))
+    if run is not None and not run.is_dir():
+        raise UsageError(f"No such run: {run}.", "See: emailrl checkpoints list")
+    return find_runs(output_dir, mode) if run is None else [run]

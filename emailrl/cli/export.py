@@ -13,30 +13,21 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
-from emailrl.base.errors import UsageError
+from emailrl.checkpoints import find_checkpoint
 from emailrl.cli.inputs import note_runs_without_best
-from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, one_of, path_option
-from emailrl.cli.output import print_json, print_next, progress_console, result_console
-
-if TYPE_CHECKING:
-    from emailrl.measure.export import Format
+from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
+from emailrl.cli.output import print_json, print_next, result_console, warn
+from emailrl.model.adapter import untrained_note
+from emailrl.settings import load_settings
 
 
 def export(
     checkpoint: Checkpoint = None,
-    format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="<adapter|merged>",
-            help="LoRA adapter, or merged weights.",
-            autocompletion=one_of("adapter", "merged"),
-        ),
-    ] = "adapter",
+    format: Annotated[Literal["adapter", "merged"], Option(help="LoRA adapter, or merged weights.")] = "adapter",
     out: Annotated[
         Path | None, path_option("--out", help="Output folder. Default: in exports/ next to the runs.")
     ] = None,
@@ -44,24 +35,17 @@ def export(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    if format not in ("adapter", "merged"):
-        raise UsageError(f"Unknown format '{format}'.", "Use adapter or merged.")
-    from emailrl.checkpoints import find_checkpoint
-    from emailrl.model.adapter import untrained_note
-    from emailrl.settings import load_settings
+    from emailrl.measure.export import export_checkpoint
 
-    settings = load_settings(trust=trust)
-    output_dir = settings.output.output_dir
+    output_dir = load_settings(trust=trust).output.output_dir
     if checkpoint in (None, "best"):
         note_runs_without_best(output_dir)
     found = find_checkpoint(checkpoint or "best", output_dir)
     if note := untrained_note(found.path, output_dir):
-        progress_console().print(note, style="yellow", soft_wrap=True)
+        warn(note)
     run, name = found.path.absolute().parts[-2:]
     target = out or output_dir.parent / "exports" / f"{run}-{name}-{format}"
-    from emailrl.measure.export import export_checkpoint
-
-    written = export_checkpoint(found, target, format=cast("Format", format), overwrite=overwrite)
+    written = export_checkpoint(found, target, format=format, overwrite=overwrite)
     count = len(list(written.out.iterdir()))
     said = f"{found.path} → {written.out} ({format}, {count} files)"
     result_console(json=json).print(said, soft_wrap=True)

@@ -21,65 +21,53 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from typer import Option
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, one_line
-from emailrl.cli.next_step import SHARED, suggest_benchmark
+from emailrl.cli.inputs import SHARED, suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say
+from emailrl.settings import DEFAULT_DB, PlayingSettings, Settings, StoreSettings, load_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import TaskID
-
     from emailrl.mail.build import BuildReport
     from emailrl.mail.build import Progress as Report
-    from emailrl.mail.sieve import Listing
     from emailrl.mail.sources import Source
-    from emailrl.questions.inbox.owners import Owner
-    from emailrl.settings import Settings, StoreSettings
 
-BASIS_SECONDS = 3
-"""No estimate of the time left before this."""
 NO_MESSAGES = ("not_mail", "not_a_file")
 """Reasons of files in a folder that are no messages, such as a mail program's indexes."""
 NUM_SHOWN = 5
 """Number of inboxes in the summary."""
 
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of emails to store.")]
-Append = Annotated[bool, typer.Option("--append", help="Add emails missing from the database.")]
-AllowTruncated = Annotated[
-    bool, typer.Option("--allow-truncated", help="Accept a truncated archive and keep its readable part.")
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=0, help="Additional parser processes; 0: none. Default: one per core, up to 4."),
-]
-Listed = Annotated[
-    bool, typer.Option("--verbose", "-v", help="List every skipped or repaired message, with the reason, on stderr.")
-]
-
 
 @setting_options("source db")
 def gen_db(
-    overrides: Overrides,
     *,
-    limit: Limit = None,
-    append: Append = False,
+    overrides: Overrides,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of emails to store.")] = None,
+    append: Annotated[bool, Option("--append", help="Add emails missing from the database.")] = False,
     overwrite: Overwrite = False,
-    allow_truncated: AllowTruncated = False,
-    workers: Workers = None,
-    verbose: Listed = False,
+    allow_truncated: Annotated[
+        bool, Option("--allow-truncated", help="Accept a truncated archive and keep its readable part.")
+    ] = False,
+    workers: Annotated[
+        int | None, Option(min=0, help="Additional parser processes; 0: none. Default: one per core, up to 4.")
+    ] = None,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="List every skipped or repaired message, with the reason, on stderr.")
+    ] = False,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.questions.beside import questions_file
-    from emailrl.settings import DEFAULT_DB, load_settings
+    from emailrl.mail.build import build_database
+    from emailrl.mail.sources import open_source
+    from emailrl.questions.beside import questions_file, write_demo
 
     console = result_console(json=json)
     everything = load_settings(overrides, trust=trust, builds_db=True)
@@ -89,17 +77,15 @@ def gen_db(
     if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
         if overrides["db"] is None:
             _check_contents(settings)
-        report = existing_database(settings.db)
+        report = _existing(settings.db)
         say(f"{settings.db} already holds {counted(report.emails, 'email')}; --overwrite rebuilds it.", console)
     elif settings.source == "demo":
         with _said_if_interrupted(settings.db):
-            report = _demo(everything, overwrite=overwrite, append=append, limit=limit)
+            seed, db = everything.training.seed, settings.db
+            report = write_demo(db, settings=settings, seed=seed, overwrite=overwrite, append=append, limit=limit)
         _print_summary(report, console)
         say(f"Questions: {questions_file(report.db)}", console)
     else:
-        from emailrl.mail.build import build_database
-        from emailrl.mail.sources import open_source
-
         most = settings.max_message_bytes
         opened = open_source(settings.source, allow_truncated=allow_truncated, max_message_bytes=most)
         if settings.source != "hf":
@@ -108,6 +94,11 @@ def gen_db(
             everything = _with_db(everything, db, append=append)
             settings = everything.store
         with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, above):
+
+            def listed(what: str, reason: str, name: str) -> None:
+                title = "no mail" if reason in NO_MESSAGES else f"{what} {reason}"
+                above.print(one_line(f"{title}: {name or '(no name)'}"), soft_wrap=True)
+
             report = build_database(
                 opened,
                 settings.db,
@@ -117,10 +108,16 @@ def gen_db(
                 limit=limit,
                 workers=workers,
                 progress=progress,
-                listing=_listing(above) if verbose else None,
+                listing=listed if verbose else None,
             )
         _print_summary(report, console)
-        _say_what_is_outdated(report, overwrite=overwrite, append=append)
+        if overwrite and (questions := questions_file(report.db)).is_file():
+            say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
+        if append and report.emails:
+            say(
+                "The database has changed: runs started on it cannot resume, and answers to old questions about the "
+                "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
+            )
     _print_next(everything, report.db, console)
     if json:
         print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
@@ -134,18 +131,6 @@ def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:
     return settings.model_copy(update={"store": store.model_copy(update={"db": db})})
 
 
-def _say_what_is_outdated(report: BuildReport, *, overwrite: bool, append: bool) -> None:
-    from emailrl.questions.beside import questions_file
-
-    if overwrite and (questions := questions_file(report.db)).is_file():
-        say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
-    if append and report.emails:
-        say(
-            "The database has changed: runs started on it cannot resume, and answers to old questions about the "
-            "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
-        )
-
-
 def _check_contents(settings: StoreSettings) -> None:
     """Raise UsageError if the existing database does not hold the email of the configured source, hf or demo."""
     from emailrl.questions.beside import has_enron_email, has_only_demo_email
@@ -157,6 +142,21 @@ def _check_contents(settings: StoreSettings) -> None:
             f"{settings.db} exists and holds other email than {named} (source = {settings.source}).",
             "Name another file with --db, or replace this one with --overwrite.",
         )
+
+
+def _existing(db: Path) -> BuildReport:
+    """The contents of an existing database, as the report of a build that took no time."""
+    from sqlalchemy import func, select
+
+    from emailrl.mail.build import BuildReport
+    from emailrl.mail.connection import opened
+    from emailrl.mail.schema import emails, recipients
+
+    with opened(db) as connection:
+        stored, sent_to = (
+            connection.scalar(select(func.count()).select_from(table)) or 0 for table in (emails, recipients)
+        )
+    return BuildReport(stored, sent_to, {}, 0.0, db.resolve(), {})
 
 
 @contextmanager
@@ -175,77 +175,11 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
         raise
 
 
-def _demo(settings: Settings, *, overwrite: bool, append: bool, limit: int | None) -> BuildReport:
-    """Write the demo database, with its questions next to it."""
-    from emailrl.questions.beside import write_demo
-
-    return write_demo(
-        settings.store.db,
-        settings=settings.store,
-        seed=settings.training.seed,
-        overwrite=overwrite,
-        append=append,
-        limit=limit,
-    )
-
-
-def existing_database(db: Path) -> BuildReport:
-    """The contents of an existing database, as the report of a build that took no time."""
-    from sqlalchemy import func, select
-
-    from emailrl.mail.build import BuildReport
-    from emailrl.mail.connection import opened
-    from emailrl.mail.schema import emails, recipients
-
-    with opened(db) as connection:
-        num_emails, num_recipients = (
-            connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (emails, recipients)
-        )
-    return BuildReport(num_emails, num_recipients, {}, 0.0, db.resolve(), {})
-
-
-def _print_next(settings: Settings, db: Path, console: Console) -> None:
-    """List the database's mailboxes, largest first, and the next command."""
-    from emailrl.mail.connection import opened
-    from emailrl.questions.beside import questions_file
-    from emailrl.questions.inbox.mailbox import MailReader
-    from emailrl.questions.inbox.owners import largest_owners, listed
-    from emailrl.questions.splits import FEW
-
-    with opened(db) as connection:
-        owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
-    if owners:
-        more = ", …" if len(owners) > NUM_SHOWN else ""
-        say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{more}", console)
-    named = settings.store.db
-    if (questions := questions_file(named)).is_file():
-        suggest_benchmark(settings, questions)
-    else:
-        inbox = ["--inbox", owners[0].address] if owners and _is_named(owners) else []
-        shared = [SHARED] if inbox or len(owners) < len(FEW) else []
-        print_next(["gen-questions", "--db", str(named), *inbox, *shared])
-
-
-def _is_named(owners: list[Owner]) -> bool:
-    """Whether to ask questions only about the first mailbox: in one person's archive, other mailboxes hold only mail
-    exchanged with that person; or the archive is too small for ``gen-questions`` to choose by itself."""
-    from emailrl.questions.inbox.owners import MIN_MAILS
-
-    sizes = [owner.mails for owner in owners]
-    return sizes[0] < MIN_MAILS or sizes[0] >= 2 * max(sizes[1:], default=0)
-
-
 @contextmanager
 def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     """A progress bar on stderr for reading, then indexing; and the console for printing above it."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[messages]}, {task.fields[rate]:,.0f}/s {task.fields[left]}"),
-    )
+    numbers = TextColumn("{task.fields[messages]}, {task.fields[rate]:,.0f}/s")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), numbers, TimeRemainingColumn())
     # No refresh thread: parser processes are forked while the bar is shown.
     bar = Progress(*columns, console=progress_console(), auto_refresh=False)
     tasks: dict[str, TaskID] = {}
@@ -255,7 +189,7 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
         if not tasks:  # not before the first message, so that a bad argument prints only its error
             bar.start()
         if phase not in tasks:
-            tasks[phase] = bar.add_task(phase, total=None, messages="", rate=0.0, left="")
+            tasks[phase] = bar.add_task(phase, total=None, messages="", rate=0.0)
         begun = started.setdefault(phase, time.monotonic())
         seconds = time.monotonic() - begun
         fraction = source.fraction() if total is None else messages / max(total, 1)
@@ -265,7 +199,6 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
             completed=fraction or 0.0,
             messages=counted(messages, "message"),
             rate=messages / seconds if seconds else 0.0,
-            left=time_left(seconds, fraction or 0.0),
             refresh=True,
         )
 
@@ -274,23 +207,6 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     finally:
         if tasks:
             bar.stop()
-
-
-def time_left(seconds: float, fraction: float) -> str:
-    """The time left after ``seconds`` for this ``fraction``; empty at first, while reading runs ahead of parsing."""
-    if seconds < BASIS_SECONDS or not 0 < fraction < 1:
-        return ""
-    return f"{timedelta(seconds=round(seconds / fraction - seconds))} left"
-
-
-def _listing(console: Console) -> Listing:
-    """Prints a line for every message skipped or repaired."""
-
-    def show(what: str, reason: str, name: str) -> None:
-        title = "no mail" if reason in NO_MESSAGES else f"{what} {reason}"
-        console.print(one_line(f"{title}: {name or '(no name)'}"), soft_wrap=True)
-
-    return show
 
 
 def _print_summary(report: BuildReport, console: Console) -> None:
@@ -310,3 +226,28 @@ def _print_summary(report: BuildReport, console: Console) -> None:
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""
             name = "no mail" if kind in NO_MESSAGES else title
             console.print(f"  {name} {number:>9,}  {kind}{kept_by}", soft_wrap=True)
+
+
+def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
+    """List the database's mailboxes, largest first, and the next command."""
+    from emailrl.mail.connection import opened
+    from emailrl.questions.beside import questions_file
+    from emailrl.questions.inbox.mailbox import MailReader
+    from emailrl.questions.inbox.owners import MIN_MAILS, largest_owners, listed
+    from emailrl.questions.splits import FEW
+
+    with opened(db) as connection:
+        owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
+    if owners:
+        say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{', …' if len(owners) > NUM_SHOWN else ''}", console)
+    named = settings.store.db
+    if (questions := questions_file(named)).is_file():
+        suggest_benchmark(settings, questions)
+        return
+    # Questions are only about the first mailbox if others hold only mail exchanged with it, as in one person's archive,
+    # or if the archive is too small for gen-questions to choose by itself.
+    sizes = [owner.mails for owner in owners] or [0]
+    is_named = owners and (sizes[0] < MIN_MAILS or sizes[0] >= 2 * max(sizes[1:], default=0))
+    inbox = ["--inbox", owners[0].address] if is_named else []
+    shared = [SHARED] if inbox or len(owners) < len(FEW) else []
+    print_next(["gen-questions", "--db", str(named), *inbox, *shared])

@@ -21,34 +21,42 @@ Examples:
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from typer import Option
 
+from emailrl.base.credentials import without_credentials
+from emailrl.base.disk import check_out, check_own, check_place
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.cli.next_step import suggest_benchmark
+from emailrl.cli.inputs import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, inboxes, path_option, setting_options
-from emailrl.cli.output import print_json, progress_console, result_console
-from emailrl.cli.tables import questions_table
+from emailrl.cli.output import confirm, print_json, progress_console, result_console, warn
+from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
-
-    from emailrl.questions.llm import QuestionPlan, QuestionWriter, Spending
+    from emailrl.questions.llm import QuestionPlan, Spending
     from emailrl.records.trajectory import Scenario
-    from emailrl.settings import Settings
 
 ASK_ABOVE = 1.0
 """Dollars above which a run needs confirmation, as it does if the price is unknown."""
-
-
-Inboxes = Annotated[
-    list[str] | None,
-    typer.Option("--inbox", metavar="<str>", help="Ask about this mailbox; repeatable.", autocompletion=inboxes),
-]
 
 
 @setting_options("db seed allow_shared_inbox generator_model generator_base_url")
@@ -56,32 +64,32 @@ def gen_questions(
     *,
     out: Annotated[Path | None, path_option("--out", help="Output JSONL file. Default: next to the database.")] = None,
     generator: Annotated[
-        Literal["template", "llm"], typer.Option(help="template: provable answers, no model; llm: written by a model.")
+        Literal["template", "llm"], Option(help="template: provable answers, no model; llm: written by a model.")
     ] = "template",
     kinds: Annotated[
         Literal["usual", "hard"],
-        typer.Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
+        Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
     ] = "usual",
-    inbox: Inboxes = None,
+    inbox: Annotated[
+        list[str] | None, Option(metavar="<str>", help="Ask about this mailbox; repeatable.", autocompletion=inboxes)
+    ] = None,
     overrides: Overrides,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of questions.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="llm: estimate tokens and cost without sending anything.")
+        bool, Option("--dry-run", help="llm: estimate tokens and cost without sending anything.")
     ] = False,
-    max_cost: Annotated[float | None, typer.Option(min=0, help="llm: maximum cost in US dollars.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="llm: skip the cost confirmation.")] = False,
+    max_cost: Annotated[float | None, Option(min=0, help="llm: maximum cost in US dollars.")] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="llm: skip the cost confirmation.")] = False,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    import time
-    from dataclasses import replace
-
-    from emailrl.base.disk import check_out, check_own, check_place
+    from emailrl.mail.connection import opened
     from emailrl.questions import write_scenarios
     from emailrl.questions.beside import questions_file
+    from emailrl.questions.inbox.mailbox import MailReader
+    from emailrl.questions.inbox.owners import choose_inboxes
     from emailrl.questions.splits import FEW, split_notes
-    from emailrl.settings import load_settings
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
     if generator == "template" and any(asks):
@@ -93,60 +101,54 @@ def gen_questions(
         check_place(db, "--db")
         check_own(target, "--out")
     check_out(target, may_exist=overwrite or dry_run)
-    chosen = _choose_inboxes(db, inbox or [])
+    with opened(db) as connection:
+        chosen = choose_inboxes(MailReader(connection), inbox or [])
+    console = result_console(json=json)
     if dry_run:
-        plan = _plan(settings, chosen, limit, result_console(json=json))
+        estimate = _plan(settings, chosen, limit, console)[1]
         if json:
-            print_json({"db": db, "generator": "llm", **_estimate(plan, settings)})
+            print_json({"db": db, "generator": "llm", **estimate})
         return
     started, more = time.perf_counter(), dict[str, Any]()
     if generator == "template":
         scenarios = _by_template(settings, kinds, chosen, limit)
     else:
-        plan = _plan(settings, chosen, limit, progress_console())
-        scenarios, more = _by_llm(plan, settings, max_cost, is_confirmed=yes)
+        scenarios, more = _by_llm(settings, chosen, limit, max_cost, is_confirmed=yes)
     if shares and len(chosen) < len(FEW):
         scenarios = [replace(scenario, shares_inbox=True) for scenario in scenarios]
     write_scenarios(target, scenarios)
     seconds = round(time.perf_counter() - started, 2)
-    console = result_console(json=json)
-    console.print(questions_table(scenarios))
+    console.print(_table(scenarios))
     console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
     is_limited = limit is not None and (generator == "llm" or len(scenarios) == limit)
-    for note in split_notes(scenarios, len(chosen), is_limited=is_limited, allow_shared=shares):
-        progress_console().print(f"Note: {note}", style="yellow", soft_wrap=True)
+    notes = split_notes(scenarios, len(chosen), is_limited=is_limited, allow_shared=shares)
+    warn(*(f"Note: {note}" for note in notes))
     if any(scenario.split in (None, "test") for scenario in scenarios):
         suggest_benchmark(settings, target)
     if json:
-        print_json(_result(scenarios, target, db) | {"generator": generator, "seconds": seconds, **more})
+        counts = {
+            "questions": len(scenarios),
+            "inboxes": len({scenario.inbox_address for scenario in scenarios}),
+            "splits": Counter(scenario.split for scenario in scenarios),
+            "kinds": Counter(scenario.kind for scenario in scenarios),
+        }
+        print_json({"out": target, "db": db, **counts, "generator": generator, "seconds": seconds, **more})
 
 
-def _choose_inboxes(db: Path, named: list[str]) -> list[str]:
-    """The mailboxes to ask about."""
-    from emailrl.mail.connection import opened
-    from emailrl.questions.inbox.mailbox import MailReader
-    from emailrl.questions.inbox.owners import choose_inboxes
+def _table(scenarios: list[Scenario]) -> Table:
+    """How many questions of each kind went to each split."""
+    from emailrl.questions.splits import SPLITS
 
-    with opened(db) as connection:
-        return choose_inboxes(MailReader(connection), named)
-
-
-def _result(scenarios: list[Scenario], target: Path, database: Path) -> dict[str, Any]:
-    from collections import Counter
-
-    return {
-        "out": target,
-        "db": database,
-        "questions": len(scenarios),
-        "inboxes": len({scenario.inbox_address for scenario in scenarios}),
-        "splits": Counter(scenario.split for scenario in scenarios),
-        "kinds": Counter(scenario.kind for scenario in scenarios),
-    }
+    counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
+    table = Table("kind", *SPLITS, box=SIMPLE)
+    for kind in sorted({str(scenario.kind) for scenario in scenarios}):
+        table.add_row(kind, *(str(counts[kind, split]) for split in SPLITS))
+    table.add_section()
+    table.add_row("all", *(str(sum(s.split == split for s in scenarios)) for split in SPLITS))
+    return table
 
 
 def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int | None) -> list[Scenario]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
     from emailrl.questions.template import HARD_KINDS, KINDS, generate
 
     with _progress_bar(TextColumn("mailboxes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
@@ -163,91 +165,47 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
         )
 
 
-def _plan(settings: Settings, inboxes: list[str], limit: int | None, console: Console) -> QuestionPlan:
-    """The prompts of an llm run; prints their estimate on ``console``."""
+def _plan(
+    settings: Settings, inboxes: list[str], limit: int | None, console: Console
+) -> tuple[QuestionPlan, dict[str, Any]]:
+    """The prompts of an llm run, and their estimate, which is printed on ``console``."""
     from emailrl.questions.llm import plan_questions
 
-    generation = settings.generation
-    plan = plan_questions(
-        settings.store.db,
-        generation,
-        inboxes=inboxes,
-        limit=limit,
-        seed=settings.training.seed,
-        allow_shared=bool(settings.data.allow_shared_inbox),
-    )
-    estimate = _estimate(plan, settings)
+    generation, shared = settings.generation, bool(settings.data.allow_shared_inbox)
+    seed, db = settings.training.seed, settings.store.db
+    plan = plan_questions(db, generation, inboxes=inboxes, limit=limit, seed=seed, allow_shared=shared)
+    server = without_credentials(generation.generator_base_url)
     cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
     console.print(
-        f"{estimate['prompts']} prompts for up to {plan.limit} questions, {plan.num_cached} already answered; "
-        f"{plan.num_to_send} to send to {generation.generator_model} at {estimate['server']}: about "
+        f"{len(plan.batches)} prompts for up to {plan.limit} questions, {plan.num_cached} already answered; "
+        f"{plan.num_to_send} to send to {generation.generator_model} at {server}: about "
         f"{plan.tokens_in:,} tokens in, {plan.tokens_out:,} out; cost {cost}.",
         soft_wrap=True,
     )
-    return plan
-
-
-def _estimate(plan: QuestionPlan, settings: Settings) -> dict[str, Any]:
-    from emailrl.settings import without_credentials
-
-    return {
-        "model": settings.generation.generator_model,
-        "server": without_credentials(settings.generation.generator_base_url),
-        "prompts": len(plan.batches),
-        "cached": plan.num_cached,
-        "tokens_in": plan.tokens_in,
-        "tokens_out": plan.tokens_out,
-        "cost": plan.cost,
-    }
+    asked = {"model": generation.generator_model, "server": server}
+    counts = {"prompts": len(plan.batches), "cached": plan.num_cached}
+    return plan, asked | counts | {name: getattr(plan, name) for name in ("tokens_in", "tokens_out", "cost")}
 
 
 def _by_llm(
-    plan: QuestionPlan, settings: Settings, max_cost: float | None, *, is_confirmed: bool
+    settings: Settings, inboxes: list[str], limit: int | None, max_cost: float | None, *, is_confirmed: bool
 ) -> tuple[list[Scenario], dict[str, Any]]:
     """The questions, and facts about their generation for ``--json``."""
     from emailrl.questions.llm import QuestionWriter, harvest
 
-    generation = settings.generation
+    console, generation, rewards = progress_console(), settings.generation, settings.rewards
+    plan, estimate = _plan(settings, inboxes, limit, console)
     writer = QuestionWriter(
-        generation,
-        openrouter_api_key=settings.rewards.openrouter_api_key,
-        timeout=settings.rewards.litellm_timeout,
-        max_cost=max_cost,
+        generation, openrouter_api_key=rewards.openrouter_api_key, timeout=rewards.litellm_timeout, max_cost=max_cost
     )
     if max_cost is not None and plan.cost is not None and plan.cost > max_cost:
         raise UsageError(
             f"The estimated cost of {_dollars(plan.cost, '')} exceeds --max-cost.", "Ask for fewer questions (--limit)."
         )
-    if plan.num_to_send and not is_confirmed:
-        _confirm(plan.cost)
-    spending = _ask(writer, plan)
-    seed, most = settings.training.seed, settings.data.max_source_mails
-    result = harvest(plan, settings.store.db, generation, seed=seed, max_source_mails=most)
-    console = progress_console()
-    for reason, number in result.dropped.items():
-        console.print(f"  dropped {number:>6,}  {reason}")
-    console.print(
-        f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {_dollars(spending.cost, 'unknown')}",
-    )
-    spent = {"tokens_in": spending.tokens_in, "tokens_out": spending.tokens_out, "cost": spending.cost}
-    return result.scenarios, _estimate(plan, settings) | spent | {"dropped": result.dropped}
-
-
-def _confirm(cost: float | None) -> None:
-    """Confirm a cost that is high or unknown; UsageError without a terminal."""
-    import sys
-
-    if cost is not None and cost <= ASK_ABOVE:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"The cost ({_dollars(cost, 'unknown')}) needs confirmation.", "Add --yes.")
-    typer.confirm("Send the emails and spend this?", abort=True, err=True)
-
-
-def _ask(writer: QuestionWriter, plan: QuestionPlan) -> Spending:
-    """Send the prompts, with a progress bar of rate, time left and cost."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
+    is_cheap = plan.cost is not None and plan.cost <= ASK_ABOVE
+    what = f"The cost ({_dollars(plan.cost, 'unknown')})"
+    if plan.num_to_send and not (is_confirmed or is_cheap or confirm("Send the emails and spend this?", what)):
+        raise typer.Abort
     numbers = TextColumn("{task.fields[rate]:.1f}/s"), TimeRemainingColumn(), TextColumn("{task.fields[cost]}")
     with _progress_bar(TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), *numbers) as bar:
         task = bar.add_task("prompts", total=plan.num_to_send, rate=0.0, cost="")
@@ -257,13 +215,19 @@ def _ask(writer: QuestionWriter, plan: QuestionPlan) -> Spending:
             rate = done / max(bar.tasks[0].elapsed or 0.0, 1e-9)
             bar.update(task, completed=done, rate=rate, cost=_dollars(spending.cost, ""))
 
-        return writer.ask(plan, show)
+        spending = writer.ask(plan, show)
+    seed, most = settings.training.seed, settings.data.max_source_mails
+    result = harvest(plan, settings.store.db, generation, seed=seed, max_source_mails=most)
+    for reason, number in result.dropped.items():
+        console.print(f"  dropped {number:>6,}  {reason}")
+    cost = _dollars(spending.cost, "unknown")
+    console.print(f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {cost}")
+    spent = {name: getattr(spending, name) for name in ("tokens_in", "tokens_out", "cost")}
+    return result.scenarios, estimate | spent | {"dropped": result.dropped}
 
 
 def _progress_bar(*columns: ProgressColumn) -> Progress:
     """A bar on stderr; nothing where that is not a terminal."""
-    from rich.progress import Progress
-
     console = progress_console()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 

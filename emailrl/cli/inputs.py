@@ -1,32 +1,34 @@
-"""A command's input files: chosen if not named, and checked before anything slow is loaded."""
+"""A command's input files: chosen if not named, and checked before anything slow is loaded; and the next command."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import cut
-from emailrl.cli.output import progress_console, say
+from emailrl.cli.output import print_next, say, warn
 
 if TYPE_CHECKING:
-    from emailrl.settings import Settings
+    from emailrl.measure.benchmark import Subject
+    from emailrl.settings import PlayingSettings, Settings
 
 TASK: Final = {"--environment": ("agent", "environment"), "--reward": ("rewards", "reward")}
 """The settings that decide what a policy is trained to do, by option."""
+SHARED: Final = "--allow-shared-inbox"
 LONGEST_NAME: Final = 200
 """In characters, of a name from a checkpoint's metadata, which may be a stranger's."""
 MAX_FOLDERS: Final = 20_000
 """Maximum number of folders to search for trajectories: over 1,000 runs with their checkpoints; walked in seconds."""
 
 
-def check_searchable(place: Path) -> None:
+def check_searchable(place: Path | None) -> None:
     """Raise UsageError for a folder too large to search, such as a home folder."""
-    if sum(1 for _ in islice(os.walk(place), MAX_FOLDERS + 1)) > MAX_FOLDERS:
+    if place and sum(1 for _ in islice(os.walk(place), MAX_FOLDERS + 1)) > MAX_FOLDERS:
         raise UsageError(
             f"{place} contains more than {MAX_FOLDERS:,} folders, too many to search for a run.",
             "Name a run's folder, such as outputs/grpo_masked.",
@@ -41,42 +43,47 @@ def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
         say(f"Note: runs without a complete best_model are skipped: {', '.join(map(str, runs))}")
 
 
+def choose_subjects(checkpoints: list[str], models: list[str], settings: Settings) -> list[Subject]:
+    """The policies to measure, with notes on them printed (``measure.benchmark.choose_subjects``)."""
+    from emailrl.measure import benchmark
+
+    subjects = benchmark.choose_subjects(checkpoints, models, settings, settings.output.output_dir)
+    if "best" in checkpoints or not (checkpoints or models or settings.is_chat):
+        note_runs_without_best(settings.output.output_dir)
+    note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)
+    return subjects
+
+
 def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
     """Print a note on each untrained checkpoint, and one on those trained in another environment or on another reward.
 
     With ``asks`` they answer in the mail environment, without a reward.
     """
+    from emailrl.checkpoints import METADATA, SFT, read_checkpoint
     from emailrl.model.adapter import untrained_note
 
+    now = settings.public()
     otherwise: dict[str, list[str]] = {}
     for path in paths:
+        if not (path / METADATA).is_file():
+            continue
         if note := untrained_note(path, settings.output.output_dir):
-            progress_console().print(note, style="yellow", soft_wrap=True)
-        if difference := _trained_otherwise(path, settings, asks=asks):
-            otherwise.setdefault(difference, []).append(str(path))
+            warn(note)
+        metadata = read_checkpoint(path).metadata
+        recorded, used = [], []
+        for option, (section, name) in TASK.items():
+            if option == "--reward" and (asks or metadata.mode == SFT):
+                continue
+            new = "mail" if asks else str(now[section][name])
+            old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
+            if old != new:
+                recorded.append(f"{option} {shlex.quote(old)}")
+                used.append(f"{option} {shlex.quote(new)}")
+        if recorded:
+            here = "the mail environment" if asks else " ".join(used)
+            otherwise.setdefault(f"{' '.join(recorded)}; this command uses {here}", []).append(str(path))
     for difference, names in otherwise.items():
         say(f"Note: {' and '.join(names)} {'was' if len(names) == 1 else 'were'} trained with {difference}.")
-
-
-def _trained_otherwise(path: Path, settings: Settings, *, asks: bool) -> str | None:
-    """The recorded environment and reward that differ from those in use, and the latter; None without a record."""
-    from emailrl.checkpoints import METADATA, SFT, read_checkpoint
-
-    if not (path / METADATA).is_file():
-        return None
-    metadata, now = read_checkpoint(path).metadata, settings.public()
-    recorded, used = [], []
-    for option, (section, name) in TASK.items():
-        if option == "--reward" and (asks or metadata.mode == SFT):
-            continue
-        new = "mail" if asks else str(now[section][name])
-        old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
-        if old != new:
-            recorded.append(f"{option} {shlex.quote(old)}")
-            used.append(f"{option} {shlex.quote(new)}")
-    if not recorded:
-        return None
-    return f"{' '.join(recorded)}; this command uses {'the mail environment' if asks else ' '.join(used)}"
 
 
 def check_inputs(settings: Settings) -> None:
@@ -98,3 +105,31 @@ def with_inputs(settings: Settings) -> Settings:
     if chosen is not None:
         say(chosen)
     return settings.model_copy(update={"data": data})
+
+
+def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:
+    """Print the benchmark of these questions: of the settings' model, else of nano on demo mail and smol on other."""
+    from emailrl.questions.beside import has_only_demo_email, questions_file
+
+    db, model = settings.store.db, []
+    if "name" not in settings.model.model_fields_set:
+        model = ["--model", "nano"] if has_only_demo_email(db) else ["--model", "smol", "--limit", "40"]
+    named = [] if questions == questions_file(db) else ["--questions", str(questions)]
+    print_next(["benchmark", *model, "--db", str(db), *named])
+
+
+def suggest(command: Sequence[str], settings: Settings, bare: Settings) -> None:
+    """Print a command with options for data, environment and reward where the settings differ from ``bare`` ones."""
+    from emailrl.questions.beside import questions_file
+
+    db, questions = settings.store.db, settings.data.questions
+    options = [] if db == bare.store.db else ["--db", str(db)]
+    if questions not in (None, bare.data.questions, questions_file(db)):
+        options += ["--questions", str(questions)]
+    if settings.data.allow_shared_inbox and not bare.data.allow_shared_inbox:
+        options.append(SHARED)
+    now, before = settings.public(), bare.public()  # a reward server's password is not printed
+    for option, (section, name) in TASK.items():
+        if now[section][name] != before[section][name]:
+            options += [option, str(now[section][name])]
+    print_next([*command, *options])

@@ -20,169 +20,123 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import plain_line
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Overrides, Overwrite, setting_options
-from emailrl.cli.output import progress_console, result_console, say
+from emailrl.cli.output import progress_console, result_console, say, warn
 from emailrl.cli.report import HtmlFile, Redact, write_page
-
-if TYPE_CHECKING:
-    from emailrl.records import TrajectoryIndex
-    from emailrl.records.trajectory import Trajectory
-    from emailrl.settings import Settings
+from emailrl.cli.trajectory import show_in_full, trajectory_list
+from emailrl.page import place
+from emailrl.records import TrajectoryIndex, training_notes
+from emailrl.settings import Settings, load_settings
 
 
 @setting_options("verbose model_name", verbose="Show the prompt, the rubric and every token.")
 def inspect_trajectory(
     *,
     path: Annotated[
-        Path | None, typer.Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
+        Path | None, Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
     ] = None,
     index: Annotated[
-        int | None, typer.Option("--index", help="Position in the file: 0 is the first, -1 the last. Default: -1.")
+        int | None, Option("--index", help="Position in the file: 0 is the first, -1 the last. Default: -1.")
     ] = None,
     overrides: Overrides,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
     listing: Annotated[
-        bool, typer.Option("--list", help="List trajectories, one per line, from --index on (default: the last ones).")
+        bool, Option("--list", help="List trajectories, one per line, from --index on (default: the last ones).")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Trajectories to list.")] = 50,
-    page: Annotated[bool, typer.Option("--page", help="Go through the file, one trajectory at a time.")] = False,
+    limit: Annotated[int, Option("--limit", min=1, help="Trajectories to list.")] = 50,
+    page: Annotated[bool, Option("--page", help="Go through the file, one trajectory at a time.")] = False,
     html: HtmlFile = None,
     redact: Redact = False,
     overwrite: Overwrite = False,
 ) -> None:
-    from emailrl.page import place
-    from emailrl.records import TrajectoryIndex
-    from emailrl.settings import load_settings
-
     if follow + listing + page + (html is not None) > 1:
         raise UsageError("--follow, --list, --page and --html are mutually exclusive.", "Choose one.")
     if redact and html is None:
         raise UsageError("--redact applies to the page.", "Add --html FILE.")
     settings = load_settings(overrides, looks_only=True)
-    if path is not None:
-        check_searchable(path)
+    check_searchable(path)
     if follow:
         roots = place.output_roots(settings.output.output_dir) if path is None else [place.existing(path)]
         for growing, position in place.follow(roots):
-            _show_next(growing, position, settings)
+            _try_to_show(growing, position, f"number {position + 1}", settings)
         return
     if html is not None:
-        write_page(path or _newest(settings), html, settings=settings, index=index, redact=redact, overwrite=overwrite)
+        write_page(
+            path or _newest(settings.output.output_dir),
+            html,
+            settings=settings,
+            index=index,
+            redact=redact,
+            overwrite=overwrite,
+        )
         return
-    wanted = -1 if index is None else index
-    found = TrajectoryIndex(_newest(settings) if path is None else place.find_file(path))
-    _warn(*(found.complaints if listing else _complaints(found, wanted)))
+    found = TrajectoryIndex(_newest(settings.output.output_dir) if path is None else place.find_file(path))
+    count, wanted = len(found), -1 if index is None else index
+    # A bad line that is the only one will be the command's error.
+    is_bad = not listing and found.unreadable == [count + wanted if wanted < 0 else wanted]
+    warn(*map(plain_line, found.torn if is_bad else found.complaints))
+    position = place.position_in(found, wanted)
     if listing:
-        _list(found, wanted, limit)
-    elif page:
-        _page(found, wanted, settings)
-    else:
-        _show_one(found, wanted, settings)
+        first = max(count - limit, 0) if wanted == -1 else position
+        result_console().print(trajectory_list(found, first, limit, result_console().width))
+        return
+    _show(found, position, _where(found, position), settings)
+    if page:
+        _page(found, position, settings)
 
 
-def _newest(settings: Settings) -> Path:
-    from emailrl.page.place import newest_file, output_roots
-
-    newest = newest_file(output_roots(settings.output.output_dir))
+def _newest(output_dir: Path) -> Path:
+    newest = place.newest_file(place.output_roots(output_dir))
     if newest is None:
         hint = "Record one (emailrl rollout or emailrl train), or name a file."
-        raise UsageError(f"No trajectory under {settings.output.output_dir.parent}.", hint)
+        raise UsageError(f"No trajectory under {output_dir.parent}.", hint)
     say(f"Newest trajectory file: {newest}")
     return newest
 
 
-def _warn(*lines: str) -> None:
-    from emailrl.base.plain import plain_line
-
-    for line in lines:
-        progress_console().print(plain_line(line), style="yellow", soft_wrap=True)
-
-
-def _complaints(index: TrajectoryIndex, wanted: int) -> list[str]:
-    """Problems with the file, without a bad line that is the only one and will be the command's error."""
-    position = len(index) + wanted if wanted < 0 else wanted
-    return index.torn if index.unreadable == [position] else index.complaints
-
-
-def _show_next(index: TrajectoryIndex, position: int, settings: Settings) -> None:
-    """Show a newly written trajectory, or say why it cannot be read."""
-    from emailrl.page.place import pick
-
-    try:
-        _, trajectory = pick(index, position)
-    except EmailRLError as error:
-        _warn(error.message)
-    else:
-        _show(index.path, f"number {position + 1}", trajectory, settings)
-
-
-def _list(index: TrajectoryIndex, wanted: int, limit: int) -> None:
-    from emailrl.cli.trajectory import trajectory_list
-    from emailrl.page.place import position_in
-
-    first = position_in(index, wanted)
-    if wanted == -1:
-        first = max(len(index) - limit, 0)
-    console = result_console()
-    console.print(trajectory_list(index, first, limit, console.width))
-
-
-def _page(index: TrajectoryIndex, wanted: int, settings: Settings) -> None:
-    """Show trajectories one by one on request, until end of input or q."""
-    position = _show_one(index, wanted, settings)
+def _page(index: TrajectoryIndex, position: int, settings: Settings) -> None:
+    """Show more trajectories one by one on request, until end of input or q."""
+    console = progress_console()
     while True:
         index.refresh()
-        console = progress_console()
         keys = "Enter: next, p: previous, number: that index, q: quit"
         console.print(f"Index {position}, last {len(index) - 1}. {keys} > ", end="")
         try:
             answer = input().strip().lower()
-        except EOFError:
-            answer = "q"
-        if answer == "q":
-            return
-        steps = {"": 1, "n": 1, "p": -1}
-        try:
+            steps = {"": 1, "n": 1, "p": -1}
             target = position + steps[answer] if answer in steps else int(answer)
+        except EOFError:
+            return
         except ValueError:
+            if answer == "q":
+                return
             continue
         if not 0 <= target < len(index):
-            console.print("No such trajectory.", style="yellow")
+            warn("No such trajectory.")
             continue
         position = target
-        try:
-            _show_one(index, position, settings)
-        except EmailRLError as error:
-            _warn(error.message)
+        _try_to_show(index, position, _where(index, position), settings)
 
 
-def _show_one(index: TrajectoryIndex, wanted: int, settings: Settings) -> int:
-    from emailrl.page.place import pick
-
-    position, trajectory = pick(index, wanted)
-    _show(index.path, f"{position + 1} of {len(index)} (--index {position})", trajectory, settings)
-    return position
+def _where(index: TrajectoryIndex, position: int) -> str:
+    return f"{position + 1} of {len(index)} (--index {position})"
 
 
-def _show(file: Path, where: str, trajectory: Trajectory, settings: Settings) -> None:
-    from emailrl.cli.trajectory import render_trajectory
-    from emailrl.page.place import origin
-    from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
-    from emailrl.records import training_notes
+def _try_to_show(index: TrajectoryIndex, position: int, where: str, settings: Settings) -> None:
+    """Show a trajectory, or say why it cannot be read."""
+    try:
+        _show(index, position, where, settings)
+    except EmailRLError as error:
+        warn(plain_line(error.message))
 
-    verbose = settings.output.verbose
-    rendered = render_trajectory(
-        trajectory,
-        title=f"{file}, {where}",
-        verbose=verbose,
-        tokens=fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory) if verbose else None,
-        note=training_notes(file)[0].get(trajectory.id),
-        origin=origin(file, trajectory),
-    )
-    result_console().print(rendered)
+
+def _show(index: TrajectoryIndex, position: int, where: str, settings: Settings) -> None:
+    shown, notes = [index.trajectory(position)], training_notes(index.path)[0]
+    show_in_full(index.path, shown, settings, result_console(), where=f", {where}", notes=notes)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from emailrl.cli.output import progress_console, result_console, say
+from emailrl.records import read_records
 from emailrl.runs.log import Display, duration
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-    from rich.progress import Progress
-
     from emailrl.measure.evaluation import Evaluation
     from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
@@ -25,7 +30,7 @@ REFRESH = 4
 """Display refreshes per second."""
 
 
-class LiveRun(Display):
+class LiveRun(Display, AbstractContextManager["LiveRun"]):
     """Prints a run's lines and shows its progress; a context manager."""
 
     def __init__(self, settings: Settings, console: Console | None = None, *, json: bool = False) -> None:
@@ -35,10 +40,16 @@ class LiveRun(Display):
         self._results: list[str] = []
         self._console = console or progress_console()
         self._live: Live | None = None
-        self._run = _Numbers()
+        self._reset(0, 1)
 
-    def __enter__(self) -> Self:
-        return self
+    def _reset(self, step: int, total: int) -> None:
+        self._step, self._total = step, total
+        self._rewards: list[float] = []
+        self._accuracies: list[float] = []
+        self._evaluations: list[float] = []
+        self._last: Mapping[str, Any] = {}
+        self._begun, self._ends = time.monotonic(), 0.0
+        self.phase("")
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -53,21 +64,26 @@ class LiveRun(Display):
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
         """Start showing a run; curves from before a resume are read from its files."""
-        from rich.live import Live
-
-        self._run = _Numbers(step=step, total=total)
-        self._run.recall(run_dir)
+        self._reset(step, total)
+        for metrics in _records(run_dir / "metrics.jsonl"):
+            self._take_curves(metrics)
+        self._evaluations += [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self, console=self._console, refresh_per_second=REFRESH, vertical_overflow="crop")
             self._live.start()
 
+    def _take_curves(self, metrics: Mapping[str, Any]) -> None:
+        for values, name in ((self._rewards, "reward_mean"), (self._accuracies, "accuracy")):
+            if metrics.get(name) is not None:
+                values.append(metrics[name])
+
     def phase(self, name: str, total: int = 0) -> None:
         """Show the new phase."""
-        self._run.phase, self._run.phase_total, self._run.phase_done = name, total, 0
+        self._phase, self._phase_total, self._phase_done = name, total, 0
 
     def played(self, trajectory: Trajectory) -> None:
         """Count a finished rollout."""
-        self._run.phase_done += 1
+        self._phase_done += 1
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
         """Print the trajectories if the settings enable it."""
@@ -78,16 +94,18 @@ class LiveRun(Display):
     def evaluation(self, evaluation: Evaluation) -> None:
         """Add an evaluation to the curve."""
         if not evaluation.is_void:
-            self._run.evaluations.append(evaluation.accuracy)
+            self._evaluations.append(evaluation.accuracy)
 
     def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
         """Add a step to the curves."""
-        self._run.take(metrics, seconds_left)
+        self._take_curves(metrics)
+        self._last, self._step = metrics, metrics["step"]
+        self._ends = time.monotonic() + seconds_left
 
     def end(self) -> None:
         """Stop the display and leave its last state on the terminal, then print the results."""
         if self._live is not None:
-            self._run.phase, self._run.phase_total = "", 0
+            self.phase("")
             self._live.stop()
             self._live = None
         for line in self._results:
@@ -95,102 +113,44 @@ class LiveRun(Display):
         self._results.clear()
 
     def __rich__(self) -> RenderableType:
-        return self._run.drawn(self._console.width)
-
-
-class _Numbers:
-    """The display's view of a run."""
-
-    def __init__(self, step: int = 0, total: int = 1) -> None:
-        self.step, self.total = step, total
-        self.phase, self.phase_total, self.phase_done = "", 0, 0
-        self.rewards: list[float] = []
-        self.accuracies: list[float] = []
-        self.evaluations: list[float] = []
-        self._last: Mapping[str, Any] = {}
-        self._begun = time.monotonic()
-        self._ends: float | None = None
-
-    def recall(self, run_dir: Path) -> None:
-        """Load the curves of earlier steps from the run's files."""
-        from emailrl.records import read_records
-
-        for name, take in (("metrics", self._take_curves), ("evaluations", self._take_evaluation)):
-            if (path := run_dir / f"{name}.jsonl").is_file():
-                for record in read_records(path):
-                    take(record)
-
-    def take(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
-        """Add a step's numbers."""
-        self._take_curves(metrics)
-        self._last, self.step = metrics, metrics["step"]
-        self._ends = time.monotonic() + seconds_left
-
-    def _take_curves(self, metrics: Mapping[str, Any]) -> None:
-        for values, name in ((self.rewards, "reward_mean"), (self.accuracies, "accuracy")):
-            if metrics.get(name) is not None:
-                values.append(metrics[name])
-
-    def _take_evaluation(self, record: Mapping[str, Any]) -> None:
-        self.evaluations.append(record["accuracy"])
-
-    def drawn(self, width: int) -> RenderableType:
-        """The display, at most ``width`` columns wide."""
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        space = max(width - 44, 8)
+        space = max(self._console.width - 44, 8)
+        now = time.monotonic()
+        left = f", {duration(max(self._ends - now, 0.0))} left" if self._ends else ""
+        bar = ProgressBar(total=self._total, completed=self._step, width=space)
+        phase = Text(self._phase, no_wrap=True, overflow="ellipsis")
+        counted = f"{self._phase_done} of {self._phase_total} rollouts" if self._phase_total else ""
         rows: list[tuple[str, RenderableType, str]] = [
-            (
-                f"Step {self.step}/{self.total}",
-                ProgressBar(total=self.total, completed=self.step, width=space),
-                self._time(),
-            ),
-            ("Now", Text(self.phase, no_wrap=True, overflow="ellipsis"), self._rollouts()),
+            (f"Step {self._step}/{self._total}", bar, f"{duration(now - self._begun)}{left}"),
+            ("Now", phase, counted),
         ]
-        curves = (
-            ("Reward", self.rewards, None, "{:.3f}", "yellow"),
-            ("Accuracy", self.accuracies, 1.0, "{:.1%}", "cyan"),
-            ("Evaluation", self.evaluations, 1.0, "{:.1%}", "green"),
-        )
-        for name, values, top, form, style in curves:
+        for name, values, top, form, style in (
+            ("Reward", self._rewards, None, "{:.3f}", "yellow"),
+            ("Accuracy", self._accuracies, 1.0, "{:.1%}", "cyan"),
+            ("Evaluation", self._evaluations, 1.0, "{:.1%}", "green"),
+        ):
             if values:
                 low, high = (0.0, top) if top else (min(values), max(values))
                 numbers = f"{form.format(values[-1])}, best {form.format(max(values))}"
                 rows.append((name, Text(sparkline(values, space, low, high), style=style), numbers))
+        if seconds := self._last.get("seconds"):
+            total = seconds["total"]
+            shares = {name: value / total for name, value in seconds.items() if name != "total"}
+            phases = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
+            speed = f"{self._last['num_trajectories'] / total:.1f} rollouts/s"
+            tokens = f"{self._last['total_tokens'] / total:,.0f} tok/s"
+            spent = Text(f"{total:.1f} s: {phases}", no_wrap=True, overflow="ellipsis")
+            rows.append(("Last step", spent, f"{speed}, {tokens}"))
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True, width=12)
         grid.add_column(width=space)
         grid.add_column(no_wrap=True)
         for name, middle, numbers in rows:
             grid.add_row(Text(name), middle, Text(numbers))
-        if speed := self._speed():
-            grid.add_row(Text("Last step"), Text(speed, no_wrap=True, overflow="ellipsis"), Text(self._tokens()))
         return grid
 
-    def _time(self) -> str:
-        now = time.monotonic()
-        left = "" if self._ends is None else f", {duration(max(self._ends - now, 0.0))} left"
-        return f"{duration(now - self._begun)}{left}"
 
-    def _rollouts(self) -> str:
-        return f"{self.phase_done} of {self.phase_total} rollouts" if self.phase_total else ""
-
-    def _speed(self) -> str:
-        """The last step's duration, by phase."""
-        seconds = self._last.get("seconds")
-        if not seconds:
-            return ""
-        shares = {name: value / seconds["total"] for name, value in seconds.items() if name != "total"}
-        phases = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01]
-        return f"{seconds['total']:.1f} s: {', '.join(phases)}"
-
-    def _tokens(self) -> str:
-        total = self._last["seconds"]["total"]
-        return (
-            f"{self._last['num_trajectories'] / total:.1f} rollouts/s, {self._last['total_tokens'] / total:,.0f} tok/s"
-        )
+def _records(path: Path) -> Sequence[Mapping[str, Any]]:
+    return list(read_records(path)) if path.is_file() else []
 
 
 def sparkline(values: Sequence[float], width: int, low: float, high: float) -> str:
@@ -209,7 +169,7 @@ EARLIEST = 20
 """The time left appears once one item in this many is done: the first of many that run at once predict nothing."""
 
 
-class Tally:
+class Tally(AbstractContextManager["Tally"]):
     """Counts finished items of consecutive tasks; a context manager, which stops the bar on exit."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -219,45 +179,16 @@ class Tally:
         self._done = self._before = 0
         self._first = self._last = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def advance(self, name: str, total: int) -> None:
-        """Count one more of ``total`` as done."""
-        self.begin(name, total)
-        self._done += 1
-        now = time.monotonic()
         if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0])
-            if self._done == total:
-                self._stop()
-        elif self._done == self._before + 1:
-            self._first = now  # earlier time, such as loading the model, does not predict the rest
-        elif now - max(self._last, self._first) >= LINE_SECONDS:  # the first few finish in a burst
-            self._last = now
-            done = self._done - self._before
-            left = (now - self._first) / (done - 1) * (total - self._done)
-            known = done * EARLIEST >= total - self._before
-            ending = f", about {left:.0f} s left" if known else ""
-            say(f"{name}: {self._done} of {total}{ending}", self._console)
+            self._bar.stop()
+            self._bar = None
 
     def begin(self, name: str, total: int, done: int = 0) -> None:
         """Show that ``done`` of ``total`` were done before, unless ``name`` has already started."""
         if name == self._name and self._done < total:
             return
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        self._stop()
+        self.__exit__()
         self._name, self._done, self._before = name, done, done
         self._last = time.monotonic()
         if self._console.is_terminal:
@@ -267,7 +198,20 @@ class Tally:
             self._bar.add_task(name, total=total, completed=done)
             self._bar.start()
 
-    def _stop(self) -> None:
+    def advance(self, name: str, total: int) -> None:
+        """Count one more of ``total`` as done."""
+        self.begin(name, total)
+        self._done += 1
+        now = time.monotonic()
         if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+            self._bar.advance(self._bar.task_ids[0])
+            if self._done == total:
+                self.__exit__()
+        elif self._done == self._before + 1:
+            self._first = now  # earlier time, such as loading the model, does not predict the rest
+        elif now - max(self._last, self._first) >= LINE_SECONDS:  # the first few finish in a burst
+            self._last = now
+            done = self._done - self._before
+            left = (now - self._first) / (done - 1) * (total - self._done)
+            ending = f", about {left:.0f} s left" if done * EARLIEST >= total - self._before else ""
+            say(f"{name}: {self._done} of {total}{ending}", self._console)

@@ -8,6 +8,7 @@ def train(overrides: Overrides, trust: Trust = False, json: Json = False) -> Non
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer import Context
+from typer import Context, Option
 
 from emailrl.base.errors import EmailRLError
 
@@ -27,15 +28,15 @@ Overrides = dict[str, Any]
 """Settings given on the command line, by name; None means not given, and `load_settings` ignores it."""
 
 
+def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
+    """An option for the path of a file or folder; rejects an empty string."""
+    return Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
+
+
 def _path(value: str) -> Path:
     if not value.strip():  # as a path it would mean the current folder
         raise typer.BadParameter("must not be empty; name a file or folder.")
     return Path(value)
-
-
-def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
-    """An option for the path of a file or folder; rejects an empty string."""
-    return typer.Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
 
 
 def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -47,26 +48,22 @@ def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., No
     """
     from emailrl.settings.names import by_name  # not at the top: commands without settings do not import pydantic
 
-    settings: dict[Leaf, str | None] = {}
+    options: dict[str, inspect.Parameter] = {}
     for line in names:
         group, _, members = line.rpartition(":")
-        settings |= {by_name()[name]: group or None for name in members.split()}
+        for leaf in (by_name()[name] for name in members.split()):
+            options[leaf.key] = _parameter(leaf, summaries.get(leaf.key, leaf.summary), group or None)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in signature.parameters.values():
-            if parameter.name == "overrides":
-                parameters += [
-                    _parameter(leaf, summaries.get(leaf.key, leaf.summary), group) for leaf, group in settings.items()
-                ]
-            else:
-                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            is_place = parameter.name == "overrides"
+            parameters += options.values() if is_place else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
         @functools.wraps(command)
         def with_overrides(**given: Any) -> None:
-            overrides = {leaf.key: given.pop(leaf.key, None) for leaf in settings}
-            command(overrides=overrides, **given)
+            command(overrides={key: given.pop(key, None) for key in options}, **given)
 
         with_overrides.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return with_overrides
@@ -83,43 +80,32 @@ def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter
         option = path_option(*leaf.flags, help=help, group=group)
     else:
         kind = list[str] if kind is list else kind
-        choices = f"<{'|'.join(leaf.choices)}>" if leaf.choices else None
-        completion = one_of(*leaf.choices) if leaf.choices else BY_SETTING.get(leaf.key)
-        option = typer.Option(
+        option = Option(
             *leaf.flags,
             help=help,
-            metavar=choices,
+            metavar=f"<{'|'.join(leaf.choices)}>" if leaf.choices else None,
             min=leaf.minimum,
             max=leaf.maximum,
-            autocompletion=completion,
+            autocompletion=one_of(*leaf.choices) if leaf.choices else BY_SETTING.get(leaf.key),
             rich_help_panel=group,
         )
-    return inspect.Parameter(
-        leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(leaf.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def one_of(*choices: str) -> Callable[[str], list[str]]:
     """A completer for fixed choices."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [choice for choice in choices if choice.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
-def presets(incomplete: str) -> list[str]:
-    """The size presets."""
-    from emailrl.settings import PRESETS
-
-    return one_of(*PRESETS)(incomplete)
+def names_of(module: str, table: str) -> Callable[[str], list[str]]:
+    """A completer for the names in a module's table, which is imported only then."""
+    return lambda incomplete: one_of(*getattr(importlib.import_module(module), table))(incomplete)
 
 
-def models(incomplete: str) -> list[str]:
-    """The packaged models; for anything else, shells complete file names."""
-    from emailrl.model.resolve import PACKAGED
-
-    return one_of(*PACKAGED)(incomplete)
+presets = names_of("emailrl.settings", "PRESETS")
+models = names_of("emailrl.model.resolve", "PACKAGED")
+"""The packaged models; for anything else, shells complete file names."""
 
 
 def checkpoints(incomplete: str) -> list[str]:
@@ -151,23 +137,19 @@ def inboxes(context: Context, incomplete: str) -> list[str]:
     return []
 
 
-BY_SETTING: Final[dict[str, Any]] = {
-    "model_name": models,
-    "resume": one_of("auto", "latest", "best"),
-}
+BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("auto", "latest", "best")}
 """Completers of settings without a fixed list of choices, by name."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON on the last line of stdout.")]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.", autocompletion=presets),
+    Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.", autocompletion=presets),
 ]
 Checkpoint = Annotated[
-    str | None,
-    typer.Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints),
+    str | None, Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints)
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
+Resume = Annotated[bool, Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Trust this folder's settings files from now on (docs/reference/security.md).")
+    bool, Option("--trust", help="Trust this folder's settings files from now on (docs/reference/security.md).")
 ]

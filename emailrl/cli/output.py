@@ -1,4 +1,7 @@
-"""Command output: results on stdout (with ``--json`` one JSON value), everything else on stderr, errors on one line."""
+"""Command output: results on stdout (with ``--json`` one JSON value), everything else on stderr.
+
+Markup is disabled, and printed text cannot control the terminal.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +12,77 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final
 
-from emailrl.base.plain import cut, one_line, tell
-from emailrl.base.process import report
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType, RenderHook
+from rich.segment import Segment
+from rich.text import Text
+
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import guard_streams, one_line, plain, tell
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from emailrl.settings import PolicySettings
 
-    from emailrl.settings import Settings
-
-LONGEST_ERROR: Final = 2000
-"""In characters; the name of a tensor or a key may be a megabyte long."""
+LONGEST_ID: Final = 200
+"""Characters shown of a cited message id, which a model may make up."""
 
 
-def print_json(value: object) -> None:
-    """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null.
+class PlainConsole(Console):
+    """A Rich console on stdout or stderr for untrusted text: email, names of files and models, metadata.
 
-    In ASCII only, which works on every terminal and for undecodable file names.
+    Rich passes escape sequences in text through. Here all rendered text, also in tables and progress bars, goes
+    through ``plain``; Rich's own colors and cursor movements are kept, as they go past ``PlainStream``.
     """
-    print(json.dumps(_jsonable(value), allow_nan=False), flush=True)
 
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
-def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | None = None) -> None:
-    """Print the suggested next emailrl command, run in ``folder``, on stderr, ready to paste into a shell."""
-    there = f"cd {shlex.quote(str(folder))} && " if folder else ""
-    note = f" # {comment}" if comment else ""
-    tell(f"Next: {there}{program(folder or Path.cwd())} {shlex.join(arguments)}{note}")
+    @property  # type: ignore[misc]
+    def file(self) -> IO[str]:
+        """The stream itself, behind ``PlainStream`` and Rich's stand-in."""
+        stream = super().file
+        while (behind := getattr(stream, "rich_proxied_file", None) or getattr(stream, "terminal", None)) is not None:
+            stream = behind
+        return stream
+
+    def push_render_hook(self, hook: RenderHook) -> None:
+        """Begin a live display, whose stand-ins for the streams would read escape sequences in what others print."""
+        super().push_render_hook(hook)
+        guard_streams()
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as Rich does, with sanitized text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
 def progress_console() -> Console:
     """The console for progress and notes: on stderr."""
-    from emailrl.cli.console import PlainConsole
-
     return PlainConsole(stderr=True)
 
 
 def result_console(*, json: bool = False) -> Console:
     """The console for a command's results: stdout, or stderr with ``json``, as stdout holds only the JSON value."""
-    from emailrl.cli.console import PlainConsole
-
     return PlainConsole(stderr=json)
 
 
 def say(line: str, console: Console | None = None) -> None:
     """Print a line without control characters, on stderr by default; wraps at words on a terminal."""
-    from rich.text import Text
-
     console = console or progress_console()
     console.print(Text(one_line(line)), soft_wrap=not console.is_terminal)
 
 
-def say_loading(settings: Settings, *names: str) -> None:
+def warn(*lines: str) -> None:
+    """Print lines in yellow on stderr."""
+    for line in lines:
+        progress_console().print(line, style="yellow", soft_wrap=True)
+
+
+def say_loading(settings: PolicySettings, *names: str) -> None:
     """Announce the delay of importing torch and loading the models with these names.
 
     Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing.
@@ -72,6 +92,20 @@ def say_loading(settings: Settings, *names: str) -> None:
     for name in names:
         check_base(name, settings.model.smol_base)
     say("Loading the model ...")
+
+
+def confirm(question: str, what: str, hint: str = "Add --yes.") -> bool:
+    """Ask on the terminal; without one, UsageError that ``what`` needs confirmation."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what} needs confirmation.", hint)
+    return typer.confirm(question, err=True)
+
+
+def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | None = None) -> None:
+    """Print the suggested next emailrl command, run in ``folder``, on stderr, ready to paste into a shell."""
+    there = f"cd {shlex.quote(str(folder))} && " if folder else ""
+    note = f" # {comment}" if comment else ""
+    tell(f"Next: {there}{program(folder or Path.cwd())} {shlex.join(arguments)}{note}")
 
 
 def program(folder: Path) -> str:
@@ -85,21 +119,21 @@ def program(folder: Path) -> str:
     return shlex.quote(min(str(script), os.path.relpath(script, folder), key=len))
 
 
-def fail(message: str, hint: str, exit_code: int) -> NoReturn:
-    """Exit with one line on stderr, ``error: message hint``; with several ranks, one per host prints it."""
-    report(cut(one_line(f"error: {message} {hint}"), LONGEST_ERROR))
-    sys.exit(exit_code)
+def print_json(value: object) -> None:
+    """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null.
+
+    In ASCII only, which works on every terminal and for undecodable file names.
+    """
+    print(json.dumps(_jsonable(value), allow_nan=False), flush=True)
 
 
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value.parent.resolve() / value.name if ".." in value.parts else value.absolute())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

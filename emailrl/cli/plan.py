@@ -25,37 +25,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
+from typer import Option
 
 from emailrl.base.plain import counted, one_line
 from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console
+from emailrl.runs.log import duration
+from emailrl.settings import load_settings
 
 if TYPE_CHECKING:
     from emailrl.plan import Plan
-    from emailrl.plan.several import Split
-    from emailrl.plan.time import Seconds
+    from emailrl.plan.time import Seconds, Split
 
 GIB = 2**30
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        help="B200, H200, H100, A100-80, L40S, 4090, …, a name from nvidia-smi, or CPU; other GPUs as "
-        "'24 GiB, 125 TFLOP/s, 0.6 TB/s'. Default: this machine."
-    ),
-]
-Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs per host, to train and to sample. Default: EMAILRL_NPROC.")]
-MeasuredRun = Annotated[
-    Path | None,
-    path_option(
-        "--run", help="Run to take token counts from; without --gpu also timings, without --model also the model."
-    ),
-]
-PerTrajectory = Annotated[int | None, typer.Option(min=1, help="Tokens per trajectory, including tool results.")]
-Share = Annotated[float | None, typer.Option(min=0, max=1, help="Share of those tokens that are trained.")]
-Mfu = Annotated[
-    float | None,
-    typer.Option(min=0.001, max=1, help="Model FLOP/s utilization in training, as a share. Default: measured."),
-]
+Row = tuple[str, str, str]
+_KEPT = ("only their input", "their input and the attention output", "all but the MLP's gate and up", "everything")
 
 
 @setting_options(
@@ -63,29 +49,50 @@ Mfu = Annotated[
     "max_steps per_device_train_batch_size num_generations max_turns max_tokens questions db allow_shared_inbox",
 )
 def plan(
-    overrides: Overrides,
     *,
+    overrides: Overrides,
     preset: Preset = None,
-    gpu: Gpu = None,
-    num_gpus: Gpus = None,
-    nnodes: Annotated[int | None, typer.Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
-    network: Annotated[float, typer.Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
-    price: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
-    tokens_per_trajectory: PerTrajectory = None,
-    trainable_share: Share = None,
-    run: MeasuredRun = None,
-    mfu: Mfu = None,
+    gpu: Annotated[
+        str | None,
+        Option(
+            help="B200, H200, H100, A100-80, L40S, 4090, …, a name from nvidia-smi, or CPU; other GPUs as "
+            "'24 GiB, 125 TFLOP/s, 0.6 TB/s'. Default: this machine."
+        ),
+    ] = None,
+    num_gpus: Annotated[
+        int | None, Option(min=1, help="GPUs per host, to train and to sample. Default: EMAILRL_NPROC.")
+    ] = None,
+    nnodes: Annotated[int | None, Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
+    network: Annotated[float, Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
+    price: Annotated[float | None, Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
+    tokens_per_trajectory: Annotated[
+        int | None, Option(min=1, help="Tokens per trajectory, including tool results.")
+    ] = None,
+    trainable_share: Annotated[
+        float | None, Option(min=0, max=1, help="Share of those tokens that are trained.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        path_option(
+            "--run", help="Run to take token counts from; without --gpu also timings, without --model also the model."
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        Option(min=0.001, max=1, help="Model FLOP/s utilization in training, as a share. Default: measured."),
+    ] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.plan import Known, base_of, find_device, make_plan, measure_run, this_machine
-    from emailrl.settings import load_settings
+    from emailrl.mail import database_fingerprint
+    from emailrl.plan import Known, find_device, make_plan, measure_run, this_machine
+    from emailrl.questions.load import check_exists
 
     settings = load_settings(overrides, preset, trust=trust)
-    _check_named(overrides)
+    check_exists(overrides["questions"])  # settings files may name those of a later run
+    if overrides["db"] is not None:
+        database_fingerprint(overrides["db"])
     measured = None if run is None else measure_run(run)
-    if measured is not None:
-        settings = base_of(settings, measured)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
     device = this_machine() if name is None else find_device(name)
     known = Known(tokens_per_trajectory, trainable_share, measured, mfu)
@@ -100,22 +107,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _check_named(overrides: Overrides) -> None:
-    """Raise EmailRLError for an unreadable file on the command line; settings files may name those of a later run."""
-    from emailrl.mail import database_fingerprint
-    from emailrl.questions.load import check_exists
-
-    check_exists(overrides["questions"])
-    if overrides["db"] is not None:
-        database_fingerprint(overrides["db"])
-
-
 def _print(planned: Plan) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from emailrl.plan import duration
-
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -134,10 +126,6 @@ def _print(planned: Plan) -> None:
     for note in planned.notes:
         console.print(Text(f"Note: {note}", style="dim"))
     console.print(Text(planned.verdict, style="bold green" if planned.runs else "bold red"), soft_wrap=True)
-
-
-Row = tuple[str, str, str]
-_KEPT = ("only their input", "their input and the attention output", "all but the MLP's gate and up", "everything")
 
 
 def _memory(planned: Plan) -> list[Row]:
@@ -175,10 +163,17 @@ def _tokens(planned: Plan) -> list[Row]:
 
 
 def _time(planned: Plan) -> list[Row]:
-    from emailrl.plan import duration
-
     seconds, tokens, split, cluster = planned.seconds, planned.tokens, planned.split, planned.job.cluster
-    order, loading = _sampling_remarks(planned)
+    settings = planned.job.settings
+    order, loading = "then training", "loading it into the servers"
+    if seconds.overlaps:
+        order, loading = "while the previous step trains", "saving it; the servers load it during the next update"
+    elif settings.vllm_in_process:
+        loading = "saving it, loading it into vLLM" + "; vLLM wakes and sleeps" * planned.memory.vllm_sleeps
+    if split is None:
+        at_once = min(planned.memory.at_once, tokens.trajectories)
+        engine = settings.agent.engine.replace("auto", "transformers")
+        order = f"{engine}, {counted(at_once, 'concurrent trajectory')}"
     evaluations = f"{counted(tokens.evaluations, 'evaluation')} of {counted(tokens.eval_trajectories, 'trajectory')}"
     if confirmed := round(tokens.confirmed * tokens.eval_trajectories):
         evaluations += f"; {confirmed:,} more at the end"
@@ -194,8 +189,23 @@ def _time(planned: Plan) -> list[Row]:
         ("step", seconds.step, f"{planned.tokens_per_second:,.0f} tokens/s"),
         ("per evaluation", seconds.evaluation, evaluations),
     ]
-    rows = [(name, f"{value:,.{1 if value >= 0.05 else 2}f} s", remark) for name, value, remark in phases if value]
-    basis = _shares(seconds)
+    rows: list[Row] = []
+    if split is not None:  # what several GPUs are used for
+        each = f"{counted(split.tensor_parallel, 'GPU')}{' each' if split.servers > 1 else ''}"
+        name, where = ("engines", "in the trainers' processes") if split.shared else ("servers", "emailrl serve")
+        sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
+        rows.append(("trainers", f"{split.trainers:,}", f"emailrl train{sharded}"))
+        rows.append((name, f"{split.servers:,}", f"{where}, {each}"))
+    rows += [(name, f"{value:,.{1 if value >= 0.05 else 2}f} s", remark) for name, value, remark in phases if value]
+    shares = {  # of the run's time; none if phases overlap
+        "sampling": seconds.steps * seconds.rollout,
+        "new adapters": seconds.steps * seconds.handover,
+        "scoring": seconds.steps * seconds.score,
+        "training": seconds.steps * (seconds.train + seconds.gather + seconds.reduce),
+        "evaluation": seconds.evaluating,
+    }
+    parts = [f"{name} {part / seconds.run:.0%}" for name, part in shares.items() if part]
+    basis = "" if seconds.overlaps else ", ".join(parts)
     if planned.measured is not None:
         measured = planned.measured.seconds
         each = ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "total")
@@ -203,63 +213,23 @@ def _time(planned: Plan) -> list[Row]:
         basis = "as measured"
     rows.append(("whole run", duration(planned.run_seconds), basis))
     if planned.cost is not None:
-        rows.append(
-            ("cost", f"{planned.cost:,.2f}", f"{counted(cluster.gpus, 'GPU')} at {planned.price:g} per GPU-hour")
-        )
-    return [*_gpus(split), *rows]
-
-
-def _gpus(split: Split | None) -> list[Row]:
-    """What several GPUs are used for."""
-    if split is None:
-        return []
-    each = f"{counted(split.tensor_parallel, 'GPU')}{' each' if split.servers > 1 else ''}"
-    name, where = ("engines", "in the trainers' processes") if split.shared else ("servers", "emailrl serve")
-    sharded = "" if split.memory.cards == 1 else f", the base sharded over {split.memory.cards}"
-    return [
-        ("trainers", f"{split.trainers:,}", f"emailrl train{sharded}"),
-        (name, f"{split.servers:,}", f"{where}, {each}"),
-    ]
-
-
-def _sampling_remarks(planned: Plan) -> tuple[str, str]:
-    """How rollouts are sampled, and what a new adapter takes time for."""
-
-    order, loading, settings = "then training", "loading it into the servers", planned.job.settings
-    if planned.seconds.overlaps:
-        order, loading = "while the previous step trains", "saving it; the servers load it during the next update"
-    elif settings.vllm_in_process:
-        loading = "saving it, loading it into vLLM" + "; vLLM wakes and sleeps" * planned.memory.vllm_sleeps
-    if planned.split is None:
-        engine = settings.agent.engine.replace("auto", "transformers")
-        at_once = min(planned.memory.at_once, planned.tokens.trajectories)
-        order = f"{engine}, {counted(at_once, 'concurrent trajectory')}"
-    return order, loading
-
-
-def _shares(seconds: Seconds) -> str:
-    """The run's time, by phase; none if phases overlap."""
-    if seconds.overlaps:
-        return ""
-    parts = {
-        "sampling": seconds.steps * seconds.rollout,
-        "new adapters": seconds.steps * seconds.handover,
-        "scoring": seconds.steps * seconds.score,
-        "training": seconds.steps * (seconds.train + seconds.gather + seconds.reduce),
-        "evaluation": seconds.evaluating,
-    }
-    return ", ".join(f"{name} {part / seconds.run:.0%}" for name, part in parts.items() if part)
+        priced = f"{counted(cluster.gpus, 'GPU')} at {planned.price:g} per GPU-hour"
+        rows.append(("cost", f"{planned.cost:,.2f}", priced))
+    return rows
 
 
 def _json(planned: Plan) -> dict[str, Any]:
     """Memory in GiB, times in seconds."""
-    from emailrl.plan.time import scoring_passes
-
     job, tokens, memory, cost = planned.job, planned.tokens, planned.memory, planned.cost
     lora, device = job.settings.lora, job.cluster.device
     parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
+    counts = ("per_trajectory", "longest", "most_per_trajectory", "source", "per_step", "steps", "questions")
+    changes = {
+        name: [{"change": way.text, "peak": _gib(way.peak), "run_seconds": round(way.run_seconds, 1)} for way in ways]
+        for name, ways in (("ways", planned.ways), ("faster", planned.faster))
+    }
     return {
-        **{name: getattr(planned, name) for name in ("runs", "fits", "verdict", "notes")},
+        **_picked(planned, "runs", "fits", "verdict", "notes"),
         "obstacles": [one._asdict() for one in planned.obstacles],
         "model": {
             "name": job.settings.model.name,
@@ -280,8 +250,8 @@ def _json(planned: Plan) -> dict[str, Any]:
             "cache_needs_tokens": memory.cache_needs,
             "trajectories_at_once": memory.at_once,
         },
-        "tokens": {
-            **{name: getattr(tokens, name) for name in _COUNTS},
+        "tokens": _picked(tokens, *counts)
+        | {
             "trainable_share": round(tokens.trainable_share, 4),
             "trajectories_per_step": tokens.trajectories,
             "run": tokens.per_step * tokens.steps,
@@ -291,7 +261,7 @@ def _json(planned: Plan) -> dict[str, Any]:
         | {
             "evaluations": tokens.evaluations,
             "confirmed": round(tokens.confirmed, 4),
-            "scoring_passes": scoring_passes(job.settings),
+            "scoring_passes": job.scoring_passes,
             "utilization": round(planned.seconds.utilization, 3),
             "measured": planned.measured.seconds if planned.measured else None,
             "run": round(planned.run_seconds, 1),
@@ -301,16 +271,23 @@ def _json(planned: Plan) -> dict[str, Any]:
         "alternative": _split(planned.alternative),
         "price_per_gpu_hour": planned.price,
         "cost": None if cost is None else round(cost, 2),
-        **{
-            name: [
-                {"change": way.text, "peak": _gib(way.peak), "run_seconds": round(way.run_seconds, 1)} for way in ways
-            ]
-            for name, ways in (("ways", planned.ways), ("faster", planned.faster))
-        },
+        **changes,
     }
 
 
-_COUNTS = ("per_trajectory", "longest", "most_per_trajectory", "source", "per_step", "steps", "questions")
+def _split(split: Split | None) -> dict[str, Any] | None:
+    return (
+        None
+        if split is None
+        else {
+            **_picked(split, "shared", "trainers", "servers", "tensor_parallel"),
+            "sharded_over": split.memory.cards,
+            "sampling": round(split.sampling, 2),
+            "playing": round(split.playing, 2),
+            "seconds": _phases(split.seconds),
+            "tokens_per_second": round(split.tokens_per_second, 1),
+        }
+    )
 
 
 def _phases(seconds: Seconds) -> dict[str, Any]:
@@ -319,16 +296,8 @@ def _phases(seconds: Seconds) -> dict[str, Any]:
     return phases | {"overlaps": seconds.overlaps}
 
 
-def _split(split: Split | None) -> dict[str, Any] | None:
-    if split is None:
-        return None
-    return {
-        **{name: getattr(split, name) for name in ("shared", "trainers", "servers", "tensor_parallel")},
-        "sharded_over": split.memory.cards,
-        **{name: round(getattr(split, name), 2) for name in ("sampling", "playing")},
-        "seconds": _phases(split.seconds),
-        "tokens_per_second": round(split.tokens_per_second, 1),
-    }
+def _picked(whole: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(whole, name) for name in names}
 
 
 def _gib(size: int) -> float:

@@ -16,17 +16,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from emailrl.cli.live import LiveRun, Tally
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, print_next, result_console, say
+from emailrl.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from emailrl.measure.benchmark import Subject
-    from emailrl.quickstart import Outcome
 
 UNTRAINED = (
     "The best model is the untrained one: no evaluation during training was more accurate, so before and after are the "
@@ -35,17 +33,16 @@ UNTRAINED = (
 
 
 def quickstart(
-    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
+    max_steps: Annotated[int, Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
     out: Annotated[
-        Path | None,
-        path_option("--out", help="Output folder. Default: quickstart, or the next free number."),
+        Path | None, path_option("--out", help="Output folder. Default: quickstart, or the next free number.")
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    from emailrl.quickstart import NUM_TEST_QUESTIONS, free_folder, kept
+    from emailrl.cli.trajectory import render_trajectory
+    from emailrl.quickstart import NUM_TEST_QUESTIONS, curve_points, free_folder, kept
     from emailrl.quickstart import quickstart as run
-    from emailrl.settings import Settings
 
     folder = out or free_folder(Path("quickstart"))
     with Tally() as tally, LiveRun(Settings(), json=True) as live:
@@ -63,36 +60,23 @@ def quickstart(
         except KeyboardInterrupt:
             say(f"Stopped: {kept(folder)}. Run the same command again to continue.")
             raise
-    _show(outcome, result_console(json=json))
-    print_next(["inspect-trajectory", "--verbose"], folder=folder)
-    if json:
-        print_json(outcome.record())
-
-
-def _show(outcome: Outcome, console: Console) -> None:
-    """One question before and after, the curve, and both accuracies."""
-    from emailrl.cli.trajectory import render_trajectory
-    from emailrl.quickstart import curve_points
-
-    if example := outcome.example():
-        for name, trajectory in zip(("Before", "After"), example, strict=True):
-            origin = f"benchmark of {trajectory.policy_version}"
-            console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
+    console = result_console(json=json)
+    for name, trajectory in zip(("Before", "After"), outcome.example() or (), strict=False):
+        origin = f"benchmark of {trajectory.policy_version}"
+        console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nValidation accuracy by step", style="bold")
     for step, accuracy in curve_points(outcome.run_dir)[1]:
         console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}")
     console.print("\nTest accuracy", style="bold")
     for name, report in (("before", outcome.before), ("after", outcome.after)):
-        evaluation = report.results[0].evaluation
+        evaluation, temperature = report.results[0].evaluation, report.conditions["temperature"]
         low, high = evaluation.interval
-        console.print(
-            f"  {name:<7} {evaluation.accuracy:6.1%}   95% interval {low:.1%} to {high:.1%}   "
-            f"{evaluation.num_questions} questions, {_decoding(report.conditions['temperature'])}",
-        )
+        decoding = "greedy decoding" if temperature == 0 else f"sampled at temperature {temperature:g}"
+        interval = f"95% interval {low:.1%} to {high:.1%}   {evaluation.num_questions} questions, {decoding}"
+        console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {interval}")
     if outcome.best_step == 0:
         console.print(UNTRAINED, style="yellow")
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Plot: {outcome.curve}", soft_wrap=True)
-
-
-def _decoding(temperature: float) -> str:
-    return "greedy decoding" if temperature == 0 else f"sampled at temperature {temperature:g}"
+    print_next(["inspect-trajectory", "--verbose"], folder=folder)
+    if json:
+        print_json(outcome.record())

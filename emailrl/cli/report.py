@@ -16,22 +16,28 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from emailrl.base.errors import UsageError
+from emailrl.base.disk import check_out, write_out
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import counted
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, result_console, say
+from emailrl.page.place import made_in, newest_file, newest_run, place_of
+from emailrl.settings import PlayingSettings, load_settings
 
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
+HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
+Redact = Annotated[
+    bool, Option("--redact", help="Replace addresses, and names in addresses and headers; other facts in texts stay.")
+]
 
 
 def report(
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of a run or benchmark. Default: the newest run, else benchmark.")
+        Path | None, Argument(help="Folder of a run or benchmark. Default: the newest run, else benchmark.")
     ] = None,
     html: Annotated[
         Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")
@@ -40,47 +46,30 @@ def report(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    from emailrl.settings import load_settings
-
     settings = load_settings(looks_only=True)
-    folder = run or _newest(settings.output.output_dir)
-    if run is not None:
-        check_searchable(run)
-    target = html or Path(f"{folder.absolute().name}.html")
-    written = write_page(folder, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
+    output_dir = settings.output.output_dir
+    check_searchable(run)
+    if run is None and (run := newest_run(output_dir)) is not None:
+        say(f"Newest run: {run}")
+    elif run is None:
+        if (file := newest_file([output_dir.parent / "benchmarks"])) is None:
+            raise UsageError(
+                f"No run or benchmark with trajectories under {output_dir.parent}.",
+                "Make one (emailrl train or benchmark), or name one.",
+            )
+        run = made_in(file)
+        say(f"Newest benchmark: {run}")
+    target = html or Path(f"{run.absolute().name}.html")
+    written = write_page(run, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
     if json:
         print_json(written)
-
-
-def _newest(output_dir: Path) -> Path:
-    """The newest run, else the newest benchmark; prints which."""
-    from emailrl.page.place import made_in, newest_file, newest_run
-
-    if (run := newest_run(output_dir)) is not None:
-        say(f"Newest run: {run}")
-        return run
-    file = newest_file([output_dir.parent / "benchmarks"])
-    if file is None:
-        raise UsageError(
-            f"No run or benchmark with trajectories under {output_dir.parent}.",
-            "Make one (emailrl train or benchmark), or name one.",
-        )
-    say(f"Newest benchmark: {made_in(file)}")
-    return made_in(file)
-
-
-HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
-Redact = Annotated[
-    bool,
-    typer.Option("--redact", help="Replace addresses, and names in addresses and headers; other facts in texts stay."),
-]
 
 
 def write_page(
     path: Path,
     target: Path,
     *,
-    settings: Settings,
+    settings: PlayingSettings,
     index: int | None = None,
     redact: bool,
     overwrite: bool,
@@ -90,8 +79,8 @@ def write_page(
 
     Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
     """
-    from emailrl.base.disk import check_out, write_out
-    from emailrl.page import gather, page, place_of, redacted
+    from emailrl.page.build import gather, page
+    from emailrl.page.redact import redacted
 
     check_out(target, may_exist=overwrite, option="--html")
     place = place_of(path, index)
@@ -101,8 +90,9 @@ def write_page(
     content = page(redacted(data, _mailbox(settings.store.db)) if redact else data).encode("utf-8", "replace")
     write_out(target, content)
     left_out = data.run["left_out"]
-    what = "numbers only" if not data.rows else "redacted" if redact else "with email text"
-    count = f"{len(data.rows)} trajector{'y' if len(data.rows) == 1 else 'ies'}"
+    what = "redacted" if redact else "with email text"
+    what = what if data.rows else "numbers only"
+    count = counted(len(data.rows), "trajectory")
     say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}", result_console(json=json))
     for each in left_out:
         say(f"Left out: {each}")
@@ -113,7 +103,6 @@ def _mailbox(db: Path) -> list[str]:
     """All addresses of the database; none if it is not at hand."""
     from sqlalchemy import select
 
-    from emailrl.base.errors import EmailRLError
     from emailrl.mail.connection import opened
     from emailrl.mail.schema import addresses
 

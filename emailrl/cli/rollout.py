@@ -15,41 +15,38 @@ Examples:
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
+from collections import Counter
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+from typer import Option
 
+from emailrl.base.disk import check_out, check_own
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.cli.inputs import note_adapters, note_runs_without_best, with_inputs
+from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
-from emailrl.cli.options import (
-    Checkpoint,
-    Json,
-    Overrides,
-    Overwrite,
-    Resume,
-    Trust,
-    one_of,
-    path_option,
-    setting_options,
-)
-from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading
-from emailrl.cli.tables import rollout_table
-
-CONDITIONS = ".conditions.json"
-"""Replaces .jsonl in the name of the file that records how the trajectories were made."""
+from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
+from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading, warn
+from emailrl.measure.evaluation import Evaluation, reason, total_cost, verdict
+from emailrl.records.index import index_path
+from emailrl.settings import PolicySettings, Settings, load_settings
 
 if TYPE_CHECKING:
     from emailrl.measure.benchmark import Subject
-    from emailrl.measure.evaluation import Evaluation
     from emailrl.measure.journal import Conditions, Journal
     from emailrl.model.adapter import Adapter
+    from emailrl.records import Record
     from emailrl.records.trajectory import Scenario, Trajectory
-    from emailrl.settings import Settings
+
+CONDITIONS = ".conditions.json"
+"""Replaces .jsonl in the name of the file that records how the trajectories were made."""
 
 
 @setting_options(
@@ -60,12 +57,9 @@ def rollout(
     *,
     checkpoint: Checkpoint = None,
     overrides: Overrides,
-    limit: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 20,
-    num_generations: Annotated[int, typer.Option(min=1, help="Rollouts per question.")] = 1,
-    split: Annotated[
-        str,
-        typer.Option(help="Split: train, val, test or all.", autocompletion=one_of("train", "val", "test", "all")),
-    ] = "test",
+    limit: Annotated[int, Option(min=1, help="Number of questions.")] = 20,
+    num_generations: Annotated[int, Option(min=1, help="Rollouts per question.")] = 1,
+    split: Annotated[Literal["train", "val", "test", "all"], Option(help="Split of the questions.")] = "test",
     out: Annotated[
         Path | None, path_option("--out", help="Output JSONL file. Default: the next in outputs/rollouts/.")
     ] = None,
@@ -76,22 +70,22 @@ def rollout(
 ) -> None:
     from emailrl.cli.trajectory import show_trajectories
     from emailrl.engines import check_player
-    from emailrl.measure.evaluation import Evaluation, reason
-    from emailrl.measure.journal import Journal
-    from emailrl.settings import load_settings
+    from emailrl.engines.local.weights import adapter_sha256
+    from emailrl.measure.journal import Journal, playing_conditions
 
     settings = with_inputs(load_settings(overrides, trust=trust))
     check_player(settings)
     subject = _subject(settings, checkpoint, overrides["model_name"])
     settings, adapter = settings.with_model(subject.model_name), subject.adapter
-    note_adapters([adapter.path] if adapter else [], settings)
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
     out = _begun(folder, out) if resume else out
     _target(out, folder, may_exist=overwrite or resume)  # reject a bad path before anything is read
     scenarios = _scenarios(settings, split, limit)
-    now = _all_conditions(settings, scenarios, adapter, num_generations=num_generations, split=split)
+    policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}
+    shared = playing_conditions(settings, scenarios, temperature=settings.agent.temperature)
+    now = policy | {"split": split, "num_generations": num_generations} | shared
     target, conditions = _claim(out, folder, now, overwrite=overwrite, resume=resume)
     with conditions or nullcontext():
         journal = Journal(target, conditions, resume=resume)
@@ -104,24 +98,25 @@ def rollout(
     if result.exceptions == len(ended):
         raise EmailRLError(f"Every rollout failed. First error: {reason(ended[0].exception)}")
     if json:
-        print_json(_record(result, target, seconds))
+        measured = {name: getattr(result, name) for name in ("accuracy", "unjudged", "exceptions")}
+        spent = {"cost": total_cost(ended), "seconds": round(seconds, 3)}
+        print_json({"out": target, "num_trajectories": len(ended), "mean_reward": result.reward} | measured | spent)
     elif target.is_file():
         print_next(["inspect-trajectory", str(target)])
 
 
-def _record(result: Evaluation, target: Path, seconds: float) -> dict[str, object]:
-    from emailrl.measure.evaluation import total_cost
+def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
+    """The policy: the named checkpoint, on its own base model, which ``model`` must not contradict; else that model.
 
-    return {
-        "out": target,
-        "num_trajectories": len(result.trajectories),
-        "mean_reward": result.reward,
-        "accuracy": result.accuracy,
-        "unjudged": result.unjudged,
-        "exceptions": result.exceptions,
-        "cost": total_cost(result.trajectories),
-        "seconds": round(seconds, 3),
-    }
+    Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
+    """
+    from emailrl.model.resolve import same_base
+
+    models = [] if model is None or checkpoint is not None else [model]
+    [subject] = choose_subjects([] if checkpoint is None else [checkpoint], models, settings)
+    if checkpoint is not None and model is not None and not same_base(model, subject.model_name):
+        raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
+    return subject
 
 
 def _begun(folder: Path, out: Path | None) -> Path:
@@ -129,25 +124,39 @@ def _begun(folder: Path, out: Path | None) -> Path:
     from emailrl.measure.journal import is_complete, nothing_to_resume
 
     if out is not None:
-        noted = out.with_suffix(CONDITIONS)
-        if not noted.is_file():
+        if not (noted := out.with_suffix(CONDITIONS)).is_file():
             raise nothing_to_resume(noted)
         return out
     newest = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
     if newest is None:
-        raise UsageError(
-            f"Nothing to resume: no rollout in {folder}.", "Name its file with --out.", "nothing-to-resume"
-        )
+        hint = "Name its file with --out."
+        raise UsageError(f"Nothing to resume: no rollout in {folder}.", hint, "nothing-to-resume")
     out = newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
     if is_complete(out, newest):
-        raise UsageError(
-            f"Nothing left to resume: {out} is complete.", "Name another file with --out, or drop --resume."
-        )
+        hint = "Name another file with --out, or drop --resume."
+        raise UsageError(f"Nothing left to resume: {out} is complete.", hint)
+    return out
+
+
+def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
+    """The file to write, in a writable place; nothing is created yet, or replaced unless requested."""
+    if out is None:
+        number = 1
+        while any((folder / f"rollout-{number:03d}{ending}").exists() for ending in (".jsonl", CONDITIONS)):
+            number += 1
+        out = folder / f"rollout-{number:03d}.jsonl"
+    check_out(out, may_exist=may_exist)
+    if out.is_file() or not out.exists():  # nothing lies beside a pipe
+        for file in (out, out.with_suffix(CONDITIONS), index_path(out)):
+            check_own(file, "--out")
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise UsageError(f"{place} is not writable.", "Choose another --out.")
     return out
 
 
 def _claim(
-    out: Path | None, folder: Path, now: dict[str, object], *, overwrite: bool, resume: bool
+    out: Path | None, folder: Path, now: Record, *, overwrite: bool, resume: bool
 ) -> tuple[Path, Conditions | None]:
     """The file to write with its conditions, locked against other processes; a non-file (a pipe) has none."""
     from emailrl.measure.journal import Busy, Conditions
@@ -168,77 +177,15 @@ def _claim(
         conditions.close()  # another process has written it since the check
 
 
-def _all_conditions(
-    settings: Settings, scenarios: list[Scenario], adapter: Adapter | None, *, num_generations: int, split: str
-) -> dict[str, object]:
-    """Conditions that a resumed rollout must share with the original."""
-    from emailrl.engines.local.weights import adapter_sha256
-    from emailrl.measure.journal import playing_conditions
-
-    policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}
-    shared = playing_conditions(settings, scenarios, temperature=settings.agent.temperature)
-    return policy | {"split": split, "num_generations": num_generations} | shared
-
-
-def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
-    """The file to write, in a writable place; nothing is created yet, or replaced unless requested."""
-    import os
-
-    from emailrl.base.disk import check_out, check_own
-    from emailrl.records.index import index_path
-
-    if out is None:
-        number = 1
-        while any((folder / f"rollout-{number:03d}{ending}").exists() for ending in (".jsonl", CONDITIONS)):
-            number += 1
-        out = folder / f"rollout-{number:03d}.jsonl"
-    check_out(out, may_exist=may_exist)
-    if out.is_file() or not out.exists():  # nothing lies beside a pipe
-        for file in (out, out.with_suffix(CONDITIONS), index_path(out)):
-            check_own(file, "--out")
-    place = next(parent for parent in out.absolute().parents if parent.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise UsageError(f"{place} is not writable.", "Choose another --out.")
-    return out
-
-
 def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
     """The questions, with their notes printed. Nothing is compared, so splits may share inboxes."""
     from emailrl.questions import coverage_notes, load_scenario_set
 
-    if split not in ("train", "val", "test", "all"):
-        raise UsageError(f"No such split: {split!r}.", "Use train, val, test or all.")
-    chosen = load_scenario_set(
-        None,
-        None if split == "all" else split,  # type: ignore[arg-type]
-        limit=limit,
-        seed=settings.training.seed,
-        data=settings.data,
-        check_inboxes=False,
-    )
-    console = progress_console()
-    for note in (*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)):
-        console.print(note, style="yellow", soft_wrap=True)
+    part = None if split == "all" else split
+    seed, data = settings.training.seed, settings.data
+    chosen = load_scenario_set(None, part, limit=limit, seed=seed, data=data, check_inboxes=False)  # type: ignore[arg-type]
+    warn(*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db))
     return chosen.scenarios
-
-
-def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
-    """The policy: the named checkpoint, on its own base model, which ``model`` must not contradict; else that model.
-
-    Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
-    """
-    from emailrl.measure.benchmark import choose_subjects
-    from emailrl.model.resolve import same_base
-
-    if checkpoint == "best" or (checkpoint is None and model is None and not settings.is_chat):
-        note_runs_without_best(settings.output.output_dir)
-    if checkpoint is None:
-        [subject] = choose_subjects([], [] if model is None else [model], settings, settings.output.output_dir)
-        return subject
-    [subject] = choose_subjects([checkpoint], [], settings, settings.output.output_dir)
-    if model is not None and not same_base(model, subject.model_name):
-        raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
-    return subject
 
 
 def _play(
@@ -267,7 +214,7 @@ def _play(
                 )  # fmt: skip
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                collector.scorer.score(journal.unscored)
+                collector.score(journal.unscored)
                 journal.finish()
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} finished trajectories saved in {journal.path}"
@@ -278,3 +225,43 @@ def _play(
     place = {trajectory.id: n for n, trajectory in enumerate(t for group in groups for t in group.trajectories)}
     journal.finish(lambda trajectory: place[trajectory.id])
     return seconds
+
+
+def rollout_table(
+    result: Evaluation, num_new: int, seconds: float, settings: PolicySettings, adapter: Adapter | None, target: Path
+) -> RenderableType:
+    """A summary of rollouts, ``num_new`` of them in these seconds; external names are printed as plain text."""
+    trajectories, rubric = result.trajectories, result.rubric
+    resumed = "" if num_new == len(trajectories) else f", {num_new} of them new,"
+    low, high = result.interval
+    policy = f"{settings.model.name} with {adapter.path}" if adapter else settings.model.name
+    sources = [rubric.get(name) for name in ("ever_found_right_email", "ever_read_right_email")]
+    verdicts = [verdict(trajectory) for trajectory in trajectories]
+    counts = Counter(verdicts)
+    silent = zip(trajectories, verdicts, strict=True)
+    reasons = Counter(str(each.stop_reason) for each, what in silent if what == "no answer").most_common()
+    endings = {
+        "answered": counts["correct"] + counts["wrong"] + counts["not judged"],
+        "did not know": counts["did not know"],
+        f"no answer ({', '.join(f'{reason} {count}' for reason, count in reasons)})": counts["no answer"],
+        "failed": counts["crashed"],
+    }
+    rows = {
+        "policy": f"{policy}, temperature {settings.agent.temperature:g}",
+        "trajectories": f"{len(trajectories)}{resumed} in {seconds:.1f} s ({num_new / seconds:.2f} per second)",
+        "accuracy": f"{result.accuracy:.1%} (95%: {low:.1%} to {high:.1%})",
+        "mean reward": "-" if result.reward is None else f"{result.reward:.3f}",
+        "turns": f"{rubric['num_turns']:.3f}" if "num_turns" in rubric else "-",
+        "tokens": "-" if result.tokens is None else f"{result.tokens:.0f}",
+        "found / read source": " / ".join("-" if share is None else f"{share:.1%}" for share in sources),
+        "ended": ", ".join(f"{name} {count}" for name, count in endings.items() if count),
+        "exceptions": str(result.exceptions),
+        "written": str(target),
+    }
+    # The template renders earlier turns differently from how they were sampled: docs/decisions/0004
+    if broken := sum(max(len(trajectory.samples) - 1, 0) for trajectory in trajectories):
+        rows["broken prefixes"] = str(broken)
+    table = Table(show_header=False, box=None)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table

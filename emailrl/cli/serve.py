@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
+from emailrl.base.disk import check_own
+from emailrl.base.plain import counted
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, say
-
-if TYPE_CHECKING:
-    from emailrl.engines.vllm.serve import Server
-    from emailrl.settings import Settings
+from emailrl.settings import load_settings
 
 EVERYWHERE = ("0.0.0.0", "::")
 """Listen on all of the machine's addresses; other machines reach it by host name."""
@@ -38,71 +37,47 @@ EVERYWHERE = ("0.0.0.0", "::")
 def serve(
     *,
     overrides: Overrides,
-    replicas: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 1,
+    replicas: Annotated[int, Option(min=1, help="Number of servers.")] = 1,
     gpus: Annotated[
-        str | None,
-        typer.Option(metavar="<ids>", help="Comma-separated GPUs. Default: CUDA_VISIBLE_DEVICES, else all."),
+        str | None, Option(metavar="<ids>", help="Comma-separated GPUs. Default: CUDA_VISIBLE_DEVICES, else all.")
     ] = None,
-    host: Annotated[str, typer.Option(metavar="<address>", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
+    host: Annotated[str, Option(metavar="<address>", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
     log_dir: Annotated[
         Path | None, path_option("--log-dir", help="Folder for the logs. Default: servers/ next to OUTPUT_DIR.")
     ] = None,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a server must be ready.")] = 900,
-    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts per server.")] = 3,
-    vllm_flags: Annotated[list[str] | None, typer.Argument(metavar="-- <vllm flags>", help="Flags for vLLM.")] = None,
+    start_timeout: Annotated[float, Option(min=1, help="Seconds until a server must be ready.")] = 900,
+    max_restarts: Annotated[int, Option(min=0, help="Restarts per server.")] = 3,
+    vllm_flags: Annotated[list[str] | None, Argument(metavar="-- <vllm flags>", help="Flags for vLLM.")] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
     from emailrl.base.http import is_this_machine
-    from emailrl.engines.vllm.serve import running, supervise, wait_until_well
-    from emailrl.settings import load_settings
+    from emailrl.engines.vllm import serve as vllm
 
     settings = load_settings(overrides, trust=trust)
     folder = log_dir or settings.output.output_dir.parent / "servers"
-    servers = _servers(settings, replicas, gpus, host, port, folder, vllm_flags or ())
+    name = f"[{host}]" if ":" in host else host
+    name = socket.gethostname() if host in EVERYWHERE else name
+    servers = []
+    shares = vllm.deal_gpus(vllm.find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
+    for number, share in enumerate(shares, start=port):
+        check_own(log := folder / f"vllm-{number}.log", "--log-dir")
+        vllm.check_port(host, number)
+        flags = vllm_flags or ()
+        command = vllm.server_command(settings, host=host, port=number, on_gpu=bool(share), extra=flags)
+        environment = vllm.server_environment(settings.vllm, share)
+        servers.append(vllm.Server(f"http://{name}:{number}", command, environment, log))
     folder.mkdir(parents=True, exist_ok=True)
     if not is_this_machine(host) and settings.vllm.vllm_api_key is None:
         say(f"Note: anyone who can reach {host} can load adapters into these servers; set VLLM_API_KEY.")
-    say(f"Starting {replicas} vLLM server{'s' * (replicas > 1)} of {settings.model.name}; logs in {folder} ...")
-    with running(servers):
-        seconds = wait_until_well(servers, timeout=start_timeout, say=say)
+    say(f"Starting {counted(replicas, 'vLLM server')} of {settings.model.name}; logs in {folder} ...")
+    with vllm.running(servers):
+        seconds = vllm.wait_until_well(servers, timeout=start_timeout, say=say)
         urls = ",".join(server.url for server in servers)
         if json:
             print_json({"vllm_urls": urls, "logs": [server.log for server in servers], "seconds": seconds})
         else:
             say("All servers are ready; Ctrl-C ends them. Train with:")
             print(f"VLLM_URLS={urls} emailrl train --engine vllm --model {settings.model.name}", flush=True)
-        supervise(servers, restarts=max_restarts, timeout=start_timeout, say=say)
-
-
-def _servers(
-    settings: Settings,
-    replicas: int,
-    gpus: str | None,
-    host: str,
-    port: int,
-    folder: Path,
-    extra: list[str] | tuple[()],
-) -> list[Server]:
-    from emailrl.base.disk import check_own
-    from emailrl.engines.vllm.serve import (
-        Server,
-        check_port,
-        deal_gpus,
-        find_gpus,
-        log_file,
-        server_command,
-        server_environment,
-    )
-
-    shares = deal_gpus(find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
-    servers = []
-    for number, share in enumerate(shares, start=port):
-        check_own(log := log_file(folder, number), "--log-dir")
-        check_port(host, number)
-        command = server_command(settings, host=host, port=number, on_gpu=bool(share), extra=extra)
-        environment = server_environment(settings.vllm, share)
-        name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
-        servers.append(Server(f"http://{name}:{number}", command, environment, log))
-    return servers
+        vllm.supervise(servers, restarts=max_restarts, timeout=start_timeout, say=say)

@@ -19,18 +19,15 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from emailrl.cli.inputs import check_inputs, with_inputs
+from emailrl.cli.inputs import check_inputs, suggest, with_inputs
 from emailrl.cli.live import LiveRun
-from emailrl.cli.next_step import suggest
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, say
-
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
+from emailrl.settings import Settings, load_settings
 
 
 @setting_options(
@@ -43,24 +40,24 @@ if TYPE_CHECKING:
 def sft(
     overrides: Overrides,
     trajectories: Annotated[
-        list[Path] | None, typer.Option(metavar="<path>", help="Trajectory file to imitate; repeatable.")
+        list[Path] | None, Option(metavar="<path>", help="Trajectory file to imitate; repeatable.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
+        int | None, Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
     ] = None,
     out: Annotated[Path | None, path_option("--out", help="Folder of the run. Default: OUTPUT_DIR_sft.")] = None,
     resume: Annotated[
-        str | None, typer.Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")
+        str | None, Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")
     ] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.settings import load_settings
+    from emailrl.model.smol_base import check_base
+    from emailrl.sft.loop import find_run
+    from emailrl.sft.loop import sft as run
 
     given = overrides | {"trajectories": trajectories or None}
     settings = load_settings(given, trust=trust)
-    from emailrl.sft.loop import find_run
-
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
     if checkpoint is not None:
         say(f"Resuming from {checkpoint.path} with the options recorded there.")
@@ -68,12 +65,8 @@ def sft(
         if resume in ("auto", "latest"):  # this run, even if another one starts in between
             out = directory
     settings = _with_questions(settings, resumed=checkpoint is not None)
-    from emailrl.model.smol_base import check_base
-
     if not settings.sft.from_scratch:
         check_base(settings.model.name, settings.model.smol_base)
-    from emailrl.sft.loop import sft as run
-
     with LiveRun(settings, json=json) as live:
         result = run(settings, out=out, resume=resume, workers=workers, display=live)
     if json:

@@ -26,20 +26,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from emailrl.cli.inputs import check_inputs, with_inputs
+from emailrl.base.errors import UsageError
+from emailrl.base.process import INTERRUPTED, leave
+from emailrl.cli.inputs import check_inputs, suggest, with_inputs
 from emailrl.cli.live import LiveRun
-from emailrl.cli.next_step import suggest
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say
-from emailrl.cli.ranks import LaunchOf, after_restart, does_other_work, launch_options
+from emailrl.ranks.alone import Place
+from emailrl.ranks.launch import Launch, launch, restarts
+from emailrl.settings import Settings, load_settings, run_root
 
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
+SMALLEST_RANK = 1 << 28
+"""Bytes of memory that a rank needs at least, for its libraries."""
 
 
 @setting_options(
@@ -51,22 +54,29 @@ if TYPE_CHECKING:
     "Advanced: tensorboard allow_shared_inbox verbose show_trajectory_details",
     verbose="Print a line per rollout; log debug messages in training.log.",
 )
-@launch_options
 def train(
+    *,
     overrides: Overrides,
-    ranks: LaunchOf,
+    node_rank: Annotated[
+        int | None, Option(min=0, help="Number of this host, from 0.", rich_help_panel="Cluster")
+    ] = None,
+    rdzv_endpoint: Annotated[
+        str | None, Option(metavar="<host:port>", help="First host and a free port on it.", rich_help_panel="Cluster")
+    ] = None,
+    max_restarts: Annotated[
+        int, Option(min=0, help="Restarts from the last checkpoint after a rank has failed.", rich_help_panel="Cluster")
+    ] = 0,
     preset: Preset = None,
     from_openrlhf: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="<flags>",
             help="Print OpenRLHF flags as an emailrl.toml, without training.",
             rich_help_panel="Advanced",
         ),
     ] = None,
     overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace the first run in the output folder; with --resume, its later steps."),
+        bool, Option("--overwrite", help="Replace the first run in the output folder; with --resume, its later steps.")
     ] = False,
     trust: Trust = False,
     json: Json = False,
@@ -76,14 +86,14 @@ def train(
 
         typer.echo(to_toml(from_openrlhf), nl=False)
         return
-    from emailrl.settings import load_settings
-
     settings = load_settings(overrides, preset, trust=trust)
     if settings.output.resume is None:
         _check(settings)  # before any rank starts
-    if does_other_work(ranks, settings):
+    own = settings.training
+    ranks = Launch(own.nproc, own.nnodes, node_rank, rdzv_endpoint, max_restarts, own.rank_start_timeout)
+    if _does_other_work(ranks, settings):
         return
-    resume, overwrite = after_restart(settings, settings.output.resume, overwrite=overwrite)
+    resume, overwrite = _after_restart(settings, settings.output.resume, overwrite)
     if resume is not None:
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
         _check(settings)
@@ -97,14 +107,24 @@ def train(
 
     with LiveRun(settings, json=json) as live:
         result = run_training(settings, resume=resume, overwrite=overwrite, display=live)
+    best = result.run_dir / "best_model"
+    best = best if best.is_dir() else result.run_dir / "final"  # no evaluation selected one
     if output.export_dir is not None:
-        _export(result.run_dir, output.export_dir, output.export_format)
+        from emailrl.checkpoints import find_checkpoint
+        from emailrl.measure.export import export_checkpoint
+        from emailrl.training.ending import complete
+
+        found = find_checkpoint(best, result.run_dir)
+        try:
+            written = export_checkpoint(found, output.export_dir, format=output.export_format, overwrite=True)
+        except KeyboardInterrupt:
+            say(complete(["the export"]))
+            raise
+        say(f"Exported {written.checkpoint} to {written.out} ({output.export_format}).")
     if json:
         print_json(result)
     elif not result.learned_nothing:  # else the last lines give the remedies
-        best = result.run_dir / "best_model"
-        measured = os.path.relpath(best if best.is_dir() else result.run_dir / "final")
-        suggest(["benchmark", "--checkpoint", measured], settings, load_settings({}, trust=trust))
+        suggest(["benchmark", "--checkpoint", os.path.relpath(best)], settings, load_settings({}, trust=trust))
 
 
 def _check(settings: Settings) -> None:
@@ -114,6 +134,89 @@ def _check(settings: Settings) -> None:
 
     resolve(settings)
     check_engine(settings, trainable=True)
+
+
+def _does_other_work(ranks: Launch, settings: Settings) -> bool:
+    """Launch the ranks, or run as one other than 0, and return True when done; False if this process trains."""
+    if ranks.is_needed:
+        from emailrl.model.layout import total_memory
+
+        if ranks.nproc > (most := total_memory() // SMALLEST_RANK):
+            raise UsageError(
+                f"--nproc {ranks.nproc} needs more memory than this host has: {total_memory() / 2**30:.1f} GiB.",
+                f"Use {max(1, most)} or fewer.",
+            )
+        code = launch(ranks, [argument for argument in sys.argv[1:] if argument != "--trust"], say)  # already trusted
+        if code == INTERRUPTED:
+            leave()  # the ranks have ended; torch may leave behind threads that do not
+        if code:
+            sys.exit(code)  # no further line: the reason has been printed
+        return True
+    if Place.here().rank == 0:
+        return False
+    from emailrl.training.team import follow
+
+    follow(settings.training, settings.model.device)
+    return True
+
+
+def _after_restart(settings: Settings, resume: str | None, overwrite: bool) -> tuple[str | None, bool]:
+    """The values of ``--resume`` and ``--overwrite`` in a process that may have been restarted.
+
+    A restart resumes the run that the command had started or resumed; if there was none, the options apply unchanged.
+    """
+    if not restarts():
+        return resume, overwrite
+    import psutil  # type: ignore[import-untyped]
+
+    from emailrl.checkpoints import list_checkpoints
+    from emailrl.runs.resume import run_to_resume
+
+    training = settings.training
+    any_mode = resume is not None and "mode" not in training.model_fields_set  # a new run has that of the settings
+    run = run_to_resume(resume or "auto", settings.output.output_dir, training.mode, any_mode=any_mode)
+    log = run and run / "training.log"
+    if not log or not log.exists() or log.stat().st_mtime < psutil.Process(os.getppid()).create_time():
+        return resume, overwrite
+    return (str(run) if list_checkpoints(log.parent) else "auto"), False
+
+
+def _with_own_options(
+    settings: Settings, resume: str, given: Mapping[str, Any], preset: str | None, overwrite: bool
+) -> tuple[Settings, str, bool]:
+    """The resumed run's original settings, overridden by those given now; the run; and ``overwrite``.
+
+    ``overwrite`` is also true if the user agrees at the prompt to lose the run's work after the checkpoint.
+    """
+    from emailrl.runs.folder import give_back_replaced
+    from emailrl.runs.resume import checkpoint_to_resume, loss_of_going_back, run_to_resume
+
+    output_dir, training = settings.output.output_dir, settings.training
+    for line in give_back_replaced(run_root(output_dir, training.mode)):
+        say(f"Note: {line}")
+    directory = run_to_resume(resume, output_dir, training.mode, any_mode="mode" not in training.model_fields_set)
+    checkpoint = checkpoint_to_resume(directory, resume) if directory else None
+    if directory is None or checkpoint is None:
+        return settings, resume, overwrite  # auto, with nothing to resume
+    say(f"Resuming from {checkpoint.path} with the options recorded there.")
+    if not overwrite and sys.stdin.isatty() and (loss := loss_of_going_back(directory, checkpoint)):
+        say(loss)
+        if not typer.confirm("Remove it and continue?", err=True):
+            raise typer.Exit(1)
+        overwrite = True
+    own = load_settings(given, preset, recorded=checkpoint.metadata.settings)
+    passed_over = [  # settings in the folder's files that the run's own options override
+        f"{name.upper()}={getattr(section, name)} (the run: {getattr(getattr(own, place), name)})"
+        for place, section in settings
+        for name in sorted(section.model_fields_set)
+        if getattr(section, name) != getattr(getattr(own, place), name)
+    ]
+    if passed_over:
+        ignored = ", ".join(passed_over)
+        say(f"Note: ignored in favor of the run's own settings: {ignored}. Override with flags or the environment.")
+    # This run, even if another starts in between; its latest checkpoint is chosen once the run is locked.
+    run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
+    return own, run, overwrite
 
 
 def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
@@ -128,67 +231,3 @@ def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
     settings = with_inputs(settings)
     resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
     return settings
-
-
-def _with_own_options(
-    settings: Settings, resume: str, given: Mapping[str, Any], preset: str | None, overwrite: bool
-) -> tuple[Settings, str, bool]:
-    """The resumed run's original settings, overridden by those given now; the run; and ``overwrite``.
-
-    ``overwrite`` is also true if the user agrees at the prompt to lose the run's work after the checkpoint.
-    """
-    from emailrl.runs.folder import give_back_replaced
-    from emailrl.runs.resume import checkpoint_to_resume, loss_of_going_back, run_to_resume
-    from emailrl.settings import load_settings, run_root
-
-    output_dir, training = settings.output.output_dir, settings.training
-    for line in give_back_replaced(run_root(output_dir, training.mode)):
-        say(f"Note: {line}")
-    any_mode = "mode" not in training.model_fields_set
-    directory = run_to_resume(resume, output_dir, training.mode, any_mode=any_mode)
-    checkpoint = checkpoint_to_resume(directory, resume) if directory else None
-    if directory is None or checkpoint is None:
-        return settings, resume, overwrite  # auto, with nothing to resume
-    say(f"Resuming from {checkpoint.path} with the options recorded there.")
-    if not overwrite and sys.stdin.isatty() and (loss := loss_of_going_back(directory, checkpoint)):
-        overwrite = _agrees(loss)
-    own = load_settings(given, preset, recorded=checkpoint.metadata.settings)
-    if passed_over := _passed_over(settings, own):
-        say(f"Note: ignored in favor of the run's own settings: {passed_over}. Override with flags or the environment.")
-    # This run, even if another starts in between; its latest checkpoint is chosen once the run is locked.
-    run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
-    return own, run, overwrite
-
-
-def _agrees(loss: str) -> bool:
-    """Ask before later work is lost; exit if the user declines."""
-    say(loss)
-    if not typer.confirm("Remove it and continue?", err=True):
-        raise typer.Exit(1)
-    return True
-
-
-def _passed_over(now: Settings, own: Settings) -> str:
-    """Settings in the folder's files that the run's own options override."""
-    return ", ".join(
-        f"{name.upper()}={getattr(section, name)} (the run: {getattr(getattr(own, place), name)})"
-        for place, section in now
-        for name in sorted(section.model_fields_set)
-        if getattr(section, name) != getattr(getattr(own, place), name)
-    )
-
-
-def _export(run: Path, out: Path, format: Literal["adapter", "merged"]) -> None:
-    """Export the run's best model, or its last one if no evaluation selected one."""
-    from emailrl.checkpoints import find_checkpoint
-    from emailrl.measure.export import export_checkpoint
-    from emailrl.training.ending import complete
-
-    best = run / "best_model"
-    found = find_checkpoint(best if best.is_dir() else run / "final", run)
-    try:
-        written = export_checkpoint(found, out, format=format, overwrite=True)
-    except KeyboardInterrupt:
-        say(complete(["the export"]))
-        raise
-    say(f"Exported {written.checkpoint} to {written.out} ({format}).")

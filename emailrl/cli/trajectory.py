@@ -1,4 +1,4 @@
-"""One trajectory on the terminal, turn by turn; ``verbose`` adds every token with its mask and log-probability.
+"""Trajectories on the terminal, in full or in lists; ``verbose`` adds every token with its mask and log-probability.
 
 Everything shown is ``rich.text.Text``: email and model output are never parsed as markup.
 """
@@ -6,36 +6,68 @@ Everything shown is ``rich.text.Text``: email and model output are never parsed 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from emailrl.base.plain import cut, plain, plain_line
-from emailrl.cli.answer import LONGEST_ID
-from emailrl.cli.output import say
+from emailrl.base.plain import counted, cut, plain, plain_line
+from emailrl.cli.output import LONGEST_ID, say
 from emailrl.measure.evaluation import verdict
-from emailrl.page.tokens import TokenTexts
-from emailrl.records import Entry, TrainingNote, TrajectoryIndex
-from emailrl.records.trajectory import Message, TokenSample, Trajectory, Turn
+from emailrl.page.place import origin as origin_of
+from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
+from emailrl.records import TrainingNote, TrajectoryIndex
+from emailrl.records.trajectory import TokenSample, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
 
 TRAINED = "bold green"
 """Style of tokens with loss mask 1; of sampled ones if nothing was trained on them."""
 CONTEXT = "grey58"
 """Style of tokens the policy only read."""
+STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
+"""Colors of verdicts; others have none."""
+WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
+"""Columns of full width; only the question, the last one, is truncated."""
+NARROW = 72
+"""Width of a terminal below which ``step`` and ``tokens`` are left out, so that the question stays readable."""
+
+
+def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
+    """Print a file's scored trajectories according to the settings; with both set, every token too."""
+    if settings.output.show_trajectory_details:
+        show_in_full(file, trajectories, settings, console)
+    elif settings.output.verbose:
+        for each in trajectories:
+            facts = f"{verdict(each)}, reward {each.reward:.3f}, {counted(len(each.turns), 'turn')}"
+            say(f"{each.id}: {facts}, {each.seconds:.1f} s: {each.scenario.question}", console)
+
+
+def show_in_full(
+    file: Path,
+    trajectories: Sequence[Trajectory],
+    settings: Settings,
+    console: Console,
+    *,
+    where: str = "",
+    notes: Mapping[str, TrainingNote] = MappingProxyType({}),
+) -> None:
+    """Print a file's trajectories; ``where`` says which they are, ``notes`` are training's, by id."""
+    verbose, tokens = settings.output.verbose, None
+    for each in trajectories:
+        if verbose and tokens is None:  # a file holds trajectories of one policy
+            tokens = fitting_tokenizer(tokenizer_folders(file, settings.model.name), each)
+        title, made_by, note = f"{file}{where}", origin_of(file, each), notes.get(each.id)
+        console.print(render_trajectory(each, title=title, verbose=verbose, tokens=tokens, note=note, origin=made_by))
 
 
 def render_trajectory(
@@ -52,20 +84,6 @@ def render_trajectory(
     ``tokens`` None shows ids instead of token text. ``title`` says where the trajectory is stored, ``origin`` what
     produced it; None is a training step.
     """
-    parts: list[RenderableType] = [_header(trajectory, title, origin)]
-    parts += _turns(trajectory, verbose)
-    parts.append(_outcome(trajectory, note))
-    if verbose:
-        parts.append(_numbers("Rubric", trajectory.rubric))
-        is_trained = origin is None and not (note and note.dropped)
-        for number, sample in enumerate(trajectory.samples, 1):
-            name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
-            own = note.samples[number - 1].advantages if note and len(note.samples) >= number else []
-            parts.append(_tokens(name, sample, tokens, own, is_trained=is_trained))
-    return Group(*parts)
-
-
-def _header(trajectory: Trajectory, title: str, origin: str | None) -> Panel:
     scenario = trajectory.scenario
     made_by = origin or f"step {trajectory.step}  mode {trajectory.mode}"
     identity = f"{trajectory.id}  group {trajectory.group_id}  {made_by}"
@@ -81,7 +99,16 @@ def _header(trajectory: Trajectory, title: str, origin: str | None) -> Panel:
         "Gold answer": scenario.answer,
         "Gold emails": _ids(scenario.message_ids),
     }
-    return Panel(_pairs({"From": title} | rows if title else rows), box=box.ROUNDED)
+    header = Panel(_pairs({"From": title} | rows if title else rows), box=box.ROUNDED)
+    parts: list[RenderableType] = [header, *_turns(trajectory, verbose), _outcome(trajectory, note)]
+    if verbose:
+        parts.append(_numbers("Rubric", trajectory.rubric))
+        is_trained = origin is None and not (note and note.dropped)
+        for number, sample in enumerate(trajectory.samples, 1):
+            name = "Tokens" if len(trajectory.samples) == 1 else f"Tokens, sample {number} of {len(trajectory.samples)}"
+            own = note.samples[number - 1].advantages if note and len(note.samples) >= number else []
+            parts.append(_tokens(name, sample, tokens, own, is_trained=is_trained))
+    return Group(*parts)
 
 
 def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
@@ -92,14 +119,17 @@ def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
         if message.role == "assistant":
             number += 1
             yield _turn_rule(number, next(turns, None))
-            yield _assistant(message)
+            if message.content.strip():
+                yield _labelled("assistant", message.content.strip(), "")
+            yield from (_call(call.name, call.arguments) for call in message.tool_calls)
+            if message.parse_error:
+                yield _labelled("unparsable", message.parse_error, "red")
         elif message.role == "tool":
             yield _labelled(f"result of {plain_line(message.name or 'tool')}", _tool_result(message.content), "cyan")
         elif verbose or message.role not in ("system", "user") or number:
             yield _labelled(message.role, message.content, CONTEXT)
-    for turn in turns:  # recordings without a chat have calls only in their turns
-        number += 1
-        yield _turn_rule(number, turn)
+    for at, turn in enumerate(turns, number + 1):  # recordings without a chat have calls only in their turns
+        yield _turn_rule(at, turn)
         if turn.tool_name:
             yield _call(turn.tool_name, turn.tool_args or {})
         if turn.tool_result is not None:
@@ -109,33 +139,19 @@ def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
 def _turn_rule(number: int, turn: Turn | None) -> Rule:
     facts = [f"turn {number}"]
     if turn is not None:
-        if turn.completion_ids:
-            facts.append(f"{len(turn.completion_ids)} tokens")
+        facts += [f"{len(turn.completion_ids)} tokens"] if turn.completion_ids else []
         facts += [f"{turn.seconds:.2f} s", f"finish {plain_line(turn.finish_reason)}"]
     return Rule(Text(" · ".join(facts)), align="left", style="blue")
 
 
-def _assistant(message: Message) -> RenderableType:
-    parts: list[RenderableType] = []
-    if message.content.strip():
-        parts.append(_labelled("assistant", message.content.strip(), ""))
-    parts += [_call(call.name, call.arguments) for call in message.tool_calls]
-    if message.parse_error:
-        parts.append(_labelled("unparsable", message.parse_error, "red"))
-    return Group(*parts)
-
-
 def _call(name: str, arguments: dict[str, Any]) -> Padding:
-    text = Text("→ ", style="yellow")
-    text.append(plain_line(name), style="bold yellow")
     values = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
-    text.append(f"({plain_line(values)})", style="yellow")
-    return Padding(text, (0, 0, 0, 2))
+    call = Text.assemble("→ ", (plain_line(name), "bold yellow"), f"({plain_line(values)})", style="yellow")
+    return Padding(call, (0, 0, 0, 2))
 
 
 def _labelled(label: str, content: str, style: str) -> Padding:
-    text = Text.assemble((f"{label}: ", "dim"), (content, style))
-    return Padding(text, (0, 0, 0, 2))
+    return Padding(Text.assemble((f"{label}: ", "dim"), (content, style)), (0, 0, 0, 2))
 
 
 def _tool_result(content: str) -> str:
@@ -153,9 +169,9 @@ def _tool_result(content: str) -> str:
 
 def _flat(value: Any) -> str:
     if isinstance(value, dict):
-        return "  ".join(str(item) for item in value.values())
+        return "  ".join(map(str, value.values()))
     if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
+        return ", ".join(map(str, value))
     return str(value) if value is not None else "none"
 
 
@@ -167,34 +183,26 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
         "Verdict": came_of_it,
         "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
         "Reward": f"{trajectory.reward:.4f}",
-        "Duration": f"{trajectory.seconds:.2f} s, {len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)}",
+        "Duration": f"{trajectory.seconds:.2f} s, {counted(len(trajectory.turns), 'turn')}",
     }
-    if note is not None and (advantage := _advantage(note)):
-        rows["Advantage"] = advantage
-    if note is not None and note.dropped:
+    if note and (advantages := note.token_advantages):
+        mean = sum(advantages) / len(advantages)
+        rows["Advantage"] = f"{mean:+.4f} on average, {min(advantages):+.4f} to {max(advantages):+.4f} by token"
+    elif note and note.advantage is not None:
+        rows["Advantage"] = f"{note.advantage:+.4f}"
+    if note and note.dropped:
         rows["Not trained"] = note.dropped
     if trajectory.exception:
         rows["Exception"] = trajectory.exception
-    content = Group(_pairs(rows), _numbers("Reward terms", _telling(trajectory.reward_terms)))
-    style = "red" if trajectory.exception else {"correct": "green", "wrong": "yellow"}.get(came_of_it, "none")
+    terms = trajectory.reward_terms  # without zeros, most of which do not apply; the outcome is always kept
+    telling = {name: value for name, value in terms.items() if value or name == "outcome"} or terms
+    content = Group(_pairs(rows), _numbers("Reward terms", telling))
+    style = "red" if trajectory.exception else STYLES.get(came_of_it, "none")
     return Panel(content, title="Outcome", title_align="left", box=box.ROUNDED, border_style=style)
 
 
 def _ids(message_ids: Sequence[str]) -> str:
     return ", ".join(cut(message_id, LONGEST_ID) for message_id in message_ids) or "none"
-
-
-def _telling(terms: dict[str, float]) -> dict[str, float]:
-    """The terms without zeros, most of which do not apply; the outcome is always kept."""
-    return {name: value for name, value in terms.items() if value or name == "outcome"} or terms
-
-
-def _advantage(note: TrainingNote) -> str:
-    """The common advantage of all tokens, or their mean and range; empty for an untrained trajectory."""
-    if advantages := note.token_advantages:
-        mean = sum(advantages) / len(advantages)
-        return f"{mean:+.4f} on average, {min(advantages):+.4f} to {max(advantages):+.4f} by token"
-    return "" if note.advantage is None else f"{note.advantage:+.4f}"
 
 
 def _pairs(rows: dict[str, str]) -> Table:
@@ -213,20 +221,14 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     table.add_column()
     table.add_column(justify="right")
     for name, value in values.items():
-        if value is None:
-            continue
-        shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
-        table.add_row(Text(plain_line(name)), Text(plain_line(shown)))
+        if value is not None:
+            shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
+            table.add_row(Text(plain_line(name)), Text(plain_line(shown)))
     return table
 
 
 def _tokens(
-    name: str,
-    sample: TokenSample,
-    tokens: TokenTexts | None,
-    advantages: list[float | None],
-    *,
-    is_trained: bool,
+    name: str, sample: TokenSample, tokens: TokenTexts | None, advantages: list[float | None], *, is_trained: bool
 ) -> Panel:
     """Every token of one sequence; sampled ones are followed by their log-probability, ``⟨-0.31⟩``, and their
     advantage if it differs per token (``⟨-0.31 +0.50⟩``). Trained tokens stand out, or sampled ones without training.
@@ -243,63 +245,16 @@ def _tokens(
         facts += "\ntoken ids only: no matching tokenizer found; name the model with --model"
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
     text = Text(overflow="fold")
-    none = (None,) * len(sample.token_ids)
-    shown = advantages if len(advantages) == len(none) else none
-    for piece, marked, logprob, each in zip(pieces, mask, sample.sampler_logprobs, shown, strict=True):
+    shown = advantages if len(advantages) == total else [None] * total
+    for piece, marked, logprob, advantage in zip(pieces, mask, sample.sampler_logprobs, shown, strict=True):
         text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if marked else CONTEXT)
         if logprob is not None:
-            advantage = "" if each is None else f" {each:+.2f}"
-            text.append(f"⟨{logprob:.2f}{advantage}⟩", style=_confidence(logprob))
+            color = "yellow dim" if logprob >= -2.303 else "red"  # p ≥ 0.1, lower
+            color = "green dim" if logprob >= -0.105 else color  # p ≥ 0.9
+            text.append(f"⟨{logprob:.2f}{'' if advantage is None else f' {advantage:+.2f}'}⟩", style=color)
     meaning = ", ⟨log-probability of a sampled token" + (", its advantage⟩" if any(shown) else "⟩")
     legend = Text.assemble((what, TRAINED), ", ", ("context", CONTEXT), meaning)
     return Panel(Group(Text(facts, style="dim"), legend, Text(), text), title=name, title_align="left")
-
-
-def _confidence(logprob: float) -> str:
-    """Color by the sampled token's probability: p ≥ 0.9, p ≥ 0.1, lower."""
-    if logprob >= -0.105:
-        return "green dim"
-    return "yellow dim" if logprob >= -2.303 else "red"
-
-
-def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
-    """Print a file's scored trajectories according to the settings; with both set, every token too."""
-    if settings.output.show_trajectory_details:
-        _show_in_full(file, trajectories, settings, console)
-    elif settings.output.verbose:
-        for trajectory in trajectories:
-            say(_line(trajectory), console)
-
-
-def _show_in_full(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
-    from emailrl.cli.trajectory import render_trajectory
-    from emailrl.page.place import origin
-    from emailrl.page.tokens import fitting_tokenizer, tokenizer_folders
-
-    verbose, tokens = settings.output.verbose, None
-    for trajectory in trajectories:
-        if verbose and tokens is None:  # a file holds trajectories of one policy
-            tokens = fitting_tokenizer(tokenizer_folders(file, settings.model.name), trajectory)
-        made_by = origin(file, trajectory)
-        console.print(render_trajectory(trajectory, title=str(file), verbose=verbose, tokens=tokens, origin=made_by))
-
-
-def _line(trajectory: Trajectory) -> str:
-    from emailrl.measure.evaluation import verdict
-
-    turns = len(trajectory.turns)
-    facts = f"{verdict(trajectory)}, reward {trajectory.reward:.3f}, {turns} turn{'s' * (turns != 1)}"
-    return f"{trajectory.id}: {facts}, {trajectory.seconds:.1f} s: {trajectory.scenario.question}"
-
-
-STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
-"""Colors of verdicts; others have none."""
-
-
-WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
-"""Columns of full width; only the question, the last one, is truncated."""
-NARROW = 72
-"""Width of a terminal below which ``step`` and ``tokens`` are left out, so that the question stays readable."""
 
 
 def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) -> RenderableType:
@@ -307,29 +262,25 @@ def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     names = [name for name in WIDTHS if width >= NARROW or name not in ("step", "tokens")]
     for name in names:
-        justify: Literal["left", "right"] = "left" if name == "verdict" else "right"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=WIDTHS[name])
+        justify = "left" if name == "verdict" else "right"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=WIDTHS[name])  # type: ignore[arg-type]
     table.add_column("question")
     shown = index[first : first + limit]
     for position, entry in enumerate(shown, first):
-        if entry.id is not None:  # skip lines without a trajectory
-            cells = _cells(position, entry)
-            table.add_row(*(cells[name] for name in [*names, "question"]))
-    count = f"{len(index):,} trajector{'y' if len(index) == 1 else 'ies'}"
-    part = f"index {first} to {first + len(shown) - 1} of {count}"
+        if entry.id is None:  # a line without a trajectory
+            continue
+        came_of_it = verdict(entry)
+        cells = {
+            "index": Text(str(position)),
+            "step": Text(str(entry.step)),
+            "reward": Text("-" if entry.reward is None else f"{entry.reward:.3f}"),
+            "verdict": Text(came_of_it, style=STYLES.get(came_of_it, "")),
+            "turns": Text(str(entry.turns)),
+            "tokens": Text(str(entry.tokens)),
+        }
+        question = Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis")
+        table.add_row(*(cells[name] for name in names), question)
+    part = f"index {first} to {first + len(shown) - 1} of {counted(len(index), 'trajectory')}"
     if len(shown) < len(index):
         part += "; choose others with --index and --limit"
     return Group(*(Text(plain_line(line), style="bold") for line in (str(index.path), part)), table)
-
-
-def _cells(position: int, entry: Entry) -> dict[str, Text]:
-    came_of_it = verdict(entry)
-    return {
-        "index": Text(str(position)),
-        "step": Text(str(entry.step)),
-        "reward": Text("-" if entry.reward is None else f"{entry.reward:.3f}"),
-        "verdict": Text(came_of_it, style=STYLES.get(came_of_it, "")),
-        "turns": Text(str(entry.turns)),
-        "tokens": Text(str(entry.tokens)),
-        "question": Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis"),
-    }

@@ -17,31 +17,28 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
-
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
+from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots
+from emailrl.settings import load_settings
 
 
 def view(
     run: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest run."),
+        Path | None, Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest run.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
+    port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
     from emailrl.page.server import PageServer, Served
-    from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
     try:
-        place, chosen = _wait_for(run, settings)
+        place, chosen = _wait_for(run, settings.output.output_dir)
         served = Served(place, model_name=settings.model.name)
         with PageServer(served, port) as server:
             say(f"Serving {served.place.root}{chosen} on this machine only; Ctrl-C ends it.")
@@ -51,17 +48,15 @@ def view(
         say("Stopped.")
 
 
-def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
+def _wait_for(run: Path | None, output_dir: Path, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
     """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
-    from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots
-
-    if run is not None and not run.exists():
-        raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
-    if run is not None and has_numbers(run):
-        return run, ""
     if run is not None:
+        if not run.exists():
+            raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
+        if has_numbers(run):
+            return run, ""
         check_searchable(run)
-    said, output_dir = False, settings.output.output_dir
+    is_told = False
     while True:
         if run is not None and newest_file([run]) is not None:
             return run, ""
@@ -71,12 +66,12 @@ def _wait_for(run: Path | None, settings: Settings, *, poll_seconds: float = 0.5
             return newest, " (the newest run)"
         if run is None and (file := newest_file(output_roots(output_dir))) is not None:
             return made_in(file), " (the newest trajectories; there is no run)"
-        if not said:
+        if not is_told:
             place = run or output_dir.parent
             missing = "" if place.exists() else ", which does not exist yet"
             say(
                 f"Waiting for the first trajectory in {place}{missing}. Start emailrl train or emailrl rollout in"
                 " another terminal; the address follows. Ctrl-C ends the wait."
             )
-            said = True
+            is_told = True
         time.sleep(poll_seconds)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from emailrl.base.errors import UsageError
 from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Request, SamplingParams
@@ -14,30 +13,9 @@ if TYPE_CHECKING:
     from emailrl.model.policy import Policy
     from emailrl.settings import PlayingSettings, PolicySettings
 
-__all__ = [
-    "Advance",
-    "Completion",
-    "Engine",
-    "OpenPolicy",
-    "PolicyEngine",
-    "Request",
-    "SamplingParams",
-    "build_chat_engine",
-    "build_engine",
-    "check_engine",
-    "check_player",
-    "open_policy",
-]
-
+__all__ = ["Advance", "Completion", "Engine", "PolicyEngine", "Request", "SamplingParams"]
 
 P = TypeVar("P", bound="PolicySettings")
-
-
-def build_chat_engine(settings: PlayingSettings, tools: Sequence[dict[str, Any]]) -> Engine:
-    """A chat-server engine for ``settings.model.name``; ``tools`` are OpenAI function schemas."""
-    from emailrl.engines.openai import OpenAIEngine
-
-    return OpenAIEngine(settings.model.name, settings.agent, settings.openai, settings.rewards, tools)
 
 
 def check_engine(settings: PolicySettings, *, trainable: bool) -> None:
@@ -65,31 +43,23 @@ def check_player(settings: PlayingSettings) -> None:
 
 def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
     """The engine that ``settings.agent.engine`` names, sampling from the policy's base model until it gets an adapter.
-
-    ``auto`` means transformers, in this process. Raises UsageError for an engine that cannot serve a policy.
-    """
+    ``auto`` means transformers, in this process. Raises UsageError for an engine that cannot serve a policy."""
     check_engine(settings, trainable=policy.trainable)
+    from emailrl.engines.local.engine import TransformersEngine, generation_stop_ids
     from emailrl.engines.renderer import stop_ids
 
     agent, vllm, stops = settings.agent, settings.vllm, stop_ids(policy.tokenizer)
     if agent.engine == "vllm":
-        from emailrl.engines.local.engine import generation_stop_ids
+        from emailrl.engines.vllm.local import VllmEngine
         from emailrl.engines.vllm.probe import Probe
+        from emailrl.engines.vllm.servers import VllmServers
 
         probe = Probe(policy, temperature=agent.temperature, tolerance=vllm.vllm_probe_tolerance)
         stops |= generation_stop_ids(policy.model)
-        if vllm.vllm_urls:
-            from emailrl.engines.vllm.servers import VllmServers
-
-            return VllmServers(agent, vllm, probe, stops, max_model_len=settings.model.max_model_len)
-        from emailrl.engines.vllm.local import VllmEngine
-
-        return VllmEngine(settings, policy, probe, stops)
+        return VllmServers(settings, probe, stops) if vllm.vllm_urls else VllmEngine(settings, policy, probe, stops)
     from emailrl.engines.budget import GIB, most_rows
-    from emailrl.engines.local.engine import TransformersEngine
 
-    model = policy.model
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model, parameters = policy.model, sum(parameter.numel() for parameter in policy.model.parameters())
     if settings.model.backend == "unsloth":
         from emailrl.model.unsloth_backend import unpatched
 
@@ -108,21 +78,17 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
 class OpenPolicy(Generic[P]):
     """A loaded policy and its engine; the caller closes it."""
 
-    settings: P
-    """The effective settings: those given, within the model's own limits."""
+    settings: P  # those given, within the model's own limits
     policy: Policy
     engine: PolicyEngine
 
     def close(self) -> None:
-        """Close the engine."""
         self.engine.close()
 
 
 def open_policy(settings: P, adapter: Path | None = None) -> OpenPolicy[P]:
-    """Load the base model that the settings name, and an engine that samples from it with ``adapter``.
-
-    Raises the errors of `load_policy` and `build_engine`.
-    """
+    """Load the base model that the settings name, and an engine that samples from it with ``adapter``. Raises the
+    errors of `load_policy` and `build_engine`."""
     from emailrl.model.load import load_policy
     from emailrl.model.resolve import with_token_limit
 

@@ -22,19 +22,12 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
 
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-
 
 @dataclass(slots=True)
 class Request:
-    """Ask for one completion.
-
-    ``trajectory_id`` names the conversation: if ``prompt_ids`` of a follow-up extend its tokens, its KV cache is
-    reused. Token engines read ``prompt_ids``; chat engines read ``messages``. ``seed`` determines the sampled
-    ids independently of the rest of the batch.
-    """
+    """Ask for one completion. ``trajectory_id`` names the conversation: if ``prompt_ids`` of a follow-up extend its
+    tokens, its KV cache is reused. Token engines read ``prompt_ids``; chat engines read ``messages``. ``seed``
+    determines the sampled ids independently of the rest of the batch."""
 
     trajectory_id: str
     sampling: SamplingParams
@@ -45,31 +38,22 @@ class Request:
 
 @dataclass(slots=True)
 class Completion:
-    """The policy's completion of one request.
-
-    ``token_ids`` include a sampled stop token. ``logprobs`` has one value per id: natural logarithm, after
-    temperature, before top-p / top-k; at temperature 0 those of the untempered distribution. Both are empty for engines
-    that only return text.
-    """
+    """The policy's completion of one request. ``token_ids`` include a sampled stop token. ``logprobs`` has one value
+    per id: natural logarithm, after temperature, before top-p / top-k; at temperature 0 those of the untempered
+    distribution. Both are empty for engines that only return text."""
 
     trajectory_id: str
     token_ids: list[int]
     logprobs: list[float]
-    finish_reason: str
-    """``stop``, ``length``, or ``error`` (then ``error`` says what happened)."""
+    finish_reason: str  # ``stop``, ``length``, or ``error`` (then ``error`` says what happened)
     seconds: float = 0.0
     prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    """The chat server's count; None means ``len(token_ids)``."""
-    message: Message | None = None
-    """Set by chat engines: the assistant message as the server parsed it."""
+    completion_tokens: int | None = None  # the chat server's count; None means ``len(token_ids)``
+    message: Message | None = None  # set by chat engines: the assistant message as the server parsed it
     error: str | None = None
-    cost: float | None = None
-    """US dollars; None for engines without a price."""
-    policy_version: str = ""
-    """The weights that sampled it: the ``version`` given to ``load_adapter``."""
-    adapter_sha256: str | None = None
-    """The hash of that adapter's file; None: the bare base model."""
+    cost: float | None = None  # US dollars; None for engines without a price
+    policy_version: str = ""  # the weights that sampled it: the ``version`` given to ``load_adapter``
+    adapter_sha256: str | None = None  # the hash of that adapter's file; None: the bare base model
 
     @property
     def num_tokens(self) -> int:
@@ -85,11 +69,9 @@ class Engine(Protocol):
     """An engine that completes prompts."""
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """Complete every request, and every follow-up that ``advance`` returns, batched over all of them.
-
-        A follow-up joins the running batch immediately; no trajectory waits for another's turn. Returns all
-        completions in the order they ended (without ``advance``: in the order of ``requests``).
-        """
+        """Complete every request, and every follow-up that ``advance`` returns, batched over all of them. A follow-up
+        joins the running batch immediately; no trajectory waits for another's turn. Returns all completions in the
+        order they ended (without ``advance``: in the order of ``requests``)."""
         ...
 
     def close(self) -> None:
@@ -122,8 +104,7 @@ class PolicyEngine(Engine, Sampler, Protocol):
 class LocalEngine(Engine, Protocol):
     """An engine that samples in this process."""
 
-    steps: int
-    """Passes over all running conversations so far: the number grows as long as it samples."""
+    steps: int  # passes over all running conversations so far: the number grows as long as it samples
 
 
 class Ended:
@@ -145,18 +126,15 @@ class Ended:
         return [completion for _, completion in self._ended]
 
 
-async def converse(
-    requests: Sequence[Request],
-    complete: Callable[[Request], Awaitable[Completion]],
-    advance: Advance | None,
-    *,
-    limit: int,
-) -> list[Completion]:
-    """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time.
+Complete = Callable[[Request], Awaitable[Completion]]
 
-    A conversation keeps its slot until it ends, so that its next turn soon hits the server's prompt cache. An exception
-    from ``complete`` cancels all of them and propagates.
-    """
+
+async def converse(
+    requests: Sequence[Request], complete: Complete, advance: Advance | None, *, limit: int
+) -> list[Completion]:
+    """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time. A conversation keeps its slot
+    until it ends, so that its next turn soon hits the server's prompt cache. An exception from ``complete`` cancels all
+    of them and propagates."""
     gate, ended = asyncio.Semaphore(limit), Ended(advance)
 
     async def conversation(place: int, request: Request | None) -> None:

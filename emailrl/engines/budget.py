@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from emailrl.model.layout import free_memory
+
 if TYPE_CHECKING:
     import torch
 
     from emailrl.settings import AgentSettings, VllmSettings
 
 GIB: Final = 1 << 30
-BLOCK: Final = 32
-"""Tokens per block; a conversation takes whole blocks."""
-GROWTH: Final = 1.5
-"""Minimum growth factor of the cache, within its budget."""
+BLOCK: Final = 32  # tokens per block; a conversation takes whole blocks
+GROWTH: Final = 1.5  # minimum growth factor of the cache, within its budget
 FREE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
 """Default of KV_CACHE_GIB, as a share of the memory free when sampling begins. Activations need the rest; so do other
 programs on a CPU."""
-
 PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
 """Maximum tokens per prefill pass, padding included: what the caches hold on a CPU, what saturates a GPU."""
 LARGE_FROM: Final = 50_000_000
@@ -27,17 +26,13 @@ ROWS_PER_SERVER: Final = 256
 """Concurrent conversations of a vLLM server, which has its GPUs to itself, unless MAX_BATCH_TRAJECTORIES is set. One of
 4B on an H200 sampled 6,700 tokens/s for 48 of them, 12,300 for 192 and 15,500 for 384
 (docs/evidence/performance.md)."""
-SERVER_SHARE: Final = 0.9
-"""Share of its GPUs' memory that a vLLM server takes, unless VLLM_GPU_MEMORY_UTILIZATION is set."""
-MERGE_LIMIT: Final = 1_000_000_000
-"""Models with more parameters are not copied for sampling."""
+SERVER_SHARE: Final = 0.9  # of its GPUs' memory for a vLLM server, unless VLLM_GPU_MEMORY_UTILIZATION is set
+MERGE_LIMIT: Final = 1_000_000_000  # models with more parameters are not copied for sampling
 
 
 def most_rows(agent: AgentSettings, parameters: int, *, on_gpu: bool) -> int:
     """Maximum concurrent conversations of the in-process engine: MAX_BATCH_TRAJECTORIES, or its default for the model.
-
-    Memory grows with their caches: SmolLM2 takes about 40 MB for each, on top of 1.1 GB.
-    """
+    Memory grows with their caches: SmolLM2 takes about 40 MB for each, on top of 1.1 GB."""
     small = on_gpu or parameters < LARGE_FROM or "max_batch_trajectories" in agent.model_fields_set
     return agent.max_batch_trajectories if small else min(agent.max_batch_trajectories, LARGE_ROWS_ON_CPU)
 
@@ -53,15 +48,10 @@ def server_share(vllm: VllmSettings) -> float:
 
 
 def most_requests(agent: AgentSettings, servers: int) -> int:
-    """Maximum concurrent requests to so many vLLM servers together.
-
-    The default of ROLLOUT_CONCURRENCY suits shared chat servers; it applies here only if set explicitly.
-    """
-    return (
-        agent.rollout_concurrency
-        if "rollout_concurrency" in agent.model_fields_set
-        else servers * rows_per_server(agent)
-    )
+    """Maximum concurrent requests to so many vLLM servers together. The default of ROLLOUT_CONCURRENCY suits shared
+    chat servers; it applies here only if set explicitly."""
+    chosen = "rollout_concurrency" in agent.model_fields_set
+    return agent.rollout_concurrency if chosen else servers * rows_per_server(agent)
 
 
 def merges(parameters: int, *, quantized: bool) -> bool:
@@ -75,11 +65,9 @@ def blocks_of(tokens: int) -> int:
 
 
 def blocks_within(budget: float, layers: int, token_bytes: int) -> int:
-    """The number of conversation blocks that fit in ``budget`` bytes, at least 0.
-
-    ``token_bytes`` is the size of one token's keys and values in all ``layers``. Includes the block that receives
-    padding writes, and the temporary copy of one of the 2 · layers tensors while the cache grows.
-    """
+    """The number of conversation blocks that fit in ``budget`` bytes, at least 0. ``token_bytes`` is the size of one
+    token's keys and values in all ``layers``. Includes the block that receives padding writes, and the temporary copy
+    of one of the 2 · layers tensors while the cache grows."""
     tensors = 2 * layers
     return max(int(budget * tensors / ((tensors + 1) * BLOCK * token_bytes)) - 1, 0)
 
@@ -91,25 +79,17 @@ def gib_for(blocks: int, layers: int, token_bytes: int) -> str:
     return f"{1.01 * budget / GIB:.3g}"
 
 
+def kv_heads_of(config: Any) -> int:
+    """Key heads per layer, from the model's config."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 def token_bytes_of(config: Any, dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all layers, from the model's config."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * kv_heads_of(config) * head_dim * dtype.itemsize)
 
 
-def kv_heads_of(config: Any) -> int:
-    """Key heads per layer, from the model's config."""
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-
-
 def default_budget(device: torch.device) -> int:
     """``FREE_SHARE`` of the memory free now, including torch's cached memory."""
-    if device.type == "cpu":
-        from emailrl.model.layout import available_memory
-
-        return int(FREE_SHARE["cpu"] * available_memory())
-    import torch
-
-    free = torch.cuda.mem_get_info(device)[0]
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(FREE_SHARE["cuda"] * free)
+    return int(FREE_SHARE[device.type] * free_memory(device))

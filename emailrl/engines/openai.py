@@ -15,21 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless, sendable, tell
 from emailrl.engines.base import Advance, Completion, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.records.trajectory import Message, ToolCall
-from emailrl.settings import (
-    AgentSettings,
-    OpenAISettings,
-    RewardSettings,
-    check_key,
-    names_openrouter,
-    redacted,
-    secrets_in,
-    without_credentials,
-)
+from emailrl.settings import OpenAISettings, PlayingSettings, RewardSettings
 
 if TYPE_CHECKING:
     import openai
@@ -39,59 +31,39 @@ if TYPE_CHECKING:
 
 OPENAI = "api.openai.com"
 OPENROUTER_KEY = "OPENROUTER_API_KEY"
-TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
-"""Names of the token limit's parameter, elsewhere and at OpenAI."""
-
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")  # the parameter's names, elsewhere and at OpenAI
 _WINDOW = re.compile(r"context[ _](length|window|size)", re.IGNORECASE)
 """Server error messages for a prompt and token limit that exceed the context window."""
 
 
-class PromptTooLong(Exception):
-    """The prompt alone fills the context window."""
-
-
 class OpenAIEngine:
-    """Queries ``model`` at ``openai.openai_base_url``; ``tools`` are OpenAI function schemas.
+    """Queries the model named at ``openai_base_url``; ``tools`` are OpenAI function schemas. At most
+    ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are retried
+    with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A prompt that
+    fills the context window gives a completion of length zero. Raises UsageError as ``checked_key``."""
 
-    At most ``rollout_concurrency`` completions are in flight. Timeouts, lost connections, 408, 409, 429 and 5xx are
-    retried with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A
-    prompt that fills the context window gives a completion of length zero. Raises UsageError if OpenRouter's key is
-    missing.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        agent: AgentSettings,
-        openai: OpenAISettings,
-        rewards: RewardSettings,
-        tools: Sequence[dict[str, Any]],
-    ) -> None:
-        self.model = model
-        self._settings = openai
+    def __init__(self, settings: PlayingSettings, tools: Sequence[dict[str, Any]]) -> None:
+        self.model = settings.model.name
+        self._settings, self._url = settings.openai, settings.openai.openai_base_url
         self._tools = list(tools)
-        self._concurrency = agent.rollout_concurrency
-        self._key_name, self._key = checked_key(openai, rewards)
-        self._at_openai = urlsplit(self._settings.openai_base_url).hostname == OPENAI
-        self._secrets = [self._key, *secrets_in(self._settings.openai_base_url)]
-        tell(self._settings.openai_base_url, "policy", with_key=bool(self._key))
-        self._timeout = rewards.litellm_timeout
+        self._concurrency, self._timeout = settings.agent.rollout_concurrency, settings.rewards.litellm_timeout
+        self._key_name, self._key = checked_key(settings.openai, settings.rewards)
+        self._secrets = [self._key, *secrets_in(self._url)]
+        tell(self._url, "policy", with_key=bool(self._key))
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``; completions carry ``message``, usage and cost, and no token ids."""
-        return asyncio.run(self._generate(requests, advance))
+        from emailrl.base.chat import connect
+
+        async def generating() -> list[Completion]:
+            retries = self._settings.openai_retries
+            async with connect(self._url, self._key, timeout=self._timeout, retries=retries) as client:
+                return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
+
+        return asyncio.run(generating())
 
     def close(self) -> None:
         """Nothing to release between calls of ``generate``."""
-
-    async def _generate(self, requests: Sequence[Request], advance: Advance | None) -> list[Completion]:
-        from emailrl.base.chat import connect
-
-        wanted = self._settings
-        async with connect(
-            wanted.openai_base_url, self._key, timeout=self._timeout, retries=wanted.openai_retries
-        ) as client:
-            return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
 
     async def _complete(self, client: AsyncOpenAI, request: Request) -> Completion:
         import openai
@@ -100,57 +72,65 @@ class OpenAIEngine:
 
         started = time.perf_counter()
         completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
+        failure: tuple[str, openai.APIError | None] | None = None
         try:
-            self._read(await self._ask(client, request), completion)
-        except PromptTooLong:
-            completion.finish_reason, completion.message = "length", Message("assistant", "")
+            reply = await self._ask(client, request)
+            if reply is None:
+                completion.finish_reason, completion.message = "length", Message("assistant", "")
+            else:
+                prices = (self._settings.input_price, self._settings.output_price)
+                tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
+                completion.prompt_tokens, completion.completion_tokens = tokens
+                completion.cost = reply.cost
+                if prices != (None, None) and any(tokens):
+                    completion.cost = sum(n * (price or 0.0) for n, price in zip(tokens, prices, strict=True)) / 1e6
+                completion.message = as_message(reply.choice.message)
+                completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
         except openai.APIError as error:
-            completion.error = self._failure(describe(error), self._remedy(error))
+            failure = describe(error), error
         except Exception as error:  # any malformed reply ends only this trajectory
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            completion.error = self._failure(f"the server's reply cannot be read: {reason}", self._remedy(None))
+            failure = f"the server's reply cannot be read: {reason}", None
+        if failure is not None:
+            reason, remedy = (redacted(text, *self._secrets) for text in (failure[0], self._remedy(failure[1])))
+            completion.error = f"{reason.rstrip('.')}. {remedy}"
         completion.seconds = time.perf_counter() - started
         return completion
-
-    def _failure(self, reason: str, remedy: str) -> str:
-        return f"{redacted(reason, *self._secrets).rstrip('.')}. {redacted(remedy, *self._secrets)}"
 
     def _remedy(self, error: openai.APIError | None) -> str:
         """What to do about an error of the client, by its HTTP status if the server replied; None: about a reply that
         is not a chat completion."""
         from emailrl.base.chat import is_incomplete, is_timeout
 
-        address = f"OPENAI_BASE_URL ({without_credentials(self._settings.openai_base_url)})"
+        address = f"OPENAI_BASE_URL ({without_credentials(self._url)})"
         status = getattr(error, "status_code", None)
         if error is not None and status is None and is_timeout(error):
             return "If the server is only slow, raise LITELLM_TIMEOUT."
         if error is None or (status is None and is_incomplete(error)):
-            whole = self._settings.openai_base_url.rstrip("/").endswith("/v1")
+            whole = self._url.rstrip("/").endswith("/v1")
             return f"Check {address}" + (" and the server's log." if whole else ": most addresses end in /v1.")
-        match status:
-            case None:
-                return "Check OPENAI_BASE_URL, and that the server runs."
-            case 401 | 403 if not self._key:
-                return f"Set {self._key_name} to a key of this server."
-            case 401:
-                return f"Check {self._key_name}."
-            case 403:
-                return f"Check what the key in {self._key_name} may use."
-            case 402:
-                return "Add credit to the account."
-            case 404:
-                return f"Check --model ({self.model}) and {address}."
-            case 408 | 409 | 429:
-                return "Try again later, or lower ROLLOUT_CONCURRENCY."
-            case _ if status >= 500:
-                return "Try again later, or check the server's log."
-            case _ if status < 400:
-                return f"The server redirects requests: check {address}."
+        if status is None:
+            return "Check OPENAI_BASE_URL, and that the server runs."
+        if status in (401, 403) and not self._key:
+            return f"Set {self._key_name} to a key of this server."
+        busy = "Try again later, or lower ROLLOUT_CONCURRENCY."
+        remedies = {
+            401: f"Check {self._key_name}.",
+            402: "Add credit to the account.",
+            403: f"Check what the key in {self._key_name} may use.",
+            404: f"Check --model ({self.model}) and {address}.",
+        } | dict.fromkeys((408, 409, 429), busy)
+        if status in remedies:
+            return remedies[status]
+        if status >= 500:
+            return "Try again later, or check the server's log."
+        if status < 400:
+            return f"The server redirects requests: check {address}."
         return f"Check that {self.model} supports tool calls and the sampling settings."
 
-    async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply:
+    async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply | None:
         """Request up to the token limit; if prompt and limit exceed the context window, retry with what is left of
-        it."""
+        it. None: the prompt alone fills the window."""
         import openai
 
         from emailrl.base.chat import complete
@@ -163,47 +143,31 @@ class OpenAIEngine:
                 if not _WINDOW.search(f"{error.code} {error.message}"):
                     raise
             body = {name: value for name, value in body.items() if name not in TOKEN_LIMITS}
-        raise PromptTooLong
+        return None
 
     def _body(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
-        length = TOKEN_LIMITS[self._at_openai]
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [as_api(message) for message in request.messages],
-            length: sampling.max_tokens,
+            TOKEN_LIMITS[urlsplit(self._url).hostname == OPENAI]: sampling.max_tokens,
             "temperature": sampling.temperature,
             "seed": request.seed & 0x7FFFFFFF,  # some servers read 32 bits
         }
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
         if self._tools:
             body["tools"] = self._tools
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
-        if sampling.top_k:
-            extra["top_k"] = sampling.top_k
         if self._key_name == OPENROUTER_KEY:
             extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
         return body | ({"extra_body": extra} if extra else {})
 
-    def _read(self, reply: ChatReply, completion: Completion) -> None:
-        prices = (self._settings.input_price, self._settings.output_price)
-        tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
-        completion.prompt_tokens, completion.completion_tokens = tokens
-        if any(price is not None for price in prices) and any(tokens):
-            completion.cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
-        else:
-            completion.cost = reply.cost
-        completion.message = as_message(reply.choice.message)
-        completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
-
 
 def as_api(message: Message) -> dict[str, Any]:
-    """The message in the chat API's format.
-
-    Of several tool calls only the first was executed, so only that one is sent: servers reject a call without a result.
-    A space is inserted into control-token strings in all text that the model did not write.
-    """
+    """The message in the chat API's format. Of several tool calls only the first was executed, so only that one is
+    sent: servers reject a call without a result. A space is inserted into control-token strings in all text that the
+    model did not write."""
     if message.role == "tool":
         return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": harmless(message.content)}
     if message.role != "assistant":
@@ -212,15 +176,13 @@ def as_api(message: Message) -> dict[str, Any]:
         return {"role": "assistant", "content": sendable(message.content)}
     call = message.tool_calls[0]
     function = {"name": sendable(call.name), "arguments": sendable(json.dumps(call.arguments, ensure_ascii=False))}
-    return {
-        "role": "assistant",
-        "content": sendable(message.content) or None,
-        "tool_calls": [{"id": call.id or "", "type": "function", "function": function}],
-    }
+    calls = [{"id": call.id or "", "type": "function", "function": function}]
+    return {"role": "assistant", "content": sendable(message.content) or None, "tool_calls": calls}
 
 
 def as_message(received: ChatMessage) -> Message:
-    """The server's message; sets ``parse_error`` if arguments are not a JSON object or markup is left in the text."""
+    """The server's message; sets ``parse_error`` if arguments are not a JSON object or markup is left in the text.
+    Arguments are JSON text by the spec, an object at some servers, or missing."""
     message = Message("assistant", received.text)
     try:
         if not received.tool_calls and parse_tool_calls(message.content):
@@ -228,7 +190,9 @@ def as_message(received: ChatMessage) -> Message:
         for number, call in enumerate(received.tool_calls or ()):
             if call.type not in (None, "function") or call.function is None or not call.function.name:
                 raise ValueError("tool call has no function name")
-            arguments = _read_arguments(call.function.arguments)
+            stated: Any = call.function.arguments
+            read = json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated
+            arguments = checked_arguments(read)
             message.tool_calls.append(ToolCall(call.function.name, arguments, call.id or f"call_{number}"))
     except json.JSONDecodeError as error:
         message.parse_error = f"tool call's arguments are not JSON: {error}"
@@ -237,19 +201,9 @@ def as_message(received: ChatMessage) -> Message:
     return message
 
 
-def _read_arguments(stated: Any) -> dict[str, Any]:
-    """A call's arguments: JSON text by the spec, an object at some servers; an empty object if there are none.
-
-    Raises ValueError for anything else.
-    """
-    return checked_arguments(json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated)
-
-
 def checked_key(openai: OpenAISettings, rewards: RewardSettings) -> tuple[str, str]:
-    """The name and value of the API key, which may be empty; OpenRouter's key is sent to OpenRouter only.
-
-    Raises UsageError for an address or a key with which no request can be sent.
-    """
+    """The name and value of the API key, which may be empty; OpenRouter's key is sent to OpenRouter only. Raises
+    UsageError for an address or a key with which no request can be sent, and if OpenRouter's key is missing."""
     url = openai.openai_base_url
     at_openrouter = names_openrouter("OPENAI_BASE_URL", url)
     if urlsplit(url).scheme not in ("http", "https"):

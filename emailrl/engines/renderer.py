@@ -1,12 +1,9 @@
 """The only place that knows chat templates and tool-call markup: messages → token ids, sampled ids → message.
 
-A conversation is never tokenized twice: each new prompt is rendered as text by the tokenizer's own template, and if
-that text extends the previous text, only the difference is tokenized and appended to the ids. If it does not (for
-example, templates that strip ``<think>`` from history), the caller starts a new training sample.
-
-Email is untrusted input. Strings that the tokenizer would turn into control tokens (``<|im_end|>``,
-``</tool_response>``, ``<tool_call>``) are broken by a space in system, user and tool messages, before the template sees
-them.
+A conversation is never tokenized twice: if the text of the next prompt, by the tokenizer's own template, extends the
+previous text, only the difference is tokenized and appended to the ids; if not (templates that strip ``<think>`` from
+history), the caller starts a new training sample. Email is untrusted: strings that the tokenizer would turn into
+control tokens (``<|im_end|>``, ``<tool_call>``) are broken by a space in all that the model did not write itself.
 """
 
 from __future__ import annotations
@@ -26,13 +23,9 @@ if TYPE_CHECKING:
 
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Tags with a meaning in Qwen / Hermes templates, whether or not they are control tokens."""
-
-MAX_DEPTH = 64
-"""Maximum nesting of a call's arguments; Python's own JSON parser stops at some hundreds."""
-
+MAX_DEPTH = 64  # maximum nesting of a call's arguments; Python's own JSON parser stops at some hundreds
 REMEMBERED = 256
 """Size of the tokenization cache: a group's rollouts share their prompt, and often their first tool results."""
-
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _PROBE = "emailrl-probe"
 
@@ -43,16 +36,12 @@ class Rendered:
 
     ids: list[int]
     text: str
-    extends: bool = True
-    """False: the text does not extend the previous one, and ``ids`` cover the whole new prompt."""
+    extends: bool = True  # False: the text does not extend the previous one, and ``ids`` cover the whole new prompt
 
 
 class ChatRenderer:
-    """Renders one model's conversations with its tokenizer's chat template and the given tools.
-
-    ``tools`` are OpenAI function schemas; an empty list renders no tools. Raises EmailRLError when the tokenizer has no
-    chat template.
-    """
+    """Renders one model's conversations with its tokenizer's chat template and the given tools. ``tools`` are OpenAI
+    function schemas; an empty list renders no tools. Raises EmailRLError when the tokenizer has no chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
         if not tokenizer.chat_template:
@@ -61,7 +50,12 @@ class ChatRenderer:
             )
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
-        self._controls = _control_pattern(tokenizer)
+        # All special tokens, all added tokens in angle brackets, and the tags of ``MARKUP``, longest first.
+        added = tokenizer.added_tokens_decoder.values()
+        controls = {t.content for t in added if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
+        controls = {control for control in controls | set(MARKUP) if len(control) > 1}
+        ordered = sorted(controls, key=lambda control: (-len(control), control))
+        self._controls = re.compile("|".join(map(re.escape, ordered)))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
         self.stop_ids = stop_ids(tokenizer)
@@ -73,10 +67,8 @@ class ChatRenderer:
         return Rendered(self.tokenize(text), text)
 
     def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
-        """Render the next prompt, given the text of the last prompt plus its completion.
-
-        ``messages`` are the whole conversation. The suffix is tokenized alone, so no id already sampled can change.
-        """
+        """Render the next prompt, given the text of the last prompt plus its completion. ``messages`` are the whole
+        conversation. The suffix is tokenized alone, so no id already sampled can change."""
         text = self.render(messages)
         if text.startswith(text_so_far):
             return Rendered(self.tokenize(text[len(text_so_far) :]), text)
@@ -109,7 +101,18 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The template's text for a conversation, with control strings in untrusted content neutralized."""
-        plain = [self._as_dict(message) for message in messages]
+        plain = []
+        for message in messages:
+            # The system prompt names an inbox, and addresses come from mail; the model's own text stays as it is.
+            content = message.content if message.role == "assistant" else self.harmless(message.content)
+            told: dict[str, Any] = {"role": message.role, "content": content}
+            if message.name is not None:
+                told["name"] = message.name
+            if message.tool_calls and "<tool_call>" not in message.content:
+                # Handwritten or from a chat server; sampled text already holds its calls and must not change.
+                functions = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+                told["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+            plain.append(told)
         return apply_template(self.tokenizer, plain, self.tools or None, add_generation_prompt=add_generation_prompt)
 
     def harmless(self, text: str) -> str:
@@ -126,31 +129,12 @@ class ChatRenderer:
             text = self._controls.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
         return text
 
-    def _as_dict(self, message: Message) -> dict[str, Any]:
-        # The system prompt names an inbox, and addresses come from mail; the model's own text stays as it is.
-        trusted = message.role == "assistant"
-        plain: dict[str, Any] = {
-            "role": message.role,
-            "content": message.content if trusted else self.harmless(message.content),
-        }
-        if message.name is not None:
-            plain["name"] = message.name
-        if message.tool_calls and "<tool_call>" not in message.content:
-            # Handwritten or from a chat server; sampled text already holds its calls and must not change.
-            plain["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in message.tool_calls
-            ]
-        return plain
-
 
 def parse_tool_calls(text: str) -> list[ToolCall]:
-    """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``.
-
-    ``parameters``, as Llama 3 spells it, is read as ``arguments``. A complete last call may omit its ``</tool_call>``
-    at the end of the text: base models end so, and vLLM's parser accepts it. Raises ValueError if the markup holds
-    anything else, or is closed without being opened.
-    """
+    """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``. ``parameters``, as Llama
+    3 spells it, is read as ``arguments``. A complete last call may omit its ``</tool_call>`` at the end of the text:
+    base models end so, and vLLM's parser accepts it. Raises ValueError if the markup holds anything else, or is closed
+    without being opened."""
     _, closed, answer = text.rpartition("</think>")
     if not closed and "<think>" in text:
         return []  # stopped while thinking: there is no reply
@@ -159,9 +143,9 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
         try:
             calls.append(_read_call(body, is_closed=bool(end)))
         except ValueError as error:
-            raise (
-                error if end else ValueError("<tool_call> is not closed, and what there is of it is no call")
-            ) from error
+            if end:
+                raise
+            raise ValueError("<tool_call> is not closed, and what there is of it is no call") from error
     if not calls and "</tool_call>" in answer:
         raise ValueError("</tool_call> without <tool_call>")
     return calls
@@ -216,8 +200,7 @@ def apply_template(
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that end a completion: the tokenizer's end of text, and the token its template puts after an assistant
-    message."""
+    """The ids that end a completion: the end of text, and the token that the template puts after a reply."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     text = apply_template(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}])
     after = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False)
@@ -226,11 +209,3 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     if not ids:
         raise EmailRLError("The model's tokenizer defines no end-of-turn token.", "Set its eos_token.")
     return frozenset(ids)
-
-
-def _control_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """All special tokens, all added tokens in angle brackets, and the tags of ``MARKUP``, longest first."""
-    added = tokenizer.added_tokens_decoder.values()
-    controls = {t.content for t in added if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
-    controls = {control for control in controls | set(MARKUP) if len(control) > 1}
-    return re.compile("|".join(re.escape(control) for control in sorted(controls, key=lambda c: (-len(c), c))))

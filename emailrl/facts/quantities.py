@@ -108,8 +108,7 @@ KINDS = {
     **dict.fromkeys(("pallet", "drum", "crate", "box", "bag", "container"), "stuff"),
 }
 """Groups of units that cannot be converted into each other but answer the same question."""
-SPANS = ("hour", "day", "week", "fortnight", "month", "year", "decade")
-"""Time spans that "a" counts as one."""
+SPANS = ("hour", "day", "week", "fortnight", "month", "year", "decade")  # Time spans that "a" counts as one.
 _RATES = {"d": "day", "h": "hour", "y": "year", "s": "second", "mo": "month", "pound": "lb"}
 _ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
 _ADVERBS |= {"yearly": "year", "annually": "year"}

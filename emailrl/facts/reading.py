@@ -13,8 +13,7 @@ from emailrl.facts.quantities import NUMBER, Quantity, read_quantity
 from emailrl.facts.words import WORD, says_something, stem
 
 Fact = Date | Time | Quantity | Literal
-MASK = "\ue000"
-"""Replaces every character of a fact in ``Reading.masked``."""
+MASK = "\ue000"  # Replaces every character of a fact in ``Reading.masked``.
 _FULL_STOP = re.compile(r"\.(?:\s*$|\s+[A-Z])")
 """Ends a sentence, even after a fact that may end in a period: "at 1 p.m. Bring it."."""
 _SHARES = {"1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8", "1/10"}
@@ -33,8 +32,7 @@ class Unit:
     end: int
     text: str
     fact: Fact | None = None
-    stem: str = ""
-    """Stem of a word; empty for a fact."""
+    stem: str = ""  # Stem of a word; empty for a fact.
 
 
 @dataclass(frozen=True, slots=True)

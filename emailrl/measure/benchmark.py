@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.agent.attack import under_attack
+from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_runs
-from emailrl.engines.base import PolicyEngine
+from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, reason
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
 from emailrl.measure.report import REPORT_FILES, Comparison, Report, Result, Subject, draw_accuracies, write_report
 from emailrl.model.adapter import find_adapter
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.settings import without_credentials
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
@@ -144,7 +144,7 @@ def _measure(
                     )
             except KeyboardInterrupt:
                 interrupted = True
-                collector.scorer.score(journal.unscored)
+                collector.score(journal.unscored)
             journal.finish(lambda trajectory: (place[trajectory.scenario.id], len(trajectory.id), trajectory.id))
             if interrupted:
                 break
@@ -192,7 +192,8 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
     from emailrl.agent.play import Collector, Stage, build_stage
     from emailrl.agent.task import load_task
-    from emailrl.engines import build_chat_engine, open_policy
+    from emailrl.engines import open_policy
+    from emailrl.engines.openai import OpenAIEngine
     from emailrl.rewards.build import build_scorer
 
     task = load_task(settings.agent.environment, settings)  # check the user's code before a model is loaded
@@ -202,7 +203,7 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
         with ExitStack() as opened:
             if settings.is_chat:
                 stage = Stage(named.agent, named.store.db, task.make, None)
-                engine = opened.enter_context(closing(build_chat_engine(named, task.tools)))
+                engine: Engine = opened.enter_context(closing(OpenAIEngine(named, task.tools)))
             else:
                 policy = opened.enter_context(closing(open_policy(named)))
                 stage, engine = build_stage(policy.settings, policy.policy), policy.engine
@@ -213,7 +214,7 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
                 if subject.attacked:
                     own = replace(stage, make_environment=under_attack(stage.make_environment))
                 run_id = adapter.run_id if adapter else ""
-                yield subject, Collector(own.on(engine), scorer, own.agent, settings.training.mode, run_id)
+                yield subject, Collector(own.on(engine), scorer.score, own.agent, settings.training.mode, run_id)
 
 
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import Lock, naming, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint
@@ -24,7 +25,7 @@ from emailrl.questions import fingerprint
 from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.build import uses_judge
-from emailrl.settings import PlayingSettings, PolicySettings, without_credentials
+from emailrl.settings import PlayingSettings, PolicySettings
 
 
 def playing_conditions(

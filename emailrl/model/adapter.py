@@ -7,18 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl import checkpoints
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.checkpoints import (
-    METADATA,
-    SFT,
-    Checkpoint,
-    Metadata,
-    checkpoint_of,
-    find_checkpoint,
-    find_runs,
-    list_checkpoints,
-    read_checkpoint,
-)
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -32,32 +22,30 @@ class Adapter:
 
     path: Path
     base_model: str
-    run_id: str = ""
-    """Empty if unknown."""
+    run_id: str = ""  # empty if unknown
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Adapter:
+    def of(cls, checkpoint: checkpoints.Checkpoint) -> Adapter:
         """The adapter in a checkpoint."""
         return cls(checkpoint.path, checkpoint.metadata.base_model, checkpoint.metadata.run_id)
 
 
 def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
-    """Return ``best`` or ``latest`` of the newest run, or the adapter in a folder, with its file hashes checked.
-
-    The folder of an ``sft`` run means its ``best_model``. Files needed only to resume a run (trainer state, even
-    ``metadata.json``) are optional. Raises UsageError if there is no adapter, EmailRLError if it is damaged.
-    """
+    """Return ``best`` or ``latest`` of the newest run, or the adapter in a folder, with its file hashes checked. The
+    folder of an ``sft`` run means its ``best_model``. Files needed only to resume a run (trainer state, even
+    ``metadata.json``) are optional. Raises UsageError if there is no adapter, EmailRLError if it is damaged."""
     if which in ("best", "latest"):
-        path = find_checkpoint(which, output_dir).path
+        path = checkpoints.find_checkpoint(which, output_dir).path
     else:
         path = Path(which)
-        if not (path / CONFIG).is_file() and any(item.metadata.mode == SFT for item in list_checkpoints(path)):
-            path = checkpoint_of(path, "best").path
+        modes = [] if (path / CONFIG).is_file() else [one.metadata.mode for one in checkpoints.list_checkpoints(path)]
+        if checkpoints.SFT in modes:
+            path = checkpoints.checkpoint_of(path, "best").path
     if (path / "config.json").is_file() and not (path / CONFIG).is_file():
         raise UsageError(f"{path} is a model, not an adapter.", f"Use --model {path}.")
-    if (path / CONFIG).is_file() and not (path / METADATA).is_file():
+    if (path / CONFIG).is_file() and not (path / checkpoints.METADATA).is_file():
         return Adapter(path, read_base(path))
-    found = find_checkpoint(path, output_dir)
+    found = checkpoints.find_checkpoint(path, output_dir)
     read_base(found.path)
     return Adapter.of(found)
 
@@ -92,16 +80,12 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 def untrained_note(path: Path, output_dir: Path) -> str | None:
     """Return a note if the checkpoint in ``path`` is a run's step 0, with a more accurate ``best_model`` if any."""
-    if not (path / METADATA).is_file() or not (said := (used := read_checkpoint(path).metadata).untrained):
+    used = checkpoints.read_checkpoint(path).metadata if (path / checkpoints.METADATA).is_file() else None
+    if used is None or not (said := used.untrained):
         return None
-
-    def accuracy(metadata: Metadata) -> float:
-        return metadata.metrics.get("accuracy") or 0.0
-
-    bests = [one for run in find_runs(output_dir) for one in list_checkpoints(run) if one.metadata.kind == "best"]
-    better = [one for one in bests if one.metadata.step and accuracy(one.metadata) > accuracy(used)]
-    most = max(better, key=lambda one: accuracy(one.metadata), default=None)
-    if most is None:
+    everyone = [one for run in checkpoints.find_runs(output_dir) for one in checkpoints.list_checkpoints(run)]
+    bests = [one for one in everyone if one.metadata.kind == "best" and one.metadata.step]
+    reached, most = max(((one.metadata.metrics.get("accuracy") or 0.0, one.path) for one in bests), default=(0.0, path))
+    if reached <= (used.metrics.get("accuracy") or 0.0):
         return f"{path} {said}."
-    reached = f"{most.path.parent.name} reached {accuracy(most.metadata):.1%}"
-    return f"{path} {said}; {reached}: --checkpoint {most.path}"
+    return f"{path} {said}; {most.parent.name} reached {reached:.1%}: --checkpoint {most}"

@@ -41,11 +41,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0) -> torch.dtype:
-    """Return the named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU.
-
-    A model that only samples, of ``sampled_parameters``, takes bf16 on a CPU too if it has ``BF16_FROM`` or more and
-    the CPU has instructions for it.
-    """
+    """Return the named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU. A model that only samples, of
+    ``sampled_parameters``, takes bf16 on a CPU too if it has ``BF16_FROM`` or more and the CPU has instructions for
+    it."""
     if name == "auto" and device.type == "cpu" and sampled_parameters >= BF16_FROM and computes_bf16():
         return torch.bfloat16
     return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]
@@ -53,8 +51,7 @@ def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0
 
 def sampling_dtype(model: ModelSettings) -> torch.dtype:
     """Return the dtype of a model that only samples; raises UsageError or EmailRLError if it is not found."""
-    path = resolve_model(model.name, model.smol_base)
-    sampled = parameters_of(model.name, path)
+    sampled = parameters_of(model.name, resolve_model(model.name, model.smol_base))
     return choose_dtype(model.dtype, choose_device(model.device), sampled_parameters=sampled)
 
 
@@ -66,17 +63,26 @@ def computes_bf16() -> bool:
 def check_fits(
     model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype, *, cards: int = 1
 ) -> bool:
-    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach.
-
-    The size comes from the name (``...-14B-...``) if present, else from the config, local or fetched separately.
-    Returns whether to shard the base over the ``cards`` of this host that train together.
-    """
-    num_parameters = parameters_of(model.name, path)
-    sharded = cards > 1 and shards_base(
-        model, weight_bytes=num_parameters * dtype.itemsize, card_bytes=card_bytes(device), cards=cards
-    )
-    if not (sharded and model.shard_offload):
-        _refuse_if_too_large(model, num_parameters, device, dtype, cards if sharded else 1)
+    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach. The size comes
+    from the name (``...-14B-...``) if present, else from the config, local or fetched separately. Returns whether to
+    shard the base over the ``cards`` of this host that train together."""
+    num_parameters, card = parameters_of(model.name, path), card_bytes(device)
+    whole = num_parameters * dtype.itemsize
+    sharded = cards > 1 and shards_base(model, weight_bytes=whole, card_bytes=card, cards=cards)
+    need = num_parameters * (0.6 if model.load_in_4bit else dtype.itemsize)
+    refused = f"The model '{model.name}' ({num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB)"
+    if sharded and model.shard_offload:
+        pass  # the host's memory holds it
+    elif device.type == "cuda":
+        if need / (cards if sharded else 1) > card:
+            hint = "Use more GPUs (docs/guides/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
+            raise EmailRLError(f"{refused} does not fit this GPU ({card / 1e9:.0f} GB).", hint)
+    elif need > (free := available_memory()):
+        have = f"{free / 1e9:.0f} GB of {total_memory() / 1e9:.0f} GB of memory"
+        raise EmailRLError(f"{refused} needs a GPU; this machine has {have} free.", _REMEDY)
+    elif num_parameters > GPU_SIZED and model.device == "auto":
+        hint = f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly."
+        raise EmailRLError(f"{refused} needs a GPU, but this machine has none.", hint)
     load_config(model.name, path)
     return sharded
 
@@ -84,28 +90,6 @@ def check_fits(
 def card_bytes(device: torch.device) -> float:
     """Memory of the GPU ``device``; infinite for a CPU, whose memory all ranks share."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-
-
-def _refuse_if_too_large(
-    model: ModelSettings, num_parameters: int, device: torch.device, dtype: torch.dtype, parts: int
-) -> None:
-    need = num_parameters * (0.6 if model.load_in_4bit else dtype.itemsize)
-    size = f"{num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB"
-    if device.type == "cuda":
-        have = card_bytes(device)
-        if need / parts > have:
-            hint = "Use more GPUs (docs/guides/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
-            raise EmailRLError(f"The model '{model.name}' ({size}) does not fit this GPU ({have / 1e9:.0f} GB).", hint)
-        return
-    have = available_memory()
-    if need > have:
-        free = f"{have / 1e9:.0f} GB of {total_memory() / 1e9:.0f} GB of memory"
-        raise EmailRLError(f"The model '{model.name}' ({size}) needs a GPU; this machine has {free} free.", _REMEDY)
-    if num_parameters > GPU_SIZED and model.device == "auto":
-        raise EmailRLError(
-            f"The model '{model.name}' ({size}) needs a GPU, but this machine has none.",
-            f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly.",
-        )
 
 
 @contextmanager

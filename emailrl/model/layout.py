@@ -5,37 +5,34 @@ Does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from emailrl.base.errors import UsageError
 from emailrl.settings import ModelSettings, TrainingSettings
 
-Checkpointing = Literal["auto", "off", "selective", "on"]
-"""GRADIENT_CHECKPOINTING."""
+if TYPE_CHECKING:
+    import torch
+
+Checkpointing = Literal["auto", "off", "selective", "on"]  # GRADIENT_CHECKPOINTING
 CHUNK_ELEMENTS: Final = 2**25
 """Maximum logits held at once: 128 MiB of float32, or 64 MiB in bf16 and as much for their gradient."""
 SHARE_FOR_BASE: Final = 0.7
 """Share of GPU memory for the base weights beyond which SHARD=auto spreads them over the host's GPUs."""
-SHARE_FOR_KEPT: Final = 0.9
-"""Share of free memory for kept states; the rest is for fragmentation and the loss."""
-GPU_SIZED: Final = 4e9
-"""Parameter count above which a CPU is too slow to be useful, regardless of memory."""
+SHARE_FOR_KEPT: Final = 0.9  # of free memory for kept states; the rest is for fragmentation and the loss
+GPU_SIZED: Final = 4e9  # parameter count above which a CPU is too slow to be useful, regardless of memory
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 class Keep(IntEnum):
     """How much of a layer the forward pass keeps, from least memory to least time."""
 
-    INPUT = 0
-    """Only the inputs: everything else is recomputed."""
-    ATTENTION = 1
-    """Also attention's result: attention itself, the slowest part of long samples, is not run again."""
-    HIDDEN = 2
-    """Also queries, keys, values and the state between attention and MLP: only gate and up are computed again."""
-    ALL = 3
-    """Also gate and up: no matrix product is repeated."""
+    INPUT = 0  # only the inputs: everything else is recomputed
+    ATTENTION = 1  # also attention's result: attention itself, the slowest part of long samples, is not run again
+    HIDDEN = 2  # also queries, keys, values and the state between attention and MLP: only gate and up are recomputed
+    ALL = 3  # also gate and up: no matrix product is repeated
 
 
 def dtype_name(name: str, *, on_gpu: bool) -> str:
@@ -53,9 +50,7 @@ def shards_base(model: ModelSettings, *, weight_bytes: int, card_bytes: float, c
 
 def micro_batch_cap(training: TrainingSettings, *, on_gpu: bool, hidden: int) -> int:
     """Initial maximum tokens per forward pass in training; a longer sample or running out of memory changes it.
-
-    ``hidden`` is the model's hidden size.
-    """
+    ``hidden`` is the model's hidden size."""
     # Measured on a CPU with nano: 16384 takes 1.65 times as long a token as 2048, and eight times the memory. On an
     # H200, SmolLM2-135M (hidden 576) at 16384 waits for kernel launches: 65536 trains 3.7 times as many tokens/s.
     return training.max_tokens_per_micro_batch or ((16384 if hidden >= 1024 else 65536) if on_gpu else 2048)
@@ -93,19 +88,24 @@ def choose_keep(checkpointing: Checkpointing, free: float, bytes_of: Mapping[Kee
     return max(fitting, default=Keep.INPUT)
 
 
+def named_targets(wanted: str, known: Collection[str]) -> list[str]:
+    """The names in the setting ``target_modules``; UsageError unless each ends in the name of a ``known`` layer."""
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
+    if unknown or not names:
+        raise UsageError(
+            f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
+            f"It has {', '.join(sorted(known))}; or use all-linear.",
+        )
+    return names
+
+
 def numbers_for(keep: Keep, *, layers: int, hidden: int, queries: int, keys: int, ffn: int) -> int:
     """Count the numbers that fused layers keep of one token for the backward pass, and that one of them works with.
-
-    ``queries`` and ``keys`` are the widths of all heads. Rounded up, by 2 to 18 % of what ``plan.activations`` counts.
-    """
-    kept = hidden
-    if keep >= Keep.ATTENTION:
-        kept += queries
-    if keep >= Keep.HIDDEN:
-        kept += hidden + queries + 2 * keys
-    if keep >= Keep.ALL:
-        kept += 2 * ffn
-    return kept * layers + 4 * ffn + 4 * (queries + hidden) + 4 * keys
+    ``queries`` and ``keys`` are the widths of all heads. Rounded up, by 2 to 18 % of what ``plan.activations``
+    counts."""
+    steps = (hidden, queries, hidden + queries + 2 * keys, 2 * ffn)
+    return sum(steps[: keep + 1]) * layers + 4 * ffn + 4 * (queries + hidden) + 4 * keys
 
 
 def available_memory() -> int:
@@ -113,6 +113,16 @@ def available_memory() -> int:
     import psutil  # type: ignore[import-untyped]
 
     return _within_limit(int(psutil.virtual_memory().available))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that may still be allocated on ``device``, including torch's cached memory."""
+    if device.type == "cpu":
+        return available_memory()
+    import torch
+
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
 def total_memory() -> int:
@@ -123,7 +133,5 @@ def total_memory() -> int:
 
 
 def _within_limit(size: int) -> int:
-    if not _CGROUP_LIMIT.is_file():
-        return size
-    limit = _CGROUP_LIMIT.read_text().strip()
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else ""
     return min(size, int(limit)) if limit.isdigit() else size

@@ -46,18 +46,20 @@ def load_policy(
     Without ``adapter`` and ``trainable``, it is the bare base. A fresh adapter depends only on
     ``settings.training.seed``, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights
     instead of an adapter; ``critic`` adds the one saved beside ``adapter``, or a new one. With REFERENCE=start, the
-    policy keeps the adapter as loaded. ``mesh`` holds this host's
-    ranks, over which the base is spread if SHARD is on; ``accompanied`` then makes them take part in a forward pass
-    that only this rank needs. Raises UsageError for an unknown model or an adapter of another base, EmailRLError if the
-    model is unavailable or does not fit.
+    policy keeps the adapter as loaded. ``mesh`` holds this host's ranks, over which the base is spread if SHARD is on;
+    ``accompanied`` then makes them take part in a forward pass that only this rank needs. Raises UsageError for an
+    unknown model or an adapter of another base, EmailRLError if the model is unavailable or does not fit.
     """
     wanted, training, notes = settings.model, settings.training, list[str]()
     if full and (wanted.backend == "unsloth" or wanted.load_in_4bit):
         raise UsageError(
             "Full fine-tuning needs BACKEND=transformers without LOAD_IN_4BIT.", "Change those, or train an adapter."
         )
-    if adapter is not None:
-        _check_adapter(adapter, wanted.name)
+    if adapter is not None and not same_base(trained_on := read_base(adapter), wanted.name):
+        raise UsageError(
+            f"The adapter in {adapter} was trained on '{trained_on}', but the base model here is '{wanted.name}'.",
+            f"Use --model {trained_on}, or another adapter.",
+        )
     if wanted.backend == "unsloth":
         check_unsloth(wanted)
     path, device = resolve_model(wanted.name, wanted.smol_base), choose_device(wanted.device)
@@ -83,10 +85,8 @@ def load_policy(
         check_projection(model)
         if wanted.backend == "unsloth":
             model = prepare_unsloth(model, wanted.name, training.gradient_checkpointing)
-        elif full:
-            notes = train_whole(model, training, wanted.name) + notes
         else:
-            notes = prepare_training(model, training, wanted.name, device) + notes
+            notes = prepare_training(model, training, wanted.name, device, full=full) + notes
     keeps_start = trainable and not full and settings.algorithm.reference == "start"
     return Policy(
         model=model,
@@ -105,16 +105,6 @@ def load_policy(
     )
 
 
-def _check_adapter(adapter: Path, model_name: str) -> None:
-    """Raise UsageError unless ``adapter`` is a PEFT adapter of the base model named."""
-    base = read_base(adapter)
-    if not same_base(base, model_name):
-        raise UsageError(
-            f"The adapter in {adapter} was trained on '{base}', but the base model here is '{model_name}'.",
-            f"Use --model {base}, or another adapter.",
-        )
-
-
 # -- the base ---------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +120,15 @@ def _load_base(
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:
-            model = AutoModelForCausalLM.from_pretrained(path, config=config, **_options(wanted, device, dtype))
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=wanted.attn_implementation,
+                trust_remote_code=False,
+                use_safetensors=True,
+                **(_four_bit(device) if wanted.load_in_4bit else {}),
+            )
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         hint = remedy_for(wanted.name, path, "the model's files")
         if (attention := wanted.attn_implementation).startswith("flash") and isinstance(error, ImportError):
@@ -146,16 +144,7 @@ def _load_base(
     return (model.to(device) if move and not wanted.load_in_4bit else model), tokenizer
 
 
-def _options(wanted: ModelSettings, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """How transformers loads the weights."""
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": wanted.attn_implementation,
-        "trust_remote_code": False,
-        "use_safetensors": True,
-    }
-    if not wanted.load_in_4bit:
-        return options
+def _four_bit(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda" or find_spec("bitsandbytes") is None:
         raise EmailRLError(
             "LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", "Run: pip install bitsandbytes, or unset it."
@@ -168,44 +157,26 @@ def _options(wanted: ModelSettings, device: torch.device, dtype: torch.dtype) ->
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    return options | {"quantization_config": four_bit, "device_map": {"": device}}
+    return {"quantization_config": four_bit, "device_map": {"": device}}
 
 
-# -- training batches -------------------------------------------------------------------------------------------------
-
-
-def train_whole(model: Any, training: TrainingSettings, name: str) -> list[str]:
-    """Make every weight of ``model`` trainable, with packed batches if possible; returns the reason if not.
-
-    GRADIENT_CHECKPOINTING sets what is recomputed in the backward pass; auto leaves it to the trainer.
-    """
-    model.requires_grad_(True)
-    _, notes = _pack(model, training, name)
-    if training.gradient_checkpointing in ("on", "selective"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return notes
-
-
-def prepare_training(model: Any, training: TrainingSettings, name: str, device: torch.device) -> list[str]:
+def prepare_training(
+    model: Any, training: TrainingSettings, name: str, device: torch.device, *, full: bool = False
+) -> list[str]:
     """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed.
-
-    Returns why PACKING or FUSED_LAYERS could not be enabled.
-    """
-    packed, notes = _pack(model, training, name)
-    on_gpu = device.type == "cuda"
-    if wants_fused(training, packs=packed, on_gpu=on_gpu):
-        reason = enable_fused(model, training.gradient_checkpointing)
-        if reason is None:
+    ``full`` makes every weight trainable; what GRADIENT_CHECKPOINTING=auto then recomputes is left to the trainer.
+    Returns why PACKING or FUSED_LAYERS could not be enabled."""
+    notes, packs, on_gpu = list[str](), training.packing, device.type == "cuda" and not full
+    if full:
+        model.requires_grad_(True)
+    if packs and (unpacked := enable_packing(model)):
+        packs = False
+        notes.append(f"{name} trains with padding (slower): {unpacked}")
+    if wants_fused(training, packs=packs, on_gpu=on_gpu):
+        unfused = enable_fused(model, training.gradient_checkpointing)
+        if unfused is None:
             return notes
-        notes.append(f"{name} trains with transformers' own layers (slower): {reason}")
+        notes.append(f"{name} trains with transformers' own layers (slower): {unfused}")
     if recomputes(training.gradient_checkpointing, on_gpu=on_gpu):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return notes
-
-
-def _pack(model: Any, training: TrainingSettings, name: str) -> tuple[bool, list[str]]:
-    """Enable packed rows if PACKING is on and the model supports them; returns whether, and why not."""
-    if not training.packing:
-        return False, []
-    unpacked = enable_packing(model)
-    return not unpacked, [f"{name} trains with padding (slower): {unpacked}"] if unpacked else []

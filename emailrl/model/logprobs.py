@@ -1,8 +1,5 @@
-"""Log-probabilities of given tokens, without computing logits of untrained tokens.
-
-The backbone runs on the whole batch, without padding if the model supports packed rows. Hidden states are gathered
-at the positions that predict a trainable token, and only these reach the vocabulary projection, in chunks. On agent
-trajectories that is a quarter of the tokens.
+"""Log-probabilities of given tokens, without computing logits of untrained tokens: only hidden states at positions that
+predict a trainable token, a quarter of an agent's trajectory, reach the vocabulary projection, in chunks.
 """
 
 from __future__ import annotations
@@ -27,12 +24,9 @@ from emailrl.model.packing import pack, packed_inputs, takes_packed
 class TokenLogprobs:
     """``logprobs[b, t]`` belongs to ``token_ids[b, t]``; both tensors are ``(B, T)``, 0 outside the mask."""
 
-    logprobs: Tensor
-    """Natural logarithm, after temperature, before top-p / top-k; float32 (float64 for a float64 model)."""
-    entropy: Tensor | None
-    """Of the distribution each token was drawn from, in nats."""
-    values: Tensor | None = None
-    """The critic's value estimate just before each token is sampled."""
+    logprobs: Tensor  # natural logarithm, after temperature, before top-p / top-k; float32 (float64 for such a model)
+    entropy: Tensor | None  # of the distribution each token was drawn from, in nats
+    values: Tensor | None = None  # the critic's value estimate just before each token is sampled
 
 
 def token_logprobs(
@@ -67,12 +61,12 @@ def token_logprobs(
         flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad, chunk_elements)
     else:
         flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
-    blank = torch.zeros(token_ids.shape, dtype=flat.dtype, device=flat.device)
-    return TokenLogprobs(
-        logprobs=blank.index_put((rows, columns), flat),
-        entropy=blank.index_put((rows, columns), flat_entropy) if entropy else None,
-        values=None if value_head is None else _spread(value_head(hidden), rows, columns, loss_mask.shape),
-    )
+
+    def spread(values: Tensor) -> Tensor:
+        return values.new_zeros(token_ids.shape).index_put((rows, columns), values)
+
+    values = None if value_head is None else spread(value_head(hidden))
+    return TokenLogprobs(spread(flat), spread(flat_entropy) if entropy else None, values)
 
 
 def _projected(
@@ -82,7 +76,15 @@ def _projected(
     project = projection(model)
 
     def score(hidden_chunk: Tensor, label_chunk: Tensor) -> tuple[Tensor, Tensor]:
-        return _score(project(hidden_chunk), label_chunk, tau, entropy, entropy_grad)
+        logits = project(hidden_chunk)
+        logits = logits if tau == 1.0 else logits / tau
+        log_norm = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, label_chunk[:, None])[:, 0] - log_norm
+        if not entropy:
+            return logprobs, logprobs.new_empty(0)
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            probabilities = (logits - log_norm[:, None]).exp()
+            return logprobs, log_norm - (probabilities * logits).sum(-1)
 
     vocabulary = output_embeddings(model).weight.shape[0]
     chunk = max(chunk_elements // vocabulary, 1)
@@ -98,7 +100,7 @@ def _projected(
 
 def _has_plain_head(model: Any) -> bool:
     """Whether logits are the hidden states times a frozen matrix, and nothing else."""
-    head, config = output_embeddings(model), _text_config(model)
+    head, config = output_embeddings(model), causal_lm(model).config.get_text_config()
     bent = ("logit_scale", "logits_scaling", "final_logit_softcapping")
     return (
         type(head) is torch.nn.Linear
@@ -106,10 +108,6 @@ def _has_plain_head(model: Any) -> bool:
         and not head.weight.requires_grad
         and not any(getattr(config, name, None) for name in bent)
     )
-
-
-def _spread(flat: Tensor, rows: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
-    return flat.new_zeros(shape).index_put((rows, columns), flat)
 
 
 def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared: Tensor | None) -> Tensor:
@@ -121,21 +119,18 @@ def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared:
     packed = pack(token_ids, trainable, shared)
     if fused is not None:
         return fused(packed)
-    hidden: Tensor = causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0]
-    return hidden[packed.gather]
+    return causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0][packed.gather]
 
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
     """Run the model without its vocabulary projection: ``(B, T)`` ids to ``(B, T, hidden)`` after the final norm."""
-    backbone = causal_lm(model).base_model
-    hidden: Tensor = backbone(input_ids=token_ids, use_cache=False).last_hidden_state
-    return hidden
+    return causal_lm(model).base_model(input_ids=token_ids, use_cache=False).last_hidden_state
 
 
 def projection(model: Any) -> Callable[[Tensor], Tensor]:
     """Return the map from final hidden states to logits: the model's own output embedding, logit scale and soft cap."""
     head = output_embeddings(model)
-    config = _text_config(model)
+    config = causal_lm(model).config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
 
@@ -159,10 +154,8 @@ def output_embeddings(model: Any) -> Any:
 
 @torch.no_grad()
 def check_projection(model: Any) -> None:
-    """Compare ``projection`` of the hidden states with the model's own logits on a few tokens.
-
-    Raises EmailRLError if the model computes its logits differently: training it would be wrong.
-    """
+    """Compare ``projection`` of the hidden states with the model's own logits on a few tokens. Raises EmailRLError if
+    the model computes its logits differently: training it would be wrong."""
     was_training = model.training
     model.eval()
     head = output_embeddings(model)
@@ -176,22 +169,6 @@ def check_projection(model: Any) -> None:
             f"{type(causal_lm(model)).__name__} computes its logits in a way emailrl does not support.",
             "Choose another base model (Qwen, Llama, Mistral and Gemma work).",
         )
-
-
-def _score(logits: Tensor, labels: Tensor, temperature: float, entropy: bool, grad: bool) -> tuple[Tensor, Tensor]:
-    """Log-probability of each label and, if asked for, the entropy (else empty), from logits ``(P, vocabulary)``."""
-    logits = logits if temperature == 1.0 else logits / temperature
-    log_norm = logits.logsumexp(-1)
-    logprobs = logits.gather(-1, labels[:, None])[:, 0] - log_norm
-    if not entropy:
-        return logprobs, logprobs.new_empty(0)
-    with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-        probabilities = (logits - log_norm[:, None]).exp()
-        return logprobs, log_norm - (probabilities * logits).sum(-1)
-
-
-def _text_config(model: Any) -> Any:
-    return causal_lm(model).config.get_text_config()
 
 
 # -- with a frozen vocabulary projection: two matrix products instead of three ---------------------------------------
@@ -229,8 +206,5 @@ class _Head(torch.autograd.Function):
 
 def fused_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of ``labels`` ``(P,)`` and entropies (without a gradient) from ``hidden`` ``(P, hidden)``.
-
-    ``weight`` ``(vocabulary, hidden)`` is the frozen output embedding.
-    """
-    logprobs, entropies = _Head.apply(hidden, weight, labels, temperature)
-    return logprobs, entropies
+    ``weight`` ``(vocabulary, hidden)`` is the frozen output embedding."""
+    return _Head.apply(hidden, weight, labels, temperature)

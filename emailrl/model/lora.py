@@ -1,8 +1,6 @@
-"""LoRA adapters on a model: fresh ones, and those read from a folder, which are checked first.
-
-An adapter's folder is untrusted: PEFT and torch broadcast a one-element matrix to any shape, leave missing weights at
-their initial values, allocate whatever rank is written, and ignore unknown keys. So every adapter is checked here
-before loading: plain LoRA, on the base model's own linear layers, complete.
+"""LoRA adapters on a model: fresh ones, and those read from a folder. That is untrusted: PEFT and torch broadcast a
+one-element matrix to any shape, leave missing weights at their initial values, allocate whatever rank is written, and
+ignore unknown keys. So it is checked before loading: plain LoRA, on the base model's own linear layers, complete.
 """
 
 from __future__ import annotations
@@ -30,13 +28,15 @@ from emailrl.base.disk import naming
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.model.adapter import WEIGHTS, read_adapter_config
+from emailrl.model.layout import named_targets
 from emailrl.settings import LoraSettings
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file; OSError, with ``path`` as its ``filename``, on failure."""
     with writing_tensors(path):
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        save_file(whole, path, metadata={"format": "pt"})
 
 
 def checksum(tensors: Iterable[Tensor]) -> str:
@@ -60,21 +60,18 @@ def writing_tensors(path: Path) -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
-MOST_ALPHA = 1e6
-"""Far above any trained value, and far below what makes a merged weight infinite."""
+MOST_ALPHA = 1e6  # far above any trained value, and far below what makes a merged weight infinite
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Config keys that are checked individually, and those that do not affect what the adapter computes.
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights"}
-"""Config keys that are checked individually."""
 _ASIDE = {"base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version", "revision", "auto_mapping"}
-"""Config keys that do not affect what the adapter computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLora:
     """A plain LoRA adapter: it adds ``scale * B @ A`` to each layer in ``pairs``."""
 
-    pairs: dict[str, tuple[Tensor, Tensor]]
-    """Module name → (A [rank, in], B [out, rank])."""
+    pairs: dict[str, tuple[Tensor, Tensor]]  # module name → (A [rank, in], B [out, rank])
     rank: int
     scale: float
 
@@ -100,13 +97,21 @@ def with_fresh_adapter(model: Any, lora: LoraSettings, *, seed: int) -> Any:
 
 
 def with_adapter(model: Any, lora: LoraSettings, folder: Path, *, trainable: bool) -> Any:
-    """A PEFT model around ``model`` with the adapter in ``folder``.
-
-    Raises EmailRLError for an adapter that does not fit, UsageError if a LoRA setting differs from one to train.
-    """
+    """A PEFT model around ``model`` with the adapter in ``folder``. Raises EmailRLError for an adapter that does not
+    fit, UsageError if a LoRA setting differs from one to train."""
     read_plain_lora(folder, model)
     if trainable:
-        _check_settings(lora, folder, model)
+        config = read_adapter_config(folder)
+        own: dict[str, Any] = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
+        own |= {"lora_dropout": config.get("lora_dropout", 0.0), "target_modules": sorted(config["target_modules"])}
+        for name in sorted(own.keys() & lora.model_fields_set):
+            given, recorded = getattr(lora, name), own[name]
+            if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != recorded:
+                shown = ",".join(recorded) if isinstance(recorded, list) else recorded
+                raise UsageError(
+                    f"{name.upper()} is {given}, but the adapter in {folder} has {shown}.",
+                    f"Unset {name.upper()}: an adapter keeps its own value.",
+                )
     try:
         # By default PEFT reads it on "cuda", which is GPU 0 to safetensors, whichever GPU the model is on.
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, torch_device="cpu")
@@ -122,48 +127,19 @@ def lora_facts(model: Any) -> dict[str, Any]:
     if not hasattr(model, "peft_config"):
         return {}
     config = model.peft_config["default"]
-    return {
-        "rank": config.r,
-        "alpha": config.lora_alpha,
-        "dropout": config.lora_dropout,
-        "target_modules": sorted(config.target_modules),
-    }
+    facts = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
+    return facts | {"target_modules": sorted(config.target_modules)}
 
 
 def lora_targets(model: Any, wanted: str) -> list[str]:
     """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
-
     ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
-    layer's full path into the adapter's config.
-    """
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    known = {name.rsplit(".", 1)[-1] for name, _ in linear}
+    layer's full path into the adapter's config."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if wanted == "all-linear":
         head = causal_lm(model).get_output_embeddings()
-        return sorted({name.rsplit(".", 1)[-1] for name, module in linear if module is not head})
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
-    unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
-    if unknown or not names:
-        raise UsageError(
-            f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
-            f"It has {', '.join(sorted(known))}; or use all-linear.",
-        )
-    return names
-
-
-def _check_settings(lora: LoraSettings, folder: Path, model: Any) -> None:
-    """Raise UsageError if an explicit LoRA setting differs from the adapter's."""
-    config = read_adapter_config(folder)
-    own: dict[str, Any] = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
-    own |= {"lora_dropout": config.get("lora_dropout", 0.0), "target_modules": sorted(config["target_modules"])}
-    for name in sorted(own.keys() & lora.model_fields_set):
-        given, recorded = getattr(lora, name), own[name]
-        if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != recorded:
-            shown = ",".join(recorded) if isinstance(recorded, list) else recorded
-            raise UsageError(
-                f"{name.upper()} is {given}, but the adapter in {folder} has {shown}.",
-                f"Unset {name.upper()}: an adapter keeps its own value.",
-            )
+        return sorted({name.rsplit(".", 1)[-1] for name, module in linear.items() if module is not head})
+    return named_targets(wanted, {name.rsplit(".", 1)[-1] for name in linear})
 
 
 # -- reading an adapter's files ---------------------------------------------------------------------------------------
@@ -171,15 +147,24 @@ def _check_settings(lora: LoraSettings, folder: Path, model: Any) -> None:
 
 def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
     """Return the adapter in ``folder``, checked against ``base``; None skips the checks that need the base model.
-
     ``base`` may be on the meta device and may already have adapters. Raises EmailRLError for anything but finite LoRA
-    matrices, one pair per linear layer named by the config, with the shapes that layer and rank require.
-    """
-    config = read_adapter_config(folder)
-    rank, scale, targets = _plain(folder, config)
+    matrices, one pair per linear layer named by the config, with the shapes that layer and rank require."""
+    rank, scale, targets = _plain(folder, read_adapter_config(folder))
     lora = PlainLora(_read_pairs(folder, rank), rank, scale)
-    if base is not None:
-        _check_layers(folder, lora, {name: layer for name, layer in _linear_layers(base) if _is_target(name, targets)})
+    if base is None:
+        return lora
+    endings = tuple(f".{target}" for target in targets)
+    layers = {name: layer for name, layer in _linear_layers(base) if f".{name}".endswith(endings)}
+    for name, (lora_a, lora_b) in lora.pairs.items():
+        layer = layers.get(name)
+        if layer is None:
+            raise _refused(folder, f"it changes {name}, which is not a targeted linear layer of the base model")
+        found, needed = (lora_b.shape[0], lora_a.shape[1]), (layer.out_features, layer.in_features)
+        if found != needed:
+            sizes = f"have size {_sizes(*found)}, but the layer is {_sizes(*needed)}"
+            raise _refused(folder, f"its matrices for {name} {sizes}")
+    if missing := layers.keys() - lora.pairs.keys():
+        raise _refused(folder, f"the matrices of {min(missing)} are missing ({len(missing)} of {len(layers)} layers)")
     return lora
 
 
@@ -223,24 +208,9 @@ def _read_pairs(folder: Path, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
         matrices.setdefault(name, {})[kind[0]] = tensor
     if not matrices:
         raise _refused(folder, "it contains no matrices")
-    for name, pair in matrices.items():
-        if len(pair) != 2:
-            raise _refused(folder, f"one of the two matrices of {name} is missing")
+    if single := [name for name, pair in matrices.items() if len(pair) != 2]:
+        raise _refused(folder, f"one of the two matrices of {single[0]} is missing")
     return {name: (pair["A"], pair["B"]) for name, pair in matrices.items()}
-
-
-def _check_layers(folder: Path, lora: PlainLora, layers: dict[str, nn.Linear]) -> None:
-    for name, (lora_a, lora_b) in lora.pairs.items():
-        layer = layers.get(name)
-        if layer is None:
-            raise _refused(folder, f"it changes {name}, which is not a targeted linear layer of the base model")
-        found, needed = (lora_b.shape[0], lora_a.shape[1]), (layer.out_features, layer.in_features)
-        if found != needed:
-            raise _refused(
-                folder, f"its matrices for {name} have size {_sizes(*found)}, but the layer is {_sizes(*needed)}"
-            )
-    if missing := layers.keys() - lora.pairs.keys():
-        raise _refused(folder, f"the matrices of {min(missing)} are missing ({len(missing)} of {len(layers)} layers)")
 
 
 def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Linear]]:
@@ -253,10 +223,6 @@ def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, n
             yield prefix + name, layer
         else:
             yield from _linear_layers(layer, f"{prefix}{name}.")
-
-
-def _is_target(name: str, targets: list[str]) -> bool:
-    return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Padding-free batches: samples concatenated in a single row, with attention confined to each sample.
 
-``packed_attention`` is registered with transformers under the name ``PACKED``. Called without segment bounds it is
-transformers' own SDPA attention, so that one loaded model serves sampling and training.
+``packed_attention``, registered with transformers as ``PACKED``, is without segment bounds transformers' own SDPA
+attention, so that one loaded model serves sampling and training.
 """
 
 from __future__ import annotations
@@ -25,16 +25,11 @@ from emailrl.model.lora import causal_lm
 class SharedKeys:
     """The K keys of all segments in order, if some of them are tokens of another segment in the row."""
 
-    index: Tensor
-    """Token of the row for each key, ``(K,)``."""
-    own: Tensor
-    """Key in its own segment for each token of the row, ``(P,)``."""
-    borrowed: Tensor
-    """The other keys, ``(C,)``."""
-    lent: Tensor
-    """Distinct tokens of the row that are borrowed, ``(U,)``."""
-    lender: Tensor
-    """Index into ``lent`` for each of ``borrowed``, ``(C,)``."""
+    index: Tensor  # token of the row for each key, ``(K,)``
+    own: Tensor  # key in its own segment for each token of the row, ``(P,)``
+    borrowed: Tensor  # the other keys, ``(C,)``
+    lent: Tensor  # distinct tokens of the row that are borrowed, ``(U,)``
+    lender: Tensor  # index into ``lent`` for each of ``borrowed``, ``(C,)``
 
     @classmethod
     def of(cls, index: Tensor, is_own: Tensor) -> SharedKeys:
@@ -61,15 +56,11 @@ class SharedKeys:
 class Segments:
     """Segments of a row; the last query of a segment sees all of its keys, each earlier query one key less."""
 
-    query_bounds: tuple[int, ...]
-    """Queries of segment i: ``query_bounds[i]:query_bounds[i + 1]`` of the row; n + 1 numbers, on the host."""
-    key_bounds: tuple[int, ...]
-    """The same for its keys, at least as many as queries."""
-    cu_queries: Tensor
-    """``query_bounds``, ``(n + 1,)`` int32, on the model's device."""
+    query_bounds: tuple[int, ...]  # of segment i in the row: ``query_bounds[i]:query_bounds[i + 1]``; on the host
+    key_bounds: tuple[int, ...]  # the same for its keys, at least as many as queries
+    cu_queries: Tensor  # ``query_bounds``, ``(n + 1,)`` int32, on the model's device
     cu_keys: Tensor
-    keys: SharedKeys | None
-    """None if the keys of every segment are its own tokens, in the row's order."""
+    keys: SharedKeys | None  # None if the keys of every segment are its own tokens, in the row's order
 
     @classmethod
     def of(cls, num_queries: Sequence[int], num_keys: Sequence[int], index: Tensor, is_own: Tensor) -> Segments:
@@ -103,9 +94,8 @@ def varlen_forward(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention within segments: ``query`` ``(P, heads, D)``, ``key`` and ``value`` ``(P, kv_heads, D)``.
-
-    Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the kernel.
-    """
+    Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the
+    kernel."""
     if segments.keys is not None:
         key, value = segments.keys.spread(key), segments.keys.spread(value)
     if not uses_flash(query):
@@ -171,12 +161,6 @@ class _Varlen(torch.autograd.Function):
         return *gradients, None, None
 
 
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
-    """``varlen_forward``'s output, differentiable."""
-    out: Tensor = _Varlen.apply(query, key, value, segments, scale)
-    return out
-
-
 PACKED = "emailrl_packed"
 
 
@@ -184,14 +168,10 @@ PACKED = "emailrl_packed"
 class PackedRow:
     """The tokens of a padded batch that any trained token depends on, in one row; each shared one once."""
 
-    token_ids: Tensor
-    """``(1, P)``"""
-    position_ids: Tensor
-    """``(1, P)``, each token's position in its sample."""
-    segments: Segments
-    """One segment per sample; its queries are the tokens not shared with an earlier sample."""
-    gather: Tensor
-    """Positions in the row that predict a trained token, in the order of ``loss_mask.nonzero()``."""
+    token_ids: Tensor  # ``(1, P)``
+    position_ids: Tensor  # ``(1, P)``, each token's position in its sample
+    segments: Segments  # one segment per sample; its queries are the tokens not shared with an earlier sample
+    gather: Tensor  # positions in the row that predict a trained token, in the order of ``loss_mask.nonzero()``
 
 
 def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> PackedRow:
@@ -205,9 +185,7 @@ def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> 
     steps = torch.arange(token_ids.shape[1], device=token_ids.device)
     lengths = (trainable * steps).amax(dim=1)
     needed = steps < lengths[:, None]
-    own = needed
-    if shared is not None:
-        own = needed & (steps >= torch.minimum(shared, lengths.roll(1))[:, None])
+    own = needed if shared is None else needed & (steps >= torch.minimum(shared, lengths.roll(1))[:, None])
     # A token that a row does not compute stands where the last row before it that does has put it.
     place = (own.flatten().cumsum(0).view_as(own) - 1).where(own, -1).cummax(dim=0).values
     counts = [one for one in torch.stack((own.sum(dim=1), lengths), dim=1).tolist() if one[0]]
@@ -248,10 +226,8 @@ def packed_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each segment of ``query`` ``(1, heads, P, D)``, ``key``, ``value`` ``(1, kv_heads, P, D)``.
-
-    Returns ``(1, P, heads, D)``. Uses one variable-length FlashAttention kernel on a GPU, SDPA per segment elsewhere.
-    """
+    """Attend within each segment of ``query`` ``(1, heads, P, D)``, ``key``, ``value`` ``(1, kv_heads, P, D)``. Returns
+    ``(1, P, heads, D)``. Uses one variable-length FlashAttention kernel on a GPU, SDPA per segment elsewhere."""
     if segments is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
@@ -259,7 +235,7 @@ def packed_attention(
     if uses_flash(query) and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         rows = [states[0].transpose(0, 1) for states in (query, key, value)]
-        out = varlen_attention(rows[0], rows[1], rows[2], segments, scale)
+        out: Tensor = _Varlen.apply(*rows, segments, scale)
         return out[None], None
     if segments.keys is not None:
         key, value = (states.index_select(2, segments.keys.index) for states in (key, value))
@@ -276,11 +252,9 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
 def enable_packing(model: Any) -> str | None:
-    """Make ``model`` (PEFT or bare) take packed rows if possible; returns the reason if not, else None.
-
-    Only plain causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix
-    samples or see too far, and a model loaded with another attention than SDPA keeps it.
-    """
+    """Make ``model`` (PEFT or bare) take packed rows if possible; returns the reason if not, else None. Only plain
+    causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix samples or see too
+    far, and a model loaded with another attention than SDPA keeps it."""
     base = causal_lm(model)
     fully = attends_fully(base.config.get_text_config().to_dict()) and base._supports_attention_backend
     if reason := why_not_packed(base.config._attn_implementation, fully=fully):
@@ -298,10 +272,8 @@ def takes_packed(model: Any) -> bool:
 
 
 def shares_prefixes(model: Any) -> bool:
-    """Whether ``model`` may compute shared prefixes once: with packing and without dropout.
-
-    Dropout masks differ by sample; a shared prefix would have one mask for all.
-    """
+    """Whether ``model`` may compute shared prefixes once: with packing and without dropout. Dropout masks differ by
+    sample; a shared prefix would have one mask for all."""
     base = causal_lm(model)
     drops = any(isinstance(module, nn.Dropout) and module.p > 0 for module in base.modules())
     return takes_packed(model) and not drops and not getattr(base.config.get_text_config(), "attention_dropout", 0.0)

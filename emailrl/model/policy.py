@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +28,8 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 class ValueHead(nn.Module):
     """The critic of PPO: maps hidden states ``(P, hidden)`` to values ``(P,)``, in float32 (float64 for such a model).
-
     It starts at zero: the first values are 0, the first advantages equal plain returns, and no additional random
-    numbers are drawn.
-    """
+    numbers are drawn."""
 
     def __init__(self, hidden_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -40,10 +38,8 @@ class ValueHead(nn.Module):
 
     @classmethod
     def of(cls, model: Any, adapter: Path | None = None) -> ValueHead:
-        """The critic for a model's hidden states: as saved beside ``adapter``, or a new one.
-
-        Raises EmailRLError for a saved one that is damaged or does not fit.
-        """
+        """The critic for a model's hidden states: as saved beside ``adapter``, or a new one. Raises EmailRLError for a
+        saved one that is damaged or does not fit."""
         embedding = model.get_output_embeddings().weight
         dtype = torch.float64 if embedding.dtype == torch.float64 else torch.float32
         head = cls(model.config.get_text_config().hidden_size, device=embedding.device, dtype=dtype)
@@ -63,36 +59,28 @@ class ValueHead(nn.Module):
 
     def save(self, directory: Path) -> None:
         """Write ``value_head.safetensors`` into ``directory``."""
-        state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        write_tensors(directory / VALUE_HEAD_FILE, state)
+        write_tensors(directory / VALUE_HEAD_FILE, self.state_dict())
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
     """A model that samples and, when ``trainable``, learns through its adapter; the base never changes."""
 
-    model: Any
-    """A transformers model, or the PEFT model around it."""
+    model: Any  # a transformers model, or the PEFT model around it
     tokenizer: PreTrainedTokenizerBase
-    base_model: str
-    """The user's name for it (`nano`, `smol`, `smol-base`, a folder, a hub name); recorded in adapters and metadata."""
-    path: str | Path
-    """Where the base came from."""
+    base_model: str  # the user's name for it (`nano`, a folder, a hub name); recorded in adapters and metadata
+    path: str | Path  # where the base came from
     device: torch.device
     dtype: torch.dtype
     trainable: bool = False
-    lora: dict[str, Any] = field(default_factory=dict)
-    """Rank, alpha, dropout and target modules; empty for a bare base model."""
-    value_head: ValueHead | None = None
-    """The critic, if the algorithm uses one."""
-    start: list[Tensor] | None = None
-    """The run's initial adapter, in the order of ``trainable_parameters``, if it is the reference."""
-    notes: list[str] = field(default_factory=list)
-    """Notes on why it trains more slowly than configured, and whether it is sharded."""
-    sharded: bool = False
-    """Whether the base is spread over several ranks: every forward pass then involves all of them."""
-    accompanied: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context for a forward pass that only this rank needs."""
+    lora: dict[str, Any] = field(default_factory=dict)  # as of ``lora_facts``; empty for a bare base model
+    value_head: ValueHead | None = None  # the critic, if the algorithm uses one
+    start: list[Tensor] | None = None  # the run's initial adapter, as ``trainable_parameters``, if it is the reference
+    notes: list[str] = field(default_factory=list)  # why it trains more slowly than configured, whether it is sharded
+    sharded: bool = False  # whether the base is spread over several ranks: all take part in every forward pass
+    accompanied: Callable[[], AbstractContextManager[None]] = (
+        nullcontext  # for a forward pass that only this rank needs
+    )
 
     @property
     def vocabulary(self) -> int:
@@ -108,44 +96,37 @@ class Policy:
     @contextmanager
     def reference(self) -> Iterator[Any]:
         """Make the model the reference policy inside the block: adapter switched off, or as it was at the ``start``."""
-        if self.start is not None:
-            parameters = [parameter for _, parameter in self.trainable_parameters()]
-            own = [parameter.data for parameter in parameters]
-            try:
-                _point_to(parameters, self.start)
+        if self.start is None:
+            with self.model.disable_adapter() if self.lora else nullcontext():
                 yield self.model
-            finally:
-                _point_to(parameters, own)
-        elif self.lora:
-            with self.model.disable_adapter():
-                yield self.model
-        else:
+            return
+        parameters = [parameter for _, parameter in self.trainable_parameters()]
+        own = [parameter.data for parameter in parameters]
+
+        def point_to(values: list[Tensor]) -> None:  # without copying; each stays the same object to its optimizer
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.data = value
+
+        try:
+            point_to(self.start)
             yield self.model
+        finally:
+            point_to(own)
 
     def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
         """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
-
         PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
-        its absolute path), so that `nano` is found wherever the package is installed. A critic is written
-        next to the adapter.
-        """
+        its absolute path), so that `nano` is found wherever the package is installed. A critic is written next to the
+        adapter."""
         if not self.lora:
             raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
         directory.mkdir(parents=True, exist_ok=True)
         # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
-        state = {
-            name: value.detach().cpu().contiguous()
-            for name, value in get_peft_model_state_dict(self.model, save_embedding_layers=False).items()
-        }
-        write_tensors(directory / WEIGHTS, state)
+        write_tensors(directory / WEIGHTS, get_peft_model_state_dict(self.model, save_embedding_layers=False))
         if self.value_head is not None:
             self.value_head.save(directory)
         config = self.model.peft_config["default"].to_dict()
-        config |= {
-            "base_model_name_or_path": base_name(self.base_model),
-            "inference_mode": True,
-            "target_modules": sorted(config["target_modules"]),
-        }
+        config |= {"base_model_name_or_path": base_name(self.base_model), "inference_mode": True}
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
         (directory / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n")
         if with_tokenizer:
@@ -161,9 +142,3 @@ class Policy:
             self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
         share_files(directory)
-
-
-def _point_to(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
-    """Swap parameter data without copying; each parameter stays the same object to its optimizer."""
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.data = value

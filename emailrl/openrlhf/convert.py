@@ -11,17 +11,17 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from emailrl.base.credentials import without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import one_line
 from emailrl.openrlhf.flags import FLAGS, Flag, Given, find_flag, hint_of, parse, read_value
 from emailrl.questions.load import HUB_QUESTIONS
-from emailrl.settings import Settings, without_credentials
+from emailrl.settings import Settings
 from emailrl.settings.names import by_name, first_problem, leaves, tree_of
 from emailrl.settings.needs import without_effect
 from emailrl.training.algorithms import in_force, resolve
 
-NEVER: Final = 1_000_000_000
-"""Save or evaluation interval for OpenRLHF's -1 (none in between)."""
+NEVER: Final = 1_000_000_000  # Save or evaluation interval for OpenRLHF's -1 (none in between).
 ESTIMATORS: Final = {
     "gae": "ppo",
     "reinforce": "reinforce_pp",
@@ -70,10 +70,8 @@ class Conversion:
 
     def __init__(self, given: Given) -> None:
         self.given = given
-        self.values: dict[str, Any] = {}
-        """Setting (by its unique name) → value."""
-        self.flags: dict[str, str] = {}
-        """Setting → the flag it came from, or another comment for its line."""
+        self.values: dict[str, Any] = {}  # Setting (by its unique name) → value.
+        self.flags: dict[str, str] = {}  # Setting → the flag it came from, or another comment for its line.
         self.notes: list[str] = []
 
     def set(self, key: str, value: Any, why: str) -> None:
@@ -89,7 +87,6 @@ class Conversion:
 
     @property
     def ranks(self) -> int:
-        """Ranks of all hosts."""
         return int(self.values.get("nproc", 1) * self.values.get("nnodes", 1))
 
     @property
@@ -111,10 +108,44 @@ def to_toml(text: str) -> str:
             _take(flag, taken)
     _take_batches(counts, taken)
     _take_objective(taken)
-    _drop_idle(taken)
+    for name, needed in NEEDED.items():
+        if name in taken.given and needed not in taken.given:
+            taken.notes.append(f"--{name}: no effect without --{needed}")
+    decisive = {"importance_correction": "off"} | {key: taken.values[key] for key in DECISIVE if key in taken.values}
+    for key, needed in without_effect(in_force(_settings_of(decisive, taken))[1]).items():
+        if key in taken.values:
+            taken.notes.append(f"{taken.flags.pop(key)}: no effect, it needs {needed}")
+            del taken.values[key]
     resolve(_settings_of(taken.values, taken))
-    _note_the_rest(taken)
-    return _write(taken)
+    if "lora_rank" not in taken.given:
+        taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
+    if taken.values.get("shard_offload") and "shard" not in taken.values:
+        taken.notes.append(
+            "shard_offload acts on a sharded base only: shard = auto shards one above 70 % of a GPU's memory, which"
+            " needs vLLM servers (vllm_urls)"
+        )
+    if "max_steps" not in taken.given:
+        taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
+    for key, value in taken.values.items():
+        if isinstance(value, str) and "://" in value and (shown := without_credentials(value)) != value:
+            taken.values[key] = shown
+            taken.flags[key] += f"; credentials removed: set the full URL as {by_name()[key].env_names[0]}"
+    lines = [
+        "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
+        "# Settings not listed keep emailrl's defaults; docs/reference/openrlhf.md shows where OpenRLHF's differ.",
+        *(f"# {one_line(note)}" for note in taken.notes),
+    ]
+    section = ""
+    for leaf in (leaf for leaf in leaves() if leaf.key in taken.values):
+        if leaf.section != section:
+            section = leaf.section
+            lines += ["", f"[{section}]"]
+        value = taken.values[leaf.key]
+        # A JSON value is valid TOML except for DEL in a string, which TOML requires escaped, and infinity.
+        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        text = repr(value) if isinstance(value, float) else text
+        lines.append(f"{leaf.key} = {text}  # {one_line(taken.flags[leaf.key])}")
+    return "\n".join(lines) + "\n"
 
 
 def _take(flag: Flag, taken: Conversion) -> None:
@@ -192,7 +223,6 @@ def _take_text(name: str, value: str, taken: Conversion) -> bool:
 
 
 def _take_placement(name: str, value: str, taken: Conversion) -> bool:
-    """Convert a flag about what runs where; False for another flag."""
     given = taken.given
     match name:
         case "async_train":
@@ -311,19 +341,6 @@ def _take_objective(taken: Conversion) -> None:
             taken.set("correction_high", 5.0, theirs)
 
 
-def _drop_idle(taken: Conversion) -> None:
-    """Remove settings that have no effect given the others, and note why."""
-    for name, needed in NEEDED.items():
-        if name in taken.given and needed not in taken.given:
-            taken.notes.append(f"--{name}: no effect without --{needed}")
-    values = {"importance_correction": "off"} | {key: taken.values[key] for key in DECISIVE if key in taken.values}
-    settings = _settings_of(values, taken)
-    for key, needed in without_effect(in_force(settings)[1]).items():
-        if key in taken.values:
-            taken.notes.append(f"{taken.flags.pop(key)}: no effect, it needs {needed}")
-            del taken.values[key]
-
-
 def _settings_of(values: dict[str, Any], taken: Conversion) -> Settings:
     """The settings with these values; UsageError for an invalid one."""
     if values.get("max_staleness"):
@@ -334,39 +351,3 @@ def _settings_of(values: dict[str, Any], taken: Conversion) -> Settings:
         leaf, reason = first_problem(error)
         problem = f"{taken.flags[leaf.key]}: {leaf.key} should be {reason}."
         raise UsageError(problem, "See docs/reference/settings.md.") from None
-
-
-def _note_the_rest(taken: Conversion) -> None:
-    """Note OpenRLHF's defaults that no setting can express, and remove credentials from URLs."""
-    if "lora_rank" not in taken.given:
-        taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
-    if taken.values.get("shard_offload") and "shard" not in taken.values:
-        taken.notes.append(
-            "shard_offload acts on a sharded base only: shard = auto shards one above 70 % of a GPU's memory, which"
-            " needs vLLM servers (vllm_urls)"
-        )
-    if "max_steps" not in taken.given:
-        taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
-    for key, value in taken.values.items():
-        if isinstance(value, str) and "://" in value and (shown := without_credentials(value)) != value:
-            taken.values[key] = shown
-            taken.flags[key] += f"; credentials removed: set the full URL as {by_name()[key].env_names[0]}"
-
-
-def _write(taken: Conversion) -> str:
-    lines = [
-        "# Converted from an OpenRLHF command line by emailrl train --from-openrlhf.",
-        "# Settings not listed keep emailrl's defaults; docs/reference/openrlhf.md shows where OpenRLHF's differ.",
-        *(f"# {one_line(note)}" for note in taken.notes),
-    ]
-    section = ""
-    for leaf in (leaf for leaf in leaves() if leaf.key in taken.values):
-        if leaf.section != section:
-            section = leaf.section
-            lines += ["", f"[{section}]"]
-        value = taken.values[leaf.key]
-        # A JSON value is valid TOML except for DEL in a string, which TOML requires escaped, and infinity.
-        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        text = repr(value) if isinstance(value, float) else text
-        lines.append(f"{leaf.key} = {text}  # {one_line(taken.flags[leaf.key])}")
-    return "\n".join(lines) + "\n"

@@ -14,28 +14,21 @@ from emailrl.openrlhf.table import ROWS
 from emailrl.settings.names import Leaf, by_name, nearest
 
 Takes = Literal["nothing", "one", "two", "some"]
-Given = dict[str, list[str]]
-"""Flag (by its old name) → its values as written; the last wins if repeated."""
+Given = dict[str, list[str]]  # Flag (by its old name) → its values as written; the last wins if repeated.
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of OpenRLHF: its name in 0.9.2, and its dotted name since 2026-04."""
-
     name: str
     dotted: str
     takes: Takes
     group: str
-    settings: tuple[str, ...]
-    """The settings that it sets here; empty if none."""
-    default: str
-    """OpenRLHF's default."""
-    note: str
-    """What differs, or why there is no setting."""
+    settings: tuple[str, ...]  # The settings that it sets here; empty if none.
+    default: str  # OpenRLHF's default.
+    note: str  # What differs, or why there is no setting.
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Its settings as leaves of the tree."""
         return tuple(by_name()[key] for key in self.settings)
 
 

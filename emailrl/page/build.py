@@ -71,7 +71,9 @@ def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list
     records: dict[Path, Record] = {}
     cut: list[str] = []
     count = tokens = 0
-    for file in _by_importance(place.files):
+    evaluations = [file for file in place.files if source_of(file) == "eval"]
+    # By importance: the first and last evaluation, then all other files, newest first.
+    for file in dict.fromkeys([*evaluations[:1], *evaluations[-1:], *reversed(place.files)]):
         if count >= max_trajectories or tokens >= MAX_TOKENS:
             records[file] = file_record(file, None, 0) | {"left_out": True}
             continue
@@ -93,12 +95,6 @@ def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list
     return {file: kept[file] for file in place.files if file in kept}, [records[file] for file in place.files], cut
 
 
-def _by_importance(files: tuple[Path, ...]) -> list[Path]:
-    """The first and last evaluation, then all other files, newest first."""
-    evaluations = [file for file in files if source_of(file) == "eval"]
-    return list(dict.fromkeys([*evaluations[:1], *evaluations[-1:], *reversed(files)]))
-
-
 def _several(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
@@ -108,8 +104,7 @@ def _tokenizers(kept: Kept, model_name: str) -> dict[Path, TokenTexts | None]:
     found: dict[Path, TokenTexts | None] = {}
     known: TokenTexts | None = None
     for file, (positions, index) in kept.items():
-        with_ids = (at for at in positions if index[at].trained)
-        if (at := next(with_ids, None)) is not None:
+        if (at := next((at for at in positions if index[at].trained), None)) is not None:
             first = index.trajectory(at)
             if not (known and known.fits(first)):
                 known = fitting_tokenizer(tokenizer_folders(file, model_name), first)
@@ -132,36 +127,24 @@ def dump(value: Any) -> str:
 
 def page(data: PageData) -> str:
     """Return the page as one self-contained HTML document."""
-    starts, chunks = [0], list[str]()
-    for count, chunk in _chunks(data.details()):
-        chunks.append(_block(f"chunk-{len(chunks)}", chunk))
-        starts.append(starts[-1] + count)
-    blocks = [
-        _block("run", encode(data.run)),
-        _block("rows", _array(map(encode, data.rows))),
-        *chunks,
-        _json_script("page", {"served": False, "starts": starts}),
-    ]
+    starts, size = [0], 0
+    blocks = [_block("run", encode(data.run)), _block("rows", _array(map(encode, data.rows)))]
+    items: list[bytes] = []
+    for record in chain(data.details(), [None]):
+        if record is not None:
+            items.append(encode(record))
+            size += len(items[-1])
+        if items and (record is None or size >= _CHUNK_BYTES):
+            blocks.append(_block(f"chunk-{len(starts) - 1}", _array(items)))
+            starts.append(starts[-1] + len(items))
+            items, size = [], 0
+    blocks.append(_json_script("page", {"served": False, "starts": starts}))
     return _document(data.run["title"], "\n".join(blocks), connect="'none'")[0]
 
 
 def served_page(title: str) -> tuple[str, str]:
     """Return the page without data, which it fetches from its server (``/data/…``), and its Content-Security-Policy."""
     return _document(title, _json_script("page", {"served": True}), connect="'self'")
-
-
-def _chunks(details: Iterable[Record]) -> Iterator[tuple[int, bytes]]:
-    """JSON arrays of trajectories of about ``_CHUNK_BYTES`` each, with their lengths."""
-    items: list[bytes] = []
-    size = 0
-    for record in details:
-        items.append(encode(record))
-        size += len(items[-1])
-        if size >= _CHUNK_BYTES:
-            yield len(items), _array(items)
-            items, size = [], 0
-    if items:
-        yield len(items), _array(items)
 
 
 def _array(items: Iterable[bytes]) -> bytes:
@@ -186,14 +169,10 @@ def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"
     )
-    document = (
-        _source("page.html")
-        .replace("{{policy}}", policy)
-        .replace("{{style}}", style)
-        .replace("{{script}}", script)
-        .replace("{{data}}", blocks)
-        .replace("{{title}}", html.escape(title))
-    )
+    document = _source("page.html")
+    parts = {"policy": policy, "style": style, "script": script, "data": blocks, "title": html.escape(title)}
+    for name, text in parts.items():
+        document = document.replace(f"{{{{{name}}}}}", text)
     return document, policy
 
 

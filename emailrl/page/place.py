@@ -16,6 +16,7 @@ from typing import Any
 import emailrl
 from emailrl.base.disk import not_a_file
 from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, list_checkpoints, run_folders
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
@@ -24,6 +25,16 @@ _HEAD_BYTES = 4096
 """Keys that distinguish a trajectory from a metric or a question."""
 _HEAD_LINES = 20
 """Lines to check, as the first may be damaged."""
+_NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
+_SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
+_ORDER = {"step": 0, "eval": 1, "confirm": 2}
+
+
+def existing(path: Path) -> Path:
+    """Return ``path``; raises ``UsageError`` if it does not exist."""
+    if not path.exists():
+        raise UsageError(f"No such file or folder: {path}.", "Give a trajectory file (.jsonl) or a run's folder.")
+    return path
 
 
 def find_file(path: Path) -> Path:
@@ -33,17 +44,9 @@ def find_file(path: Path) -> Path:
     """
     if existing(path).is_file():
         return path
-    newest = newest_file([path])
-    if newest is None:
+    if (newest := newest_file([path])) is None:
         raise UsageError(f"No trajectory file under {path}.", "Runs keep theirs in trajectories/*.jsonl.")
     return newest
-
-
-def existing(path: Path) -> Path:
-    """Return ``path``; raises ``UsageError`` if it does not exist."""
-    if not path.exists():
-        raise UsageError(f"No such file or folder: {path}.", "Give a trajectory file (.jsonl) or a run's folder.")
-    return path
 
 
 def output_roots(output_dir: Path) -> list[Path]:
@@ -68,27 +71,22 @@ def newest_file(roots: Iterable[Path]) -> Path | None:
 
     A run writes ``confirm-NNNNNN.jsonl`` last, though by an earlier policy: such a file counts only without others.
     """
+
+    def age(file: Path) -> tuple[bool, int, str]:
+        try:
+            modified = file.stat().st_mtime_ns
+        except FileNotFoundError:  # a run has removed it meanwhile
+            modified = 0
+        return not file.name.startswith("confirm-"), modified, file.name
+
     files = [file for root in roots for file in ([root] if root.is_file() else _jsonl_under(root))]
-    by_age = sorted(((not _is_confirm(file), _modified(file), file.name, file) for file in files), reverse=True)
-    return next((file for *_, file in by_age if _holds_trajectories(file)), None)
+    return next(filter(_holds_trajectories, sorted(files, key=age, reverse=True)), None)
 
 
 def _jsonl_under(root: Path) -> Iterator[Path]:
-    """The JSONL files under a folder; skips files that a run removes meanwhile."""
     for folder, _, names in os.walk(root):
         files = (Path(folder, name) for name in names if name.endswith(".jsonl"))
         yield from (file for file in files if file.is_file())
-
-
-def _is_confirm(file: Path) -> bool:
-    return file.name.startswith("confirm-")
-
-
-def _modified(file: Path) -> int:
-    try:
-        return file.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def _holds_trajectories(file: Path) -> bool:
@@ -107,24 +105,15 @@ def has_numbers(folder: Path) -> bool:
     return any(file.is_file() and file.stat().st_size for file in files)
 
 
-def pick(index: TrajectoryIndex, position: int) -> tuple[int, Trajectory]:
-    """Return ``(position, trajectory)`` for a position in a file (0 the first, -1 the last).
-
-    Raises ``UsageError`` if there is none, ``EmailRLError`` if the line is not a trajectory.
-    """
-    found = position_in(index, position)
-    return found, index.trajectory(found)
-
-
 def position_in(index: TrajectoryIndex, position: int) -> int:
-    """Return a position counted from the file's start; raises ``UsageError`` if it is out of range."""
+    """Return a position counted from the file's start, -1 being the last; ``UsageError`` if it is out of range."""
     count = len(index)
     if not count:
         raise UsageError(f"{index.path} holds no complete trajectory yet.", "Wait for the run, or name another file.")
     found = position if position >= 0 else count + position
     if not 0 <= found < count:
-        noun = "trajectory" if count == 1 else "trajectories"
-        raise UsageError(f"{index.path} holds {count} {noun}; there is no --index {position}.", "Count from 0.")
+        held = f"{index.path} holds {counted(count, 'trajectory')}"
+        raise UsageError(f"{held}; there is no --index {position}.", "Count from 0.")
     return found
 
 
@@ -151,14 +140,25 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
 
 def origin(file: Path, trajectory: Trajectory) -> str | None:
     """Return a trajectory's source if it is not a training step: a benchmark, an evaluation or a rollout."""
-    if file.parent.name == "trajectories" and _results(file).is_file():
-        made_by = benchmark_record(file).get("model") or trajectory.policy_version or "an unnamed model"
-        return f"benchmark of {made_by}"
-    if file.name.startswith("eval-"):
-        return f"evaluation at step {trajectory.step}"
-    if file.name.startswith("confirm-"):
-        return f"best_model, from step {trajectory.step}, on other validation questions"
-    return None if file.name.startswith("step-") else "rollout"
+    match source_of(file):
+        case "step":
+            return None
+        case "eval":
+            return f"evaluation at step {trajectory.step}"
+        case "confirm":
+            return f"best_model, from step {trajectory.step}, on other validation questions"
+        case "benchmark":
+            made_by = benchmark_record(file).get("model") or trajectory.policy_version or "an unnamed model"
+            return f"benchmark of {made_by}"
+    return "rollout"
+
+
+def source_of(file: Path) -> str:
+    """Return a file's source: ``step``, ``eval``, ``confirm``, ``benchmark`` or ``rollout``."""
+    if match := _NUMBERED.fullmatch(file.name):
+        return match[1]
+    is_benchmark = file.parent.name == "trajectories" and _results(file).is_file()
+    return "benchmark" if is_benchmark else "rollout"
 
 
 def _results(file: Path) -> Path:
@@ -183,11 +183,6 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-_NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
-_SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
-_ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +232,13 @@ def place_of(path: Path, index: int | None = None) -> Place:
     folder = newest.parent
     if folder.name != "trajectories" and folder != path:
         return Place(newest, (newest,))
-    files = sorted(filter(Path.is_file, folder.glob("*.jsonl")), key=_position)
+
+    def position(file: Path) -> tuple[int, int, str]:  # a step before its evaluation; other files by name
+        match = _NUMBERED.fullmatch(file.name)
+        return (int(match[2]), _ORDER[match[1]], file.name) if match else (0, 0, file.name)
+
+    files = sorted(filter(Path.is_file, folder.glob("*.jsonl")), key=position)
     return Place(folder.parent if folder.name == "trajectories" else folder, tuple(files))
-
-
-def _position(file: Path) -> tuple[int, int, str]:
-    """Sort training steps and evaluations by step, a step before its evaluation; other files by name."""
-    match = _NUMBERED.fullmatch(file.name)
-    return (int(match[2]), _ORDER[match[1]], file.name) if match else (0, 0, file.name)
-
-
-def source_of(file: Path) -> str:
-    """Return a file's source: ``step``, ``eval``, ``confirm``, ``benchmark`` or ``rollout``."""
-    if match := _NUMBERED.fullmatch(file.name):
-        return match[1]
-    is_benchmark = file.parent.name == "trajectories" and (file.parent.parent / "results.json").is_file()
-    return "benchmark" if is_benchmark else "rollout"
 
 
 def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
@@ -277,9 +263,30 @@ def run_record(place: Place, files: list[Record]) -> Record:
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
     results = read_object(folder / "results.json")
-    tested = _tested(folder.resolve())
+    own = folder.resolve()
+    tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
+    tested = next(  # the newest complete benchmark of one of the run's checkpoints, if there is one beside the run
+        (
+            each
+            for file in tests
+            for each in _list(read_object(file), "results", dict)
+            if each.get("complete") and Path(str(each.get("checkpoint"))).parent == own
+        ),
+        None,
+    )
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
+    # The settings of a benchmark or rollout are its conditions.
+    beside = [folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
+    conditions: Record = next(({"conditions": found} for found in map(read_object, beside) if found), {})
+    at = place.files[0].parent if place.files else place.root / "trajectories"
+    named = sorted(at.glob("*.jsonl")) if place.kind == "run" else []
+    not_files = [f"{each.name} is {instead}" for each in named if (instead := not_a_file(each))]
+    said: dict[str, None] = {}  # by a run at its start, of training and validation on the same inbox
+    if (log := folder / "training.log").is_file():
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            said = dict.fromkeys(match[1] for match in map(_SHARED.search, islice(lines, 200)) if match)
+    notes = [*said, *_list(results, "notes", str)]
     return {
         "title": place.name if place.kind == "run" else f"{place.name} / {place.files[0].name}",
         "kind": place.kind,
@@ -288,61 +295,23 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "checkpoints": [
             {"name": each.path.name, "kind": each.metadata.kind, "step": each.metadata.step} for each in checkpoints
         ],
-        "settings": metadata.settings if metadata else _conditions(place),
+        "settings": metadata.settings if metadata else conditions,
         "versions": metadata.versions if metadata else {},
         "steps": steps,
         "evaluations": evaluations,
-        "results": _list(results, "results"),
-        "comparisons": _list(results, "comparisons"),
+        "results": _list(results, "results", dict),
+        "comparisons": _list(results, "comparisons", dict),
         "confirmed": read_object(folder / CONFIRMED) or None,
         "tested": tested,
         "files": files,
         "total": sum(each["count"] for each in files),
-        "left_out": [*_not_files(place), *bad_steps, *bad_evaluations],
-        "notes": [*_shared_inbox(folder), *_notes(results), *(f"Test: {each}" for each in _notes(tested or {}))],
+        "left_out": [*not_files, *bad_steps, *bad_evaluations],
+        "notes": notes + [f"Test: {each}" for each in _list(tested or {}, "notes", str)],
         "redacted": False,
     }
 
 
-def _not_files(place: Place) -> list[str]:
-    """The entries of a run that are named like a trajectory file but are not files."""
-    if place.kind != "run":
-        return []
-    folder = place.files[0].parent if place.files else place.root / "trajectories"
-    return [f"{each.name} is {instead}" for each in sorted(folder.glob("*.jsonl")) if (instead := not_a_file(each))]
-
-
-def _conditions(place: Place) -> Record:
-    """The recorded settings of a benchmark or rollout, under one heading."""
-    beside = [place.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
-    return next(({"conditions": found} for found in map(read_object, beside) if found), {})
-
-
-def _notes(results: Record) -> list[str]:
-    """The notes that a benchmark prints below its tables."""
-    found = results.get("notes")
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
-
-
-def _shared_inbox(run: Path) -> list[str]:
-    """What a run said at its start of training and validation on the same inbox."""
-    if not (log := run / "training.log").is_file():
-        return []
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        found = [_SHARED.search(line) for line in islice(lines, 200)]
-    return list(dict.fromkeys(match[1] for match in found if match))
-
-
-def _list(results: Record, name: str) -> list[Any]:
-    """A list of a benchmark's results; empty if another program wrote the file."""
+def _list(results: Record, name: str, kind: type) -> list[Any]:
+    """A list of a benchmark's results or notes; empty if another program wrote the file."""
     found = results.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _tested(run: Path) -> Record | None:
-    """The newest complete benchmark of one of the run's checkpoints, if there is one beside the run."""
-    files = sorted(run.parent.glob("benchmarks/*/results.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    results = (each for file in files for each in _list(read_object(file), "results"))
-    return next(
-        (each for each in results if Path(str(each.get("checkpoint"))).parent == run and each.get("complete")), None
-    )
+    return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []

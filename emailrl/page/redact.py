@@ -182,8 +182,8 @@ class Redactor:
         text, places = _meant(text)
         entities, found, paired = list(_ENTITY.finditer(text)), [], set()
         for one, other in pairwise(entities):
-            between = text[one.end() : other.start()]
-            if self._pair(one, other) in self._pairs and re.fullmatch(r"[\s.,'’_-]{0,3}", between):
+            pair = _name(one["word"] or ""), _name(other["word"] or "")
+            if pair in self._pairs and re.fullmatch(r"[\s.,'’_-]{0,3}", text[one.end() : other.start()]):
                 paired |= {one, other}
         for entity in entities:
             name = None
@@ -192,22 +192,13 @@ class Redactor:
             elif entity["path"] and len(entity["path"]) > 1:
                 last = "" if _HOME.fullmatch(entity["path"]) else self._replaced(entity["last"] or "")
                 name = f"…/{last}"
-            elif (word := entity["word"]) and (entity in paired or self._is_name(word)):
-                name = self._names[_name(word)]
+            elif word := entity["word"]:
+                known = _name(word)
+                is_common = _COMMON.fullmatch(known) or (word.islower() and _IN_LOWERCASE.fullmatch(known))
+                name = self._names.get(known) if entity in paired or not (len(known) < 3 or is_common) else None
             if name:
                 found.append((places[entity.start()], places[entity.end()], name))
         return found
-
-    @staticmethod
-    def _pair(one: re.Match[str], other: re.Match[str]) -> tuple[str, str]:
-        return _name(one["word"] or ""), _name(other["word"] or "")
-
-    def _is_name(self, word: str) -> bool:
-        """Whether a word that stands alone is a name."""
-        name = _name(word)
-        if name not in self._names or len(name) < 3 or _COMMON.fullmatch(name):
-            return False
-        return not (word.islower() and _IN_LOWERCASE.fullmatch(name))
 
     def _address(self, match: re.Match[str]) -> str:
         local, _, domain = (written := _written(match).lower()).rpartition("@")

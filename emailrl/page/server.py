@@ -12,21 +12,23 @@ import secrets
 import sys
 import threading
 from bisect import bisect_left
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.page import Place, detail, dump, place_of, rows, run_record, served_page
-from emailrl.page.place import file_record
+from emailrl.page.build import dump, served_page
+from emailrl.page.place import Place, file_record, place_of, run_record
+from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
 
 MAX_ROWS = 5000
 """Maximum rows per response."""
+_Stamp = tuple[int, int, int] | None
 
 
 class Served:
@@ -48,17 +50,15 @@ class Served:
         """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""
         with self._lock:
             self.place = place_of(self._path)
-            files = [self._file(file) for file in self.place.files]
-            found = [file.record() for file in files]
-            self._shown = [(file, record["count"]) for file, (record, _) in zip(files, found, strict=True)]
-            run = run_record(self.place, [record for record, _ in found])
-            run["left_out"] += chain.from_iterable(bad_lines for _, bad_lines in found)
+            for path in self.place.files:
+                if path not in self._files:
+                    self._files[path] = _File(path)
+            files = [self._files[path] for path in self.place.files]
+            records = [file.refreshed() for file in files]
+            self._shown = [(file, record["count"]) for file, record in zip(files, records, strict=True)]
+            run = run_record(self.place, records)
+            run["left_out"] += [line for file in files for line in file.bad_lines]
             return run
-
-    def _file(self, path: Path) -> _File:
-        if path not in self._files:
-            self._files[path] = _File(path)
-        return self._files[path]
 
     def rows(self, start: int, stop: int) -> list[Record]:
         """Return rows ``start`` up to but excluding ``stop`` of the last returned record, at most ``MAX_ROWS``."""
@@ -86,33 +86,31 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.bad_lines: list[str] = []
         self._index = TrajectoryIndex(path)
-        self._notes: dict[str, TrainingNote] = {}
-        self._state: tuple[int, int, int] | None = None
-        self._noted: tuple[int, int, int] | None = None
-        """The file and its training record as last read."""
         self._record: Record = {}
-        self._bad_lines: list[str] = []
+        self._notes: dict[str, TrainingNote] = {}
+        self._stamp: _Stamp = None
+        self._notes_stamp: _Stamp = None
+        """The file and its training record as last read."""
         self._tokens: TokenTexts | None = None
 
-    def record(self) -> tuple[Record, list[str]]:
-        """The file's entry in the run's record, and its skipped lines."""
-        state = _state(self.path)
-        if state != self._state:
+    def refreshed(self) -> Record:
+        """The file's entry in the run's record."""
+        if (stamp := _stamp_of(self.path)) != self._stamp:
             self._index.refresh()
             readable = self._index.readable
             first = self._index.trajectory(readable[0]) if readable else None
             self._record = file_record(self.path, first, len(readable))
-            self._bad_lines = self._index.bad_lines
-            self._state = state
-        return self._record, self._bad_lines
+            self.bad_lines, self._stamp = self._index.bad_lines, stamp
+        return self._record
 
     def rows(self, start: int, stop: int) -> list[Record]:
         readable = self._index.readable[start : max(stop, start)]
         if not readable:
             return []
-        if (state := _state(notes_path(self.path))) != self._noted:
-            self._notes, self._noted = training_notes(self.path, brief=True)[0], state
+        if (stamp := _stamp_of(notes_path(self.path))) != self._notes_stamp:
+            self._notes, self._notes_stamp = training_notes(self.path, brief=True)[0], stamp
         return rows(self.path, self._index[readable[0] : readable[-1] + 1], self._notes)
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
@@ -126,7 +124,7 @@ class _File:
         return detail(found, note=note, tokens=self._tokens)
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _stamp_of(path: Path) -> _Stamp:
     """A stamp that changes with the file's content; None if there is no file."""
     try:
         stat = path.stat()
@@ -218,9 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the request's body is not read
         if self.headers.get("Host") not in self.server.hosts:
             raise _Refused(HTTPStatus.MISDIRECTED_REQUEST, "Unknown host.")
-        if self.headers.get("Origin", next(iter(own))) not in own:
-            raise _Refused(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        if self.headers.get("Origin", next(iter(own))) not in own or site not in ("none", "same-origin"):
             raise _Refused(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
         given = self._query().get("token", "")
         if not hmac.compare_digest(given.encode(), self.server.token.encode()):
@@ -229,56 +226,50 @@ class _Handler(BaseHTTPRequestHandler):
     def _query(self) -> dict[str, str]:
         return {name: values[-1] for name, values in parse_qs(self.path.partition("?")[2]).items()}
 
+    def _number(self, name: str) -> int:
+        value = self._query().get(name, "")
+        if not (value.isascii() and value.isdigit() and len(value) < 20):
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a number from 0 on.")
+        return int(value)
+
     def _answer(self) -> None:
-        served, query = self.server.served, self._query()
+        served = self.server.served
+        found: Any
         match self.path.partition("?")[0]:
             case "/":
-                self._send_page()
+                page, policy = served_page(served.place.name)
+                headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+                self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
+                return
             case "/data/run.json":
-                self._send_json(dump(served.run()))
+                found = served.run()
             case "/data/trajectories":
-                self._send_json(dump(served.rows(_number(query, "from"), _number(query, "to"))))
+                found = served.rows(self._number("from"), self._number("to"))
             case "/data/trajectory":
-                found = served.trajectory(query.get("file", ""), _number(query, "offset"))
+                found = served.trajectory(self._query().get("file", ""), self._number("offset"))
                 if found is None:
                     raise _Refused(HTTPStatus.NOT_FOUND, "No such trajectory.")
-                self._send_json(dump(found))
             case _:
                 raise _Refused(HTTPStatus.NOT_FOUND, "Nothing is served here.")
-
-    def _send_page(self) -> None:
-        page, policy = served_page(self.server.served.place.name)
-        headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
-        self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
-
-    def _send_json(self, text: str) -> None:
-        self._send(HTTPStatus.OK, "application/json", text.encode(), {"Content-Security-Policy": _NOTHING})
+        self._send(HTTPStatus.OK, "application/json", dump(found).encode())
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        headers = {"Content-Security-Policy": _NOTHING}
-        if status is HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = "GET"
+        headers = {"Allow": "GET"} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
         self._send(status, "application/json", dump({"error": message}).encode(), headers)
 
-    def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: Mapping[str, str] | None = None) -> None:
         common = {
             "Content-Type": kind,
             "Content-Length": str(len(content)),
+            "Content-Security-Policy": _NOTHING,
             "Cache-Control": "no-store",
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
         }
         self.send_response(status)
-        for name, value in (common | headers).items():
+        for name, value in (common | dict(headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
-
-
-def _number(query: dict[str, str], name: str) -> int:
-    value = query.get(name, "")
-    if not (value.isascii() and value.isdigit() and len(value) < 20):
-        raise _Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a number from 0 on.")
-    return int(value)

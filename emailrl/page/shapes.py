@@ -12,7 +12,7 @@ and, of trained ones, ``old, ratio, advantages``; lists of equal length, null wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from emailrl.page.place import source_of
 from emailrl.page.tokens import TokenTexts
 from emailrl.records import Entry, Record, TrainingNote
 from emailrl.records.training import SampleNote
-from emailrl.records.trajectory import Message, StopReason, TokenSample, Trajectory, Turn
+from emailrl.records.trajectory import StopReason, Trajectory, Turn
 
 _LONGEST = 200
 """Maximum characters of a question or answer in a row."""
@@ -36,19 +36,15 @@ _STOPS: dict[str | None, str] = {
 
 def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]) -> list[Record]:
     """Return the rows of a file's trajectories; ``notes`` are training's, by id."""
-    source = source_of(file)
-    found = [(entry, notes.get(entry.id)) for entry in entries if entry.id is not None]
-    return [_row(entry, note) | {"file": file.name, "source": source} for entry, note in found]
+    own = {"file": file.name, "source": source_of(file)}
+    return [_row(entry, notes.get(entry.id)) | own for entry in entries if entry.id is not None]
 
 
 def _row(entry: Entry, note: TrainingNote | None) -> Record:
-    return {
-        "id": entry.id,
-        "offset": entry.offset,
-        "step": entry.step,
+    same = ("id", "offset", "step", "kind", "turns", "tokens", "trained")
+    return {name: getattr(entry, name) for name in same} | {
         "group": entry.group_id,
         "scenario": entry.question_id,
-        "kind": entry.kind,
         "question": _cut(entry.question),
         "gold": _cut(entry.gold),
         "answer": None if entry.answer is None else _cut(entry.answer),
@@ -56,9 +52,6 @@ def _row(entry: Entry, note: TrainingNote | None) -> Record:
         "verdict": verdict(entry),
         "failure": failure(entry),
         "stop": entry.stop_reason,
-        "turns": entry.turns,
-        "tokens": entry.tokens,
-        "trained": entry.trained,
         "seconds": _short(entry.seconds),
         "advantage": _advantage(note),
         "dropped": note and note.dropped,
@@ -81,8 +74,8 @@ def failure(entry: Entry) -> str:
     found, read = entry.rubric.get("ever_found_right_email"), entry.rubric.get("ever_read_right_email")
     if found is None:
         return came_to
-    progress = "gold email read" if read else "gold email found, not read" if found else "gold email not found"
-    return f"{came_to}, {progress}"
+    progress = "found, not read" if found else "not found"
+    return f"{came_to}, gold email {'read' if read else progress}"
 
 
 def detail(trajectory: Trajectory, *, note: TrainingNote | None = None, tokens: TokenTexts | None = None) -> Record:
@@ -112,50 +105,36 @@ def detail(trajectory: Trajectory, *, note: TrainingNote | None = None, tokens: 
             "sources": trajectory.final_sources,
             "cost": sum(turn.cost for turn in trajectory.turns if turn.cost is not None) or None,
         },
-        "samples": _samples(trajectory, note, tokens),
+        "samples": list(_samples(trajectory, note, tokens)),
     }
 
 
 def evidence(trajectory: Trajectory) -> Record:
     """Return ``gold``, a list of each gold email's ``id``, ``found``, ``read`` (turns from 1, or None) and ``cited``,
     and ``others``, the cited emails that are not gold."""
-    found, read = _first_turns(trajectory.turns)
-    gold = trajectory.scenario.message_ids
-    cited = set(trajectory.final_sources)
+    found: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for number, turn in enumerate(trajectory.turns, 1):
+        try:
+            result = json.loads(turn.tool_result or "null")
+        except (ValueError, RecursionError):  # of another environment's tool, not JSON
+            continue
+        if turn.tool_name == "search_emails":
+            hits, first = result if isinstance(result, list) else [], found
+        elif turn.tool_name == "read_email":
+            hits, first = [result], read
+        else:
+            continue
+        for hit in hits:
+            if isinstance(hit, dict) and isinstance(hit.get("message_id"), str):
+                first.setdefault(hit["message_id"], number)
+    gold, cited = trajectory.scenario.message_ids, dict.fromkeys(trajectory.final_sources)
     return {
         "gold": [
             {"id": each, "found": found.get(each), "read": read.get(each), "cited": each in cited} for each in gold
         ],
-        "others": [each for each in dict.fromkeys(trajectory.final_sources) if each not in gold],
+        "others": [each for each in cited if each not in gold],
     }
-
-
-def _first_turns(turns: list[Turn]) -> tuple[dict[str, int], dict[str, int]]:
-    """The turns (from 1) in which each message id was first found by a search, and first read."""
-    found: dict[str, int] = {}
-    read: dict[str, int] = {}
-    for number, turn in enumerate(turns, 1):
-        result = _parsed(turn.tool_result)
-        if turn.tool_name == "search_emails":
-            for message_id in _ids(result):
-                found.setdefault(message_id, number)
-        elif turn.tool_name == "read_email" and isinstance(result, dict) and isinstance(result.get("message_id"), str):
-            read.setdefault(result["message_id"], number)
-    return found, read
-
-
-def _ids(hits: Any) -> Iterator[str]:
-    for hit in hits if isinstance(hits, list) else ():
-        if isinstance(hit, dict) and isinstance(hit.get("message_id"), str):
-            yield hit["message_id"]
-
-
-def _parsed(result: str | None) -> Any:
-    """The tool's JSON; None for a result of another environment's tool that is not JSON."""
-    try:
-        return json.loads(result or "null")
-    except (ValueError, RecursionError):
-        return None
 
 
 def _conversation(trajectory: Trajectory) -> Iterator[Record]:
@@ -166,21 +145,17 @@ def _conversation(trajectory: Trajectory) -> Iterator[Record]:
         if message.role == "assistant":
             yield from _unanswered(current, number)
             number, current = turns.pop(0) if turns else (0, None)
-            yield _assistant(message, number, current)
+            calls: list[Record] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+            facts = _turn_facts(number, current) if current else {}
+            yield {"role": "assistant", "text": message.content, "calls": calls, "error": message.parse_error, **facts}
         else:
             current = None if message.role == "tool" else current
             yield {"role": message.role, "text": message.content, "name": message.name}
     yield from _unanswered(current, number)
     for number, turn in turns:
-        call = [{"name": turn.tool_name, "arguments": turn.tool_args}] if turn.tool_name else []
-        yield {"role": "assistant", "text": "", "calls": call, "error": None, **_turn_facts(number, turn)}
+        calls = [{"name": turn.tool_name, "arguments": turn.tool_args}] if turn.tool_name else []
+        yield {"role": "assistant", "text": "", "calls": calls, "error": None, **_turn_facts(number, turn)}
         yield from _unanswered(turn, number)
-
-
-def _assistant(message: Message, number: int, turn: Turn | None) -> Record:
-    calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-    facts = _turn_facts(number, turn) if turn else {}
-    return {"role": "assistant", "text": message.content, "calls": calls, "error": message.parse_error, **facts}
 
 
 def _unanswered(turn: Turn | None, number: int) -> Iterator[Record]:
@@ -201,42 +176,31 @@ def _turn_facts(number: int, turn: Turn) -> Record:
     }
 
 
-def _samples(trajectory: Trajectory, note: TrainingNote | None, tokens: TokenTexts | None) -> list[Record]:
+def _samples(trajectory: Trajectory, note: TrainingNote | None, tokens: TokenTexts | None) -> Iterator[Record]:
+    """The token sequences; each with the recorded training mask and numbers if their lengths match."""
     trained = note.samples if note else []
     if len(trained) != len(trajectory.samples):
         trained = [SampleNote()] * len(trajectory.samples)
-    return [
-        _sample(sample, numbers, note.advantage if note else None, tokens)
-        for sample, numbers in zip(trajectory.samples, trained, strict=True)
-    ]
-
-
-def _sample(sample: TokenSample, trained: SampleNote, advantage: float | None, tokens: TokenTexts | None) -> Record:
-    """One sequence; uses the recorded training mask if its length matches."""
-    length, mask = len(sample.token_ids), trained.loss_mask
-    record: Record = {
-        "ids": sample.token_ids,
-        "pieces": tokens.pieces(sample.token_ids) if tokens else None,
-        "mask": sample.loss_mask,
-        "logprobs": _shorts(sample.sampler_logprobs),
-    }
-    if len(mask) != length:
-        return record
-    advantages = trained.advantages or [advantage if on else None for on in mask]
-    numbers = {"old": trained.old_logprobs, "ratio": trained.ratio, "advantages": advantages}
-    return record | {"mask": mask} | {name: _shorts(each) for name, each in numbers.items() if len(each) == length}
+    for sample, own in zip(trajectory.samples, trained, strict=True):
+        length = len(sample.token_ids)
+        record: Record = {
+            "ids": sample.token_ids,
+            "pieces": tokens.pieces(sample.token_ids) if tokens else None,
+            "mask": sample.loss_mask,
+            "logprobs": list(map(_short, sample.sampler_logprobs)),
+        }
+        if len(own.loss_mask) == length:
+            advantages = own.advantages or [note.advantage if note and on else None for on in own.loss_mask]
+            numbers = {"old": own.old_logprobs, "ratio": own.ratio, "advantages": advantages}
+            record["mask"] = own.loss_mask
+            record |= {name: list(map(_short, each)) for name, each in numbers.items() if len(each) == length}
+        yield record
 
 
 def _advantage(note: TrainingNote | None) -> float | None:
     """The common advantage of the trained tokens, or their mean."""
-    if note is None:
-        return None
-    values = note.token_advantages
-    return _short(sum(values) / len(values) if values else note.advantage)
-
-
-def _shorts(values: Sequence[float | None]) -> list[float | None]:
-    return [None if value is None else float(f"{value:.6g}") for value in values]
+    values = note.token_advantages if note else []
+    return _short(sum(values) / len(values) if values else note and note.advantage)
 
 
 def _short(value: Any) -> Any:

@@ -30,10 +30,11 @@ class TokenTexts:
         """Read ``folder/tokenizer.json``; raises ``EmailRLError`` where it is absent or unreadable."""
         from tokenizers import Tokenizer
 
+        file = folder / "tokenizer.json"
         try:
-            return cls(Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8")))
+            return cls(Tokenizer.from_str(file.read_text(encoding="utf-8")))
         except Exception as error:  # the Rust side raises bare Exception for a malformed file
-            raise EmailRLError(f"{folder / 'tokenizer.json'}: {error}") from error
+            raise EmailRLError(f"{file}: {error}") from error
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids`` as one string, special tokens included."""
@@ -49,7 +50,9 @@ class TokenTexts:
         pending: list[int] = []
         for token_id in ids:
             pending.append(token_id)
-            text = self.text(pending) if len(pending) > 1 else self._text_alone(token_id)
+            text = self.text(pending) if len(pending) > 1 else self._alone.get(token_id)
+            if text is None:  # decoded once: a page decodes millions
+                text = self._alone[token_id] = self.text([token_id])
             if text.endswith(_PARTIAL) and len(pending) < 4:
                 pieces.append("")
                 continue
@@ -58,13 +61,6 @@ class TokenTexts:
         if pending:
             pieces[-1] = "".join(f"⟨{i}⟩" for i in pending)
         return pieces
-
-    def _text_alone(self, token_id: int) -> str:
-        """The text of one id, decoded once: a page decodes millions."""
-        text = self._alone.get(token_id)
-        if text is None:
-            text = self._alone[token_id] = self.text([token_id])
-        return text
 
     def fits(self, trajectory: Trajectory) -> bool:
         """Whether this tokenizer made the trajectory: its decoded completions contain the recorded assistant texts."""
@@ -99,8 +95,7 @@ def tokenizer_folders(file: Path, model_name: str) -> Iterator[Path]:
     rolled_out = read_object(file.with_suffix(".conditions.json"))
     bases = [checkpoint.metadata.base_model for checkpoint in checkpoints]
     for name in dict.fromkeys([*bases, measured.get("base_model"), rolled_out.get("model"), model_name]):
-        folder = _model_folder(str(name)) if name else None
-        if folder is not None:
+        if name and (folder := _model_folder(str(name))) is not None:
             yield folder
 
 

@@ -13,18 +13,11 @@ from emailrl.base.errors import UsageError
 GIB: Final = 2**30
 PEAK_SHARE: Final = 0.8
 """Share of the data sheet's FLOP/s that large matrix products reach: 790 of 989 TFLOP/s, measured on an H200."""
-
-MEASURED: Final = "H200"
-"""The GPU on which times were measured."""
-
-NVLINK: Final = 200e9
-"""Bytes per second of a collective between the GPUs of a host with NVLink. Assumed."""
-PCIE: Final = 20e9
-"""The same without NVLink, and for reading from host memory. Assumed."""
-LINKED: Final = ("B200", "H200", "H100", "A100-80", "A100-40")
-"""GPUs usually connected by NVLink within a host."""
-HOP: Final = 10e-6
-"""Minimum seconds per ring step. Assumed."""
+MEASURED: Final = "H200"  # The GPU on which times were measured.
+NVLINK: Final = 200e9  # Bytes per second of a collective between the GPUs of a host with NVLink. Assumed.
+PCIE: Final = 20e9  # The same without NVLink, and for reading from host memory. Assumed.
+LINKED: Final = ("B200", "H200", "H100", "A100-80", "A100-40")  # GPUs usually connected by NVLink within a host.
+HOP: Final = 10e-6  # Minimum seconds per ring step. Assumed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +25,9 @@ class Device:
     """A GPU, or a CPU."""
 
     name: str
-    gib: float
-    """Total memory available to a program."""
-    tflops: float
-    """Dense half-precision TFLOP/s achieved by large matrix products."""
-    bandwidth: float
-    """Memory bandwidth in bytes per second."""
+    gib: float  # Total memory available to a program.
+    tflops: float  # Dense half-precision TFLOP/s achieved by large matrix products.
+    bandwidth: float  # Memory bandwidth in bytes per second.
     note: str = ""
     is_gpu: bool = True
 
@@ -53,12 +43,10 @@ class Cluster:
     device: Device
     per_host: int = 1
     hosts: int = 1
-    network: float = 100.0
-    """Gbit/s between two hosts."""
+    network: float = 100.0  # Gbit/s between two hosts.
 
     @property
     def gpus(self) -> int:
-        """Total GPUs."""
         return self.per_host * self.hosts
 
     @property
@@ -183,7 +171,6 @@ def this_machine() -> Device:
 
 
 def driver_gpus() -> list[tuple[str, float]]:
-    """Name and GiB of each GPU that the driver lists."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]

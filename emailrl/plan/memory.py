@@ -1,7 +1,7 @@
 """A run's memory on one GPU, from settings and shape: what is always there, what sampling adds, what training adds.
 
 Each term of a layer's activations is a tensor of `model/fused/layer.py`, or of transformers' and PEFT's modules;
-`tests/plan/test_activations.py` counts the tensors that autograd actually saves. ``w`` is the number of bytes per
+`tests/plan/test_memory.py` counts the tensors that autograd actually saves. ``w`` is the number of bytes per
 number in the base's dtype.
 """
 
@@ -34,12 +34,9 @@ WORKSPACES: Final = 2**27
 """cuBLAS workspaces, 32 MiB per handle; two handles in each of autograd's two threads, fitted to one peak."""
 UNSLOTH: Final = 1.2
 """Active Unsloth layer relative to a fused one that keeps its input; fitted to two peaks. Inputs are in host memory."""
-USABLE: Final = 0.95
-"""Share of a GPU's memory available to tensors; the rest is the CUDA context and fragmentation."""
-CONTEXT: Final = int(0.6 * GIB)
-"""Memory that CUDA itself takes on a GPU."""
-PROCESS: Final = int(0.8 * GIB)
-"""A Python process with torch and transformers on a CPU."""
+USABLE: Final = 0.95  # Share of a GPU's memory available to tensors; the rest is the CUDA context and fragmentation.
+CONTEXT: Final = int(0.6 * GIB)  # Memory that CUDA itself takes on a GPU.
+PROCESS: Final = int(0.8 * GIB)  # A Python process with torch and transformers on a CPU.
 CACHE_GROWTH: Final = (1 + budget.GROWTH) / 2
 """The in-process engine's cache is between 1 and ``GROWTH`` times as large as needed."""
 HEAP: Final = 1.0
@@ -56,20 +53,12 @@ class Layout:
     layers: Layers
     itemsize: int
     rank: int
-    targets: tuple[str, ...]
-    """The projections with an adapter."""
+    targets: tuple[str, ...]  # The projections with an adapter.
     dropout: bool = False
-    eager: bool = False
-    """Attention that materializes the full score matrix."""
+    eager: bool = False  # Attention that materializes the full score matrix.
     on_gpu: bool = True
     fused_head: bool = True
-    shares: bool = False
-    """Whether common prefixes are computed once."""
-
-    @property
-    def context(self) -> int:
-        """Memory that CUDA itself takes."""
-        return CONTEXT if self.on_gpu else 0
+    shares: bool = False  # Whether common prefixes are computed once.
 
 
 def kept_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> int:
@@ -129,15 +118,12 @@ def _transformers_layer(shape: Shape, layout: Layout, longest: int) -> int:
     if layout.dropout:
         count += (5 if layout.on_gpu else 8) * sum(inputs)  # the dropped input and its mask, bool on a GPU
     elif w == 4:
-        count += 4 * sum(_distinct_inputs(shape, layout.targets))  # nothing to convert: projections share their input
+        groups = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)]
+        # Nothing to convert: projections share their input.
+        count += 4 * sum(shape.linears[group[0]][0] for group in groups if set(group) & set(layout.targets))
     else:
         count += 4 * sum(inputs)
     return count + 4 * layout.rank * len(layout.targets)
-
-
-def _distinct_inputs(shape: Shape, targets: tuple[str, ...]) -> list[int]:
-    groups = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)]
-    return [shape.linears[group[0]][0] for group in groups if set(group) & set(targets)]
 
 
 def head_bytes(shape: Shape, layout: Layout, trained: int) -> int:
@@ -156,24 +142,18 @@ class Memory:
     """Bytes by part; ``sampling`` and ``training`` are the two peaks, ``resident`` counted in both."""
 
     device_bytes: int
-    resident: dict[str, int]
-    """Always present: weights, adapter, optimizer, and so on."""
+    resident: dict[str, int]  # Always present: weights, adapter, optimizer, and so on.
     sampling: dict[str, int]
     training: dict[str, int]
     layout: Layout
-    keep: Keep
-    """What each layer keeps for the backward pass."""
+    keep: Keep  # What each layer keeps for the backward pass.
     micro_batch_tokens: int
-    cache_tokens: int | None = None
-    """Capacity of the KV cache in tokens; None if there is none in this process."""
+    cache_tokens: int | None = None  # Capacity of the KV cache in tokens; None if there is none in this process.
     cache_needs: int = 0
     """Tokens it must hold: vLLM's context window, or the longest trajectory of the in-process engine."""
-    at_once: int = 1
-    """Trajectories that are sampled together."""
-    cards: int = 1
-    """GPUs over which the base is sharded."""
-    vllm_sleeps: bool = False
-    """Whether in-process vLLM sleeps while the trainer works."""
+    at_once: int = 1  # Trajectories that are sampled together.
+    cards: int = 1  # GPUs over which the base is sharded.
+    vllm_sleeps: bool = False  # Whether in-process vLLM sleeps while the trainer works.
 
     @property
     def sampling_peak(self) -> int:
@@ -187,12 +167,10 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The larger peak."""
         return max(self.sampling_peak, self.training_peak)
 
     @property
     def usable(self) -> int:
-        """Usable memory of the device."""
         return int(USABLE * self.device_bytes)
 
     @property
@@ -204,24 +182,51 @@ class Memory:
 
 def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
     """The memory of one process that samples and trains, one of ``cards`` ranks on its host."""
-    shape, settings, total, layout = job.shape, job.settings, int(job.cluster.device.gib * GIB), layout_of(job)
+    shape, settings, total, on_gpu = job.shape, job.settings, int(job.cluster.device.gib * GIB), job.on_gpu
+    model, training, lora = settings.model, settings.training, settings.lora
+    packs = training.packing and not why_not_packed(model.attn_implementation, fully=shape.plain_attention)
+    plain = not lora.lora_dropout and not model.load_in_4bit and shape.activation == "silu"
+    layers: Layers = "transformers"  # as ``policy.prepare`` decides
+    if model.backend == "unsloth":
+        layers = "unsloth"
+    elif plain and wants_fused(training, packs=packs, on_gpu=on_gpu):
+        layers = "fused"
+    layout = Layout(
+        layers=layers,
+        itemsize=4 if dtype_name(model.dtype, on_gpu=on_gpu) == "fp32" else 2,
+        rank=lora.lora_rank,
+        targets=tuple(shape.lora_targets(lora.target_modules)),
+        dropout=lora.lora_dropout > 0,
+        eager=model.attn_implementation == "eager",
+        on_gpu=on_gpu,
+        fused_head=layers == "fused" and not settings.algorithm.entropy_coef,
+        shares=packs and training.prefix_sharing and not lora.lora_dropout and layers != "unsloth",
+    )
     weights = job.weights(layout.itemsize)
-    if not shards_base(settings.model, weight_bytes=weights, card_bytes=total, cards=cards):
+    if not shards_base(model, weight_bytes=weights, card_bytes=total, cards=cards):
         cards = 1
     resident = _resident(job, layout, cards)
-    free = total - layout.context - sum(resident.values())
-    slots, room, needs, asleep = min(most_at_once(job), tokens.at_once), None, 0, False
+    free = total - (CONTEXT if on_gpu else 0) - sum(resident.values())
+    at_once, room, needs, asleep = (
+        min(most_at_once(job), max(tokens.trajectories, tokens.eval_trajectories)),
+        None,
+        0,
+        False,
+    )
     sampling: dict[str, int] = {}
     beside: dict[str, int] = {}
     if settings.vllm_in_process:
-        sampling, room = _sampled_by_vllm(job, layout, total)
-        needs, asleep = job.window, _vllm_sleeps(job, layout, total)
-        beside = {"vLLM": ASLEEP} if asleep else sampling
+        sampling, room, asleep = _sampled_by_vllm(job, layout, total)
+        needs, beside = job.window, {"vLLM": ASLEEP} if asleep else sampling
     elif job.samples_in_process:
-        sampling, room = _sampled_in_process(job, layout, tokens, slots, free)
+        sampling, room = _sampled_in_process(job, layout, tokens, at_once, free)
         needs = tokens.longest
-    batch = micro_batch_tokens(job, tokens)
-    keep = keep_of(shape, settings.training.gradient_checkpointing, layout, batch, free - sum(beside.values()))
+    # Training's largest forward pass is the cap, or the step if smaller, or one sample if larger.
+    cap = micro_batch_cap(training, on_gpu=on_gpu, hidden=shape.hidden)
+    if training.max_rows_per_micro_batch is not None:
+        cap = min(cap, training.max_rows_per_micro_batch * tokens.per_trajectory)
+    batch = max(min(cap, tokens.per_step), tokens.longest)
+    keep = keep_of(shape, training.gradient_checkpointing, layout, batch, free - sum(beside.values()))
     return Memory(
         device_bytes=total,
         resident=resident,
@@ -232,42 +237,10 @@ def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
         micro_batch_tokens=batch,
         cache_tokens=room,
         cache_needs=needs,
-        at_once=slots if room is None else max(min(slots, room // tokens.per_trajectory), 1),
+        at_once=at_once if room is None else max(min(at_once, room // tokens.per_trajectory), 1),
         cards=cards,
         vllm_sleeps=asleep,
     )
-
-
-def layout_of(job: Job) -> Layout:
-    """The layer implementation a policy trains with, as decided by ``policy.prepare``."""
-    model, training, lora, on_gpu = job.settings.model, job.settings.training, job.settings.lora, job.on_gpu
-    packs = training.packing and not why_not_packed(model.attn_implementation, fully=job.shape.plain_attention)
-    plain = not lora.lora_dropout and not model.load_in_4bit and job.shape.activation == "silu"
-    layers: Layers = "transformers"
-    if model.backend == "unsloth":
-        layers = "unsloth"
-    elif plain and wants_fused(training, packs=packs, on_gpu=on_gpu):
-        layers = "fused"
-    return Layout(
-        layers=layers,
-        itemsize=4 if dtype_name(model.dtype, on_gpu=on_gpu) == "fp32" else 2,
-        rank=lora.lora_rank,
-        targets=tuple(job.shape.lora_targets(lora.target_modules)),
-        dropout=lora.lora_dropout > 0,
-        eager=model.attn_implementation == "eager",
-        on_gpu=on_gpu,
-        fused_head=layers == "fused" and not job.settings.algorithm.entropy_coef,
-        shares=packs and training.prefix_sharing and not lora.lora_dropout and layers != "unsloth",
-    )
-
-
-def micro_batch_tokens(job: Job, tokens: Tokens) -> int:
-    """Tokens of training's largest forward pass: the cap, or the step if smaller, or one sample if larger."""
-    training = job.settings.training
-    cap = micro_batch_cap(training, on_gpu=job.on_gpu, hidden=job.shape.hidden)
-    if training.max_rows_per_micro_batch is not None:
-        cap = min(cap, training.max_rows_per_micro_batch * tokens.per_trajectory)
-    return max(min(cap, tokens.per_step), tokens.longest)
 
 
 def keep_of(shape: Shape, checkpointing: Checkpointing, layout: Layout, batch: int, free: int) -> Keep:
@@ -319,32 +292,23 @@ def _resident(job: Job, layout: Layout, cards: int) -> dict[str, int]:
     return weights
 
 
-Sampled = tuple[dict[str, int], int]
-"""Bytes by part while sampling, and the cache's capacity in tokens."""
-
-
-def _sampled_by_vllm(job: Job, layout: Layout, total: int) -> Sampled:
-    """Of in-process vLLM on each of its GPUs."""
+def _sampled_by_vllm(job: Job, layout: Layout, total: int) -> tuple[dict[str, int], int, bool]:
+    """In-process vLLM's bytes by part on each of its GPUs, its cache in tokens, and whether it sleeps at updates."""
     shape, agent, vllm, each = job.shape, job.settings.agent, job.settings.vllm, job.settings.engine_gpus
     share = int(vllm_share(agent, vllm, job.weights(), total))
     parts = {"vLLM": share}
     if layout.on_gpu and capture_sizes(agent, vllm, total):
         parts["CUDA graphs"] = graph_bytes(layers=shape.layers, hidden=shape.hidden)
     cache = max(share - job.weights() // each - VLLM_WORK, 0)
-    return parts, cache * each // shape.cache_bytes(2)
-
-
-def _vllm_sleeps(job: Job, layout: Layout, total: int) -> bool:
-    """Whether in-process vLLM sleeps while the trainer works, as the engine decides."""
     trainer = None
     if layout.layers == "fused":
         sizes = {"weights": job.weights(layout.itemsize), "adapter": job.adapter, "itemsize": layout.itemsize}
-        trainer = Trainer.of_sizes(job.settings.training, **sizes, layers=job.shape.layers, **job.shape.widths)
-    return sleeps(job.settings.agent, job.settings.vllm, trainer, total)
+        trainer = Trainer.of_sizes(job.settings.training, **sizes, layers=shape.layers, **shape.widths)
+    return parts, cache * each // shape.cache_bytes(2), sleeps(agent, vllm, trainer, total)
 
 
-def _sampled_in_process(job: Job, layout: Layout, tokens: Tokens, slots: int, free: int) -> Sampled:
-    """Of the transformers engine, with ``free`` bytes left beside what is resident and CUDA's context."""
+def _sampled_in_process(job: Job, layout: Layout, tokens: Tokens, slots: int, free: int) -> tuple[dict[str, int], int]:
+    """The same of the transformers engine, with ``free`` bytes left beside what is resident and CUDA's context."""
     shape, agent, place = job.shape, job.settings.agent, "cuda" if layout.on_gpu else "cpu"
     token, total = shape.cache_bytes(layout.itemsize), int(job.cluster.device.gib * GIB)
     width = 4 * shape.hidden + 3 * shape.queries + 2 * shape.keys + 3 * shape.ffn
@@ -354,7 +318,7 @@ def _sampled_in_process(job: Job, layout: Layout, tokens: Tokens, slots: int, fr
     forward = max(prefill, decode)
     if agent.kv_cache_gib is None:
         # If its share is too large, the engine detects it and samples fewer at once.
-        usable = free + layout.context - (1 - USABLE) * total
+        usable = free + (CONTEXT if layout.on_gpu else 0) - (1 - USABLE) * total
         room_bytes = min(budget.FREE_SHARE[place] * free, usable - forward)
     else:
         room_bytes = agent.kv_cache_gib * GIB

@@ -1,6 +1,8 @@
-"""Time of a step and a run: operations divided by the speed measured for similar models.
+"""Time of a step and a run, and what several GPUs do: which train and which serve, or that all do both in turn.
 
-Estimated without network or GPU; expect errors of about a third in the times, but not in the memory.
+Times are operations divided by the speed measured for similar models; expect errors of about a third in them, but not
+in the memory. Every rank trains the configured number of questions, so a step grows with the ranks (weak scaling).
+``docs/guides/scaling.md`` lists the assumptions beyond one GPU's figures.
 """
 
 from __future__ import annotations
@@ -10,18 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from emailrl.base.plain import counted
 from emailrl.engines.budget import most_requests, server_share
 from emailrl.engines.vllm.arguments import VLLM_WORK
 from emailrl.model.layout import Keep
 from emailrl.model.shape import Shape
 from emailrl.plan.devices import GIB, Device
-from emailrl.plan.memory import Layout, Memory, most_at_once
+from emailrl.plan.memory import Layout, Memory, most_at_once, plan_memory
 from emailrl.plan.tokens import Job, Known, Tokens
-from emailrl.settings import Settings
-from emailrl.training.algorithms import needs_old_logprobs, resolve
 
-Curve = tuple[tuple[int, float], ...]
-UTILIZATION: Final[dict[str, Curve]] = {
+UTILIZATION: Final = {
     # Of 790 TFLOP/s on an H200, recomputation counted as work: docs/evidence/performance.md, shapes 0.6B, 4B and 14B.
     "fused": ((1024, 0.31), (2560, 0.49), (5120, 0.63)),
     "unsloth": ((1024, 0.28), (2560, 0.48), (5120, 0.62)),
@@ -43,25 +43,20 @@ for other trajectories' turns; transformers with an unmerged adapter: assumed.""
 ONE_TURN: Final = 0.107e-3
 """Seconds that vLLM with CUDA graphs adds per layer to reading weights and cache, if no other turns join: adapter,
 norms, sampling. Measured: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
-READING: Final = 0.9
-"""Share of the bandwidth reached there."""
-GATHERED: Final = 2
-"""How many times the in-process engine moves its cache on a GPU: blocks are gathered, then read."""
+READING: Final = 0.9  # Share of the bandwidth reached there.
+GATHERED: Final = 2  # How many times the in-process engine moves its cache on a GPU: blocks are gathered, then read.
 ON_CPU_PER_LAYER: Final = 0.3e-3
-BANDWIDTH: Final = 0.7
-"""Share of the bandwidth reached when reading weights and cache. Assumed."""
+BANDWIDTH: Final = 0.7  # Share of the bandwidth reached when reading weights and cache. Assumed.
 HANDOVER: Final = 0.7
 """Seconds to write an adapter, load it into vLLM and verify it: 0.54 and 0.68 were measured on 4B, 0.80 and 0.87 on
 14B (``tests/gpu/bench_grpo_trl.py`` and ``bench_grpo_step.py``)."""
 HANDED_OVER: Final = 0.5
 """The trainer's part of it if servers do the rest during the next update: it saves the adapter, reads it and copies it
 into its model. 0.42 were measured on 4B and 0.58 on 14B, in the same steps."""
-WAKING: Final = 0.55
-"""Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, besides moving its weights."""
+WAKING: Final = 0.55  # Seconds in which vLLM on a trainer's GPU wakes and goes to sleep, besides moving its weights.
 MOVED: Final = 25e9
 """Bytes of weights that it moves per second. Both were fitted to 0.87 s on 4B and 1.71 on 14B, in the same steps."""
-TYPICAL_SAMPLED: Final = 0.25
-"""Share of a trajectory that is sampled, if everything after the prompt is trained."""
+TYPICAL_SAMPLED: Final = 0.25  # Share of a trajectory that is sampled, if everything after the prompt is trained.
 
 BALANCE: Final = 0.98
 """Mean over maximum tokens per rank: load balance after distribution by tokens, in the worst simulated case."""
@@ -73,6 +68,7 @@ each rank's sampling time, which was measured with it."""
 SERVING: Final = 30e-6
 """Seconds per sampled token of a server's own Python, in series with its GPUs: fitted to 48 to 384 completions on 4B
 with what ``emailrl serve`` starts, docs/evidence/performance.md."""
+NEARLY: Final = 0.95  # Share of the maximum tokens per second of several GPUs: the rest is not worth a larger batch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +76,20 @@ class Seconds:
     """Seconds of a step by phase, and of the run with its evaluations."""
 
     rollout: float
-    handover: float
-    """Of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep."""
-    score: float
-    """Log-probabilities of the reference, and of the old policy if it differs from the current one."""
+    handover: float  # Of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep.
+    score: float  # Log-probabilities of the reference, and of the old policy if it differs from the current one.
     train: float
-    evaluation: float
-    """Of one evaluation."""
+    evaluation: float  # Of one evaluation.
     steps: int
     evaluations: int
-    utilization: float
-    """Assumed share of the device's FLOP/s in training."""
-    overlaps: bool
-    """Whether the next step is sampled while this one trains."""
-    confirmed: float = 0.0
-    """As in ``Tokens``."""
-    gather: float = 0.0
-    """Gathering a sharded base, as far as computation does not hide it."""
-    reduce: float = 0.0
-    """All-reduces of the adapter's gradients."""
+    utilization: float  # Assumed share of the device's FLOP/s in training.
+    overlaps: bool  # Whether the next step is sampled while this one trains.
+    confirmed: float = 0.0  # As in `Tokens`.
+    gather: float = 0.0  # Gathering a sharded base, as far as computation does not hide it.
+    reduce: float = 0.0  # All-reduces of the adapter's gradients.
 
     @property
     def update(self) -> float:
-        """Everything of a step but the rollouts."""
         return self.handover + self.score + self.train + self.gather + self.reduce
 
     @property
@@ -111,23 +98,88 @@ class Seconds:
         return max(self.rollout, self.update) if self.overlaps else self.rollout + self.update
 
     @property
-    def run(self) -> float:
-        """The whole run, including evaluations."""
-        return self.steps * self.step + self.evaluating
-
-    @property
     def evaluating(self) -> float:
         """All evaluations of the run, and the last one of best_model on other questions."""
         return (self.evaluations + self.confirmed) * self.evaluation
 
+    @property
+    def run(self) -> float:
+        """The whole run, including evaluations."""
+        return self.steps * self.step + self.evaluating
 
-def plan_seconds(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> tuple[float, float, Seconds]:
-    """Seconds of the ``engines`` per step, of rank 0 for conversations or records, and of everything, on ``ranks``.
 
-    ``memory`` is that of one rank.
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What each GPU does, and the seconds per step."""
+
+    shared: bool  # Whether all GPUs do both in turn: then "servers" are engines in the trainers' processes.
+    trainers: int
+    servers: int
+    tensor_parallel: int  # GPUs per server.
+    memory: Memory  # Of one trainer.
+    tokens: Tokens  # Of a step of all ranks, and of the run.
+    sampling: float  # Seconds of the servers.
+    playing: float
+    """Rank 0's seconds: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
+    seconds: Seconds
+
+    def __str__(self) -> str:
+        if self.shared:
+            engines = counted(self.servers, "engine")
+            return f"{self.trainers:,} GPUs that train and sample in turn ({engines}, no VLLM_URLS)"
+        trainers, servers = counted(self.trainers, "trainer"), counted(self.servers, "server")
+        return f"{trainers} and {servers} (VLLM_URLS; emailrl serve)"
+
+    @property
+    def rank_0_decides(self) -> bool:
+        """Whether rank 0 needs about the whole step for running the conversations, so that more GPUs are of no use."""
+        return not self.shared and self.playing >= NEARLY * self.seconds.step
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of trajectories, including prompts and tool results."""
+        return self.tokens.per_step / self.seconds.step
+
+
+def whole_of(job: Job) -> Split:
+    """What all GPUs do, or one of them if the run does not fit."""
+    one = one_of(job, job.cluster.per_host if job.settings.has_servers else 1)
+    return (split_of(job) if one.memory.fits else None) or one
+
+
+def one_of(job: Job, cards: int = 1) -> Split:
+    """One GPU with its own trajectories, of the ``cards`` of its host."""
+    return use_of(job, plan_memory(job, job.tokens(), cards=cards))
+
+
+def split_of(job: Job) -> Split | None:
+    """What each of several GPUs does; None if the run does not fit, and for one GPU.
+
+    In turn, every GPU trains and samples, alone or with its neighbors in one vLLM engine; with servers, the division
+    is the one with the shortest step of those with about the most tokens per second.
     """
+    gpus, per_host, own = job.cluster.gpus, job.cluster.per_host, job.tokens()
+    if gpus == 1:
+        return None
+    if not job.settings.has_servers:
+        memory, each = plan_memory(job, own), job.settings.engine_gpus
+        return use_of(job, memory, gpus, gpus // each) if memory.fits and not per_host % each else None
+    each, least = server_gpus(job), 2 if job.settings.model.shard == "host" and per_host > 1 else 1
+    memories = {cards: plan_memory(job, own, cards=cards) for cards in range(1, per_host + 1)}
+    splits = [
+        use_of(job, memory, trainers, (gpus - trainers) // each)
+        for trainers in range(least, gpus - each + 1)
+        if (memory := memories[min(trainers, per_host)]).fits and not trainers % memory.cards
+    ]
+    most = max((split.tokens_per_second for split in splits), default=0.0)
+    good = [split for split in splits if split.tokens_per_second >= NEARLY * most]
+    return min(good, key=lambda split: split.seconds.step, default=None)
+
+
+def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Split:
+    """So many trainers of this ``memory``, and servers or engines, whether they are one GPU or many."""
     settings, training, cluster, layout = job.settings, job.settings.training, job.cluster, memory.layout
-    own, tokens, passes = job.tokens(), job.tokens(ranks), scoring_passes(settings)
+    own, tokens, passes = job.tokens(), job.tokens(ranks), job.scoring_passes
     share = job.known.utilization or (reached(job.shape, layout) if job.on_gpu else ON_CPU)
     speed = cluster.device.tflops * 1e12 * share * (BALANCE if ranks > 1 else 1.0)
     spared = 1 - max(prefix_share(job, memory) - (MOVING / job.shape.hidden if job.on_gpu else 0.0), 0.0)
@@ -136,19 +188,30 @@ def plan_seconds(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> 
         batches = math.ceil(own.trajectories / max(memory.micro_batch_tokens // own.per_trajectory, 1))
         train = max(train, batches * job.shape.layers * LAUNCH / (BALANCE if ranks > 1 else 1.0))
     train *= training.update_epochs
-    score, gather = passes * spared * forward_flops(job.shape, own) / speed, 0.0
+    layer = 2 * job.shape.layer_matrix + 2 * own.per_trajectory * job.shape.queries
+    head = 2 * job.shape.hidden * job.shape.vocab * own.trainable_share
+    forward = own.per_step * (job.shape.layers * layer + head)  # operations of a pass without gradients
+    score, gather = passes * spared * forward / speed, 0.0
     if memory.cards > 1:  # what does not overlap with the previous layer's computation
         offload = settings.model.shard_offload
         once = cluster.gather_seconds(job.weights(layout.itemsize), memory.cards, offload=offload)
         once *= math.ceil(own.per_step / memory.micro_batch_tokens)
         gather = max(2 * training.update_epochs * once - train, 0.0) + max(passes * once - score, 0.0)
-    engine = sampling_of(job, memory, engines)
+    engine, served = sampling_of(job, memory, engines), settings.has_servers
     sampling = engine.seconds(math.ceil(tokens.trajectories / engines), members=training.num_generations)
     evaluated, members = math.ceil(tokens.eval_trajectories / engines), settings.evaluation.eval_samples
-    playing = tokens.trajectories * (PLAYING if settings.has_servers else RECORDING if ranks > 1 else 0.0)
+    playing = tokens.trajectories * (PLAYING if served else RECORDING if ranks > 1 else 0.0)
+    overlaps = served and settings.staleness > 0
+    handover = 0.0  # seconds for which neither rollouts nor training can go on
+    if overlaps:
+        handover = HANDED_OVER
+    elif settings.agent.engine == "vllm":
+        handover = HANDOVER
+        if memory.vllm_sleeps:
+            handover += WAKING + job.weights() / settings.engine_gpus / MOVED
     seconds = Seconds(
-        rollout=max(sampling, playing) if settings.has_servers else sampling + playing,
-        handover=_handover(job, vllm_sleeps=memory.vllm_sleeps),
+        rollout=max(sampling, playing) if served else sampling + playing,
+        handover=handover,
         score=score,
         train=train,
         evaluation=engine.evaluating().seconds(evaluated, members=members),
@@ -156,25 +219,12 @@ def plan_seconds(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> 
         evaluations=tokens.evaluations,
         confirmed=tokens.confirmed,
         utilization=share,
-        overlaps=_overlaps(job),
+        overlaps=overlaps,
         gather=gather,
-        reduce=settings.training.updates_per_step * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
+        reduce=training.updates_per_step * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
     )
-    return sampling, playing, seconds
-
-
-def _overlaps(job: Job) -> bool:
-    """Whether servers sample the next step while this one trains."""
-    return job.settings.has_servers and job.settings.vllm.staleness(servers=True) > 0
-
-
-def _handover(job: Job, *, vllm_sleeps: bool) -> float:
-    """Seconds per step for which neither rollouts nor training can go on; 0 with the transformers engine."""
-    if job.settings.agent.engine != "vllm":
-        return 0.0
-    if _overlaps(job):
-        return HANDED_OVER
-    return HANDOVER + (WAKING + job.weights() / job.settings.engine_gpus / MOVED if vllm_sleeps else 0.0)
+    each = server_gpus(job) if served else settings.engine_gpus
+    return Split(not served, ranks, engines, each, memory, tokens, sampling, playing, seconds)
 
 
 def reached(shape: Shape, layout: Layout) -> float:
@@ -220,20 +270,6 @@ def training_flops(shape: Shape, layout: Layout, keep: Keep, tokens: Tokens) -> 
     return tokens.per_step * (shape.layers * (products + attentions + again) + head)
 
 
-def forward_flops(shape: Shape, tokens: Tokens) -> float:
-    """Operations of one pass over a step without gradients."""
-    layer = 2 * shape.layer_matrix + 2 * tokens.per_trajectory * shape.queries
-    head = 2 * shape.hidden * shape.vocab * tokens.trainable_share
-    return tokens.per_step * (shape.layers * layer + head)
-
-
-def scoring_passes(settings: Settings) -> int:
-    """Passes without gradients before the first update of a step."""
-    beta = settings.algorithm.beta
-    old = needs_old_logprobs(resolve(settings), kl_coef=beta, updates=settings.training.updates_per_step)
-    return (beta > 0) + old
-
-
 def server_gpus(job: Job) -> int:
     """GPUs per server: as set, or as many of a host as leave half of their memory for the KV cache."""
     each = job.settings.vllm.vllm_tensor_parallel_size
@@ -261,18 +297,12 @@ class Sampling:
     job: Job
     tokens: Tokens
     itemsize: int
-    device: Device
-    """All its GPUs together."""
-    most: int
-    """Trajectories that it may sample at once."""
-    room: int | None
-    """Tokens of its KV cache; None if there is none to consider."""
+    device: Device  # All its GPUs together.
+    most: int  # Trajectories that it may sample at once.
+    room: int | None  # Tokens of its KV cache; None if there is none to consider.
 
     def seconds(self, trajectories: int, *, members: int) -> float:
-        """Prefill of unsampled tokens, a group's prompt once for its ``members``; then decoding.
-
-        A GPU step takes the longest of kernel launches, memory traffic and computation.
-        """
+        """Prefill of unsampled tokens, a group's prompt once for its ``members``; then decoding."""
         job, mean = self.job, self.tokens.per_trajectory
         rollout_mode = job.settings.training.mode == "rollout"
         sampled = mean * (TYPICAL_SAMPLED if rollout_mode else self.tokens.trainable_share)
@@ -281,8 +311,7 @@ class Sampling:
         slots = min(max(held, 1), trajectories)
         # In conversations the waits between turns hide the server's own time.
         serving = trajectories * sampled * SERVING if job.settings.has_servers and job.has_one_turn else 0.0
-        step = self._steady_step(slots, mean - sampled / 2) if self._is_steady() else self._step(slots)
-        return read * self._flop_seconds() + trajectories * sampled / slots * step + serving
+        return read * self._flop_seconds + trajectories * sampled / slots * self._step(slots, sampled) + serving
 
     def evaluating(self) -> Sampling:
         """Evaluations play whole conversations in mode simple too."""
@@ -291,37 +320,28 @@ class Sampling:
         job = replace(self.job.with_settings(mode="masked"), known=Known())
         return replace(self, job=job, tokens=job.tokens())
 
-    def _step(self, slots: int) -> float:
-        """Seconds for one token of ``slots`` trajectories whose turns end at different times, caches half full."""
-        moving = self._moved(slots, self.tokens.per_trajectory / 2) / (self.device.bandwidth * BANDWIDTH)
-        working, starting = max(moving, slots * self._flop_seconds()), self.job.shape.layers * self._per_layer()
-        return max(starting, working) if self.device.is_gpu else starting + working
-
-    def _steady_step(self, slots: int, context: float) -> float:
-        """The same if no prompt joins later, with ``context`` tokens of each in the cache."""
-        moving = self._moved(slots, context) / (self.device.bandwidth * READING)
-        return max(moving, slots * self._flop_seconds()) + self.job.shape.layers * ONE_TURN
-
-    def _moved(self, slots: int, context: float) -> float:
-        """Bytes of the weights, and of ``slots`` caches of ``context`` tokens."""
-        cache = slots * context * self.job.shape.cache_bytes(self.itemsize)
-        if self.device.is_gpu and self.job.settings.agent.engine != "vllm":
-            cache *= GATHERED
-        return self.job.weights(self.itemsize) + cache
-
+    @property
     def _flop_seconds(self) -> float:
         """Seconds of computation per token."""
         return 2 * self.job.shape.layers * self.job.shape.layer_matrix / (self.device.tflops * 1e12)
 
-    def _is_steady(self) -> bool:
-        """Whether vLLM replays CUDA graphs all along: every trajectory has one turn, so no prompt joins later."""
-        agent, vllm = self.job.settings.agent, self.job.settings.vllm
-        graphs = self.device.is_gpu and agent.engine == "vllm" and not vllm.vllm_enforce_eager
-        return graphs and self.job.has_one_turn
-
-    def _per_layer(self) -> float:
-        if not self.device.is_gpu:
-            return ON_CPU_PER_LAYER
-        if self.job.settings.agent.engine != "vllm":
-            return PER_LAYER["merged" if self.job.samples_merged else "beside"]
-        return PER_LAYER["eager" if self.job.settings.vllm.vllm_enforce_eager else "vllm"]
+    def _step(self, slots: int, sampled: float) -> float:
+        """Seconds for one token of ``slots`` trajectories: the longest of launches, memory traffic and computation."""
+        job, device, mean = self.job, self.device, self.tokens.per_trajectory
+        on_vllm, eager = job.settings.agent.engine == "vllm", job.settings.vllm.vllm_enforce_eager
+        # vLLM replays CUDA graphs all along if no prompt joins later. Else turns end at different times, and caches are
+        # half full.
+        steady = device.is_gpu and on_vllm and not eager and job.has_one_turn
+        cache = slots * (mean - sampled / 2 if steady else mean / 2) * job.shape.cache_bytes(self.itemsize)
+        if device.is_gpu and not on_vllm:
+            cache *= GATHERED
+        moving = (job.weights(self.itemsize) + cache) / (device.bandwidth * (READING if steady else BANDWIDTH))
+        working = max(moving, slots * self._flop_seconds)
+        if steady:
+            return working + job.shape.layers * ONE_TURN
+        if not device.is_gpu:
+            return working + job.shape.layers * ON_CPU_PER_LAYER
+        way = "eager" if eager else "vllm"
+        if not on_vllm:
+            way = "merged" if job.samples_merged else "beside"
+        return max(job.shape.layers * PER_LAYER[way], working)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints
@@ -19,18 +18,15 @@ from emailrl.questions.beside import questions_file
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
-from emailrl.training.algorithms import count_steps, num_epochs, questions_per_step
+from emailrl.training.algorithms import count_steps, needs_old_logprobs, num_epochs, questions_per_step, resolve
 
-PROMPT: Final = 900
-"""Tokens of system prompt, tool schemas and question."""
-TOOL_RESULT: Final = 1700
-"""Tokens of the longest tool result: an email of 5,000 characters with its headers."""
+PROMPT: Final = 900  # Tokens of system prompt, tool schemas and question.
+TOOL_RESULT: Final = 1700  # Tokens of the longest tool result: an email of 5,000 characters with its headers.
 TYPICAL: Final = {"simple": (1000, 0.3), "rollout": (3800, 0.8), "masked": (3800, 0.25)}
 """Tokens per trajectory and their trained share, by mode, as in `tests/gpu/bench_train_step.py`."""
 TYPICAL_OF_NANO: Final = {"simple": (350, 0.05), "rollout": (290, 0.8), "masked": (290, 0.14)}
 """The same for the packaged policy, measured on the demo mailbox, for which its tokenizer was made."""
-LONGEST: Final = 1.4
-"""Ratio of a step's longest trajectory to the mean: 5,406 to 3,763 tokens in that benchmark."""
+LONGEST: Final = 1.4  # Ratio of a step's longest trajectory to the mean: 5,406 to 3,763 tokens in that benchmark.
 
 _NEEDED: Final = {"total_tokens", "trainable_tokens", "num_trajectories", "groups_kept", "dropped", "seconds"}
 
@@ -41,25 +37,12 @@ class Measured:
 
     per_trajectory: int
     trainable_share: float
-    seconds: dict[str, float]
-    """Of a step, by phase, and ``total``."""
-    steps: int
-    evaluation: float | None = None
-    """Seconds of an evaluation; None if no step had one."""
-    base_model: str | None = None
-    """From the run's checkpoints; None if it has none."""
+    seconds: dict[str, float]  # Of a step, by phase, and `total`.
+    evaluation: float | None = None  # Seconds of an evaluation; None if no step had one.
+    base_model: str | None = None  # From the run's checkpoints; None if it has none.
 
-    def is_of(self, model: str) -> bool:
-        """Whether the run may have used this model: no checkpoint names another."""
-        return self.base_model is None or same_base(self.base_model, model)
-
-    def remarks_on(self, model: str) -> list[str]:
-        """Notes about the run for a plan of ``model``."""
-        if self.base_model is None:
-            return [f"no checkpoint of the run names its model: assuming {model}"]
-        if self.is_of(model):
-            return []
-        return [f"the run used {self.base_model}, not {model}: its token counts apply, its times do not"]
+    def differs_from(self, model: str) -> bool:
+        return self.base_model is not None and not same_base(self.base_model, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,52 +51,31 @@ class Known:
 
     per_trajectory: int | None = None
     trainable_share: float | None = None
-    measured: Measured | None = None
-    """Averages of a similar run."""
-    utilization: float | None = None
-    """Share of a GPU's FLOP/s that training reaches."""
-    confirmed: float = 0.0
-    """As in ``Tokens``."""
+    measured: Measured | None = None  # Averages of a similar run.
+    utilization: float | None = None  # Share of a GPU's FLOP/s that training reaches.
+    confirmed: float = 0.0  # As in `Tokens`.
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Trajectories and tokens of a step, and steps of a run."""
 
-    per_trajectory: int
-    """Prompt, completions and tool results of one trajectory."""
-    longest: int
-    """The longest trajectory of a step: ``LONGEST`` times the mean."""
-    most_per_trajectory: int
-    """MAX_TURNS completions of MAX_TOKENS with the longest emails, or the context window."""
+    per_trajectory: int  # Prompt, completions and tool results of one trajectory.
+    longest: int  # The longest trajectory of a step: `LONGEST` times the mean.
+    most_per_trajectory: int  # MAX_TURNS completions of MAX_TOKENS with the longest emails, or the context window.
     trainable_share: float
-    trajectories: int
-    """Of one step."""
+    trajectories: int  # Of one step.
     eval_trajectories: int
     steps: int
-    epochs: float
-    """Passes over the training questions."""
-    questions: int
-    """Training questions."""
+    epochs: float  # Passes over the training questions.
+    questions: int  # Training questions.
     evaluations: int
-    source: str
-    """Where ``per_trajectory`` comes from: typical, given, or the run's folder."""
-    confirmed: float = 0.0
-    """Size of the last measurement of best_model, on other questions, relative to an evaluation."""
+    source: str  # Where `per_trajectory` comes from: typical, given, or the run's folder.
+    confirmed: float = 0.0  # Size of the last measurement of best_model, on other questions, relative to an evaluation.
 
     @property
     def per_step(self) -> int:
-        """Tokens that a step trains or reads."""
         return self.per_trajectory * self.trajectories
-
-    @property
-    def at_once(self) -> int:
-        """Maximum number of trajectories sampled together."""
-        return max(self.trajectories, self.eval_trajectories)
-
-    def at_worst(self) -> Tokens:
-        """The same with one trajectory as long as the settings allow."""
-        return replace(self, longest=self.most_per_trajectory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +88,10 @@ class Job:
     known: Known = field(default_factory=Known)
 
     def with_settings(self, **values: object) -> Job:
-        """The same with other values of settings, by field name."""
         return replace(self, settings=changed(self.settings, **values))
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it runs on GPUs."""
         return self.cluster.device.is_gpu
 
     @property
@@ -156,8 +116,13 @@ class Job:
 
     @property
     def has_one_turn(self) -> bool:
-        """Whether a trajectory is a prompt and one completion."""
         return self.settings.training.mode == "simple" or self.settings.agent.max_turns == 1
+
+    @property
+    def scoring_passes(self) -> int:
+        """Passes without gradients before the first update of a step."""
+        beta, updates = self.settings.algorithm.beta, self.settings.training.updates_per_step
+        return (beta > 0) + needs_old_logprobs(resolve(self.settings), kl_coef=beta, updates=updates)
 
     def weights(self, itemsize: int = 2) -> int:
         """Bytes of the base."""
@@ -165,14 +130,14 @@ class Job:
 
     def tokens(self, ranks: int = 1) -> Tokens:
         """Tokens of a step over all ``ranks``: given, measured, or typical of the mode, within the settings' limits."""
-        settings, known = self.settings, self.known
+        settings, known, measured = self.settings, self.known, self.known.measured
         agent, training = settings.agent, settings.training
         turns = 1 if training.mode == "simple" else agent.max_turns
         most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, self.window)
         mean, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
         mean, source = min(mean, most), "typical"
-        if known.measured is not None:
-            mean, share, source = known.measured.per_trajectory, known.measured.trainable_share, "measured"
+        if measured is not None:
+            mean, share, source = measured.per_trajectory, measured.trainable_share, "measured"
         if known.per_trajectory is not None:
             mean, source = known.per_trajectory, "given"
             if mean > self.window:
@@ -226,29 +191,17 @@ def measure_run(run: Path) -> Measured:
     trained = [record for record in read_records(metrics) if record.keys() >= _NEEDED and record["total_tokens"]]
     if not trained:
         raise UsageError(f"{metrics} has no step with an update.", "Name a run with at least one update.")
-    tokens = sum(record["total_tokens"] for record in trained)
-    trajectories = sum(_kept_trajectories(record) for record in trained)
+    tokens, trajectories = sum(record["total_tokens"] for record in trained), 0.0
+    for record in trained:  # ``total_tokens`` excludes dropped groups
+        groups, kept = record["dropped"].items(), record["groups_kept"]
+        dropped = sum(count for name, count in groups if name.startswith("groups_"))
+        trajectories += record["num_trajectories"] * kept / (kept + dropped)
     phases = sorted({phase for record in trained for phase in record["seconds"]})
     evaluations = [record["seconds"]["evaluation"] for record in trained if "eval_accuracy" in record]
     return Measured(
         per_trajectory=max(round(tokens / trajectories), 1),
         trainable_share=sum(record["trainable_tokens"] for record in trained) / tokens,
         seconds={phase: sum(one["seconds"].get(phase, 0.0) for one in trained) / len(trained) for phase in phases},
-        steps=len(trained),
         evaluation=sum(evaluations) / len(evaluations) if evaluations else None,
         base_model=next((one.metadata.base_model for one in reversed(list_checkpoints(run))), None),
     )
-
-
-def base_of(settings: Settings, measured: Measured) -> Settings:
-    """The settings with the measured run's model, if none was named and its checkpoints name one."""
-    if "name" in settings.model.model_fields_set or measured.base_model is None:
-        return settings
-    return changed(settings, model_name=measured.base_model)
-
-
-def _kept_trajectories(record: Mapping[str, Any]) -> float:
-    """Trajectories of kept groups; ``total_tokens`` excludes dropped groups."""
-    kept = record["groups_kept"]
-    dropped = sum(count for name, count in record["dropped"].items() if name.startswith("groups_"))
-    return record["num_trajectories"] * kept / (kept + dropped)

@@ -32,8 +32,7 @@ from emailrl.records.trajectory import Scenario, scenario_fields
 from emailrl.settings import DataSettings
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
-I_DONT_KNOW = "I don't know"
-"""The reference answer if the mailbox does not contain the answer."""
+I_DONT_KNOW = "I don't know"  # The reference answer if the mailbox does not contain the answer.
 ONE_A_LINE = "A question file has one JSON object per line."
 FIELDS_HINT = (
     "A question has id, question, answer, message_ids, how_realistic, inbox_address and query_date; QUESTION_FIELD and "
@@ -235,12 +234,10 @@ class ScenarioSet:
     """The questions of one split."""
 
     scenarios: list[Scenario]
-    source: str
-    """The file, folder or hub name of the questions."""
+    source: str  # The file, folder or hub name of the questions.
     dropped: dict[str, int]
     """Number of questions left out from the entire source by reason: ``known_bad_id``, ``too_many_sources``."""
-    notes: list[str]
-    """Notes for every table made from these questions."""
+    notes: list[str]  # Notes for every table made from these questions.
 
     @property
     def fingerprint(self) -> str:
@@ -354,8 +351,7 @@ def _dropped_notes(dropped: Mapping[str, int]) -> list[str]:
     return [f"dropped {_DROPPED[reason]}: {number}" for reason, number in dropped.items()]
 
 
-MAX_NAMED = 3
-"""Maximum message ids in a note."""
+MAX_NAMED = 3  # Maximum message ids in a note.
 
 _STORED = select(emails.c.id).where(emails.c.message_id == bindparam("message_id"))
 _RECEIVED = exists().where(recipients.c.email_id == emails.c.id, recipients.c.recipient_address == bindparam("inbox"))
@@ -368,13 +364,10 @@ _VISIBLE = _STORED.where(
 class Coverage:
     """How much of a question set a database covers."""
 
-    missing: list[str]
-    """Distinct source ids missing from the database, in the order of the questions."""
-    hidden: list[str]
-    """Source ids in the database, but not in the question's inbox before its date."""
+    missing: list[str]  # Distinct source ids missing from the database, in the order of the questions.
+    hidden: list[str]  # Source ids in the database, but not in the question's inbox before its date.
     num_questions: int
-    num_answerable: int
-    """Number of questions whose source emails the agent can all read."""
+    num_answerable: int  # Number of questions whose source emails the agent can all read.
 
     @property
     def answerable(self) -> float:

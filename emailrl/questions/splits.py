@@ -18,16 +18,11 @@ from emailrl.records.trajectory import Scenario
 
 SPLITS = ("train", "val", "test")
 _PURPOSES = {"train": "training", "val": "validation", "test": "testing"}
-FEW = ("val", "test", "train")
-"""The splits of three inboxes, the smallest first; of two, the last two."""
-MANY = 10
-"""Number of inboxes from which their sizes do not matter."""
-TEST_SHARE, VAL_SHARE = 0.25, 0.15
-"""Shares of the inboxes that are asked about."""
-FEWEST = 10
-"""Number of questions per split below which a note says so."""
-CUT_SHARE = 0.2
-"""Maximum share of a training set used for val."""
+FEW = ("val", "test", "train")  # The splits of three inboxes, the smallest first; of two, the last two.
+MANY = 10  # Number of inboxes from which their sizes do not matter.
+TEST_SHARE, VAL_SHARE = 0.25, 0.15  # Shares of the inboxes that are asked about.
+FEWEST = 10  # Number of questions per split below which a note says so.
+CUT_SHARE = 0.2  # Maximum share of a training set used for val.
 
 
 def in_order(scenarios: Iterable[Scenario]) -> list[Scenario]:

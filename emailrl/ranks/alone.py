@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,17 +36,19 @@ class Place:
 
         Raises UsageError for values that torchrun does not set.
         """
-        names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-        given = {name: environ.get(name, str(default)) for name, default in names.items()}
-        for name, text in given.items():
-            if not (text.isascii() and text.isdecimal()):
-                raise UsageError(f"The environment has {name}={text}, which is not a number.", UNSET)
-        place = cls(*map(int, given.values()))
+        names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        given = {name: environ.get(name, default) for name, default in names.items()}
+        wrong = [
+            f"{name}={text}, which is not a number" for name, text in given.items() if not re.fullmatch("[0-9]+", text)
+        ]
+        place = cls(*map(int, given.values())) if not wrong else cls()
         if place.rank >= place.world:
             unset = "" if "WORLD_SIZE" in environ else " (not set)"
-            raise UsageError(f"The environment has RANK={place.rank}, but WORLD_SIZE={place.world}{unset}.", UNSET)
-        if place.world > 1 and "RANK" not in environ:
-            raise UsageError(f"The environment has WORLD_SIZE={place.world}, but no RANK.", UNSET)
+            wrong.append(f"RANK={place.rank}, but WORLD_SIZE={place.world}{unset}")
+        elif place.world > 1 and "RANK" not in environ:
+            wrong.append(f"WORLD_SIZE={place.world}, but no RANK")
+        if wrong:
+            raise UsageError(f"The environment has {wrong[0]}.", UNSET)
         return place
 
 
@@ -53,24 +56,11 @@ CONTINUE: Final = "If a checkpoint was saved, continue from it with --resume lat
 """What to do about a rank that is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why rollouts must end."""
-
-    message: str
-    hint: str = ""
-    seconds: float = math.inf
-    """Without progress; infinite for an error, which takes precedence."""
-
-    @classmethod
-    def of(cls, rank: int, error: Exception) -> Failure:
-        """An error of ``rank``, as the other ranks report it."""
-        message, hint = said(error)
-        return cls(f"Rank {rank}: {message}", hint)
-
-    def as_error(self) -> EmailRLError:
-        """The error to raise."""
-        return EmailRLError(self.message, self.hint)
+class Failure(EmailRLError):
+    def __init__(self, message: str, hint: str = "", seconds: float = math.inf) -> None:
+        """``seconds``: without progress; infinite for an error, which takes precedence."""
+        super().__init__(message, hint)
+        self.seconds = seconds
 
 
 class Activity:
@@ -84,12 +74,10 @@ class Activity:
         self._noted = _Note(what, count)
 
     def end(self) -> None:
-        """Nothing is under way."""
         self._noted = None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether any work is under way."""
         return self._noted is not None
 
     def stalled(self, who: str, limit: float) -> Failure | None:
@@ -109,7 +97,6 @@ class _Note:
         self._last, self._since = count(), time.monotonic()
 
     def seconds(self) -> float:
-        """Since the last progress."""
         if (now := self._count()) != self._last:
             self._last, self._since = now, time.monotonic()
         return time.monotonic() - self._since
@@ -132,12 +119,10 @@ class Ranks:
     rank = 0
     world = 1
     local_rank = 0
-    seconds = 0.0
-    """Time spent in ``all_reduce`` so far."""
+    seconds = 0.0  # Time spent in `all_reduce` so far.
     activity = Activity()
     """What rank 0 does while the others wait; several ranks end if it makes no progress for RANK_TIMEOUT seconds."""
-    lost: EmailRLError | None = None
-    """Set once another rank has ended or stopped responding."""
+    lost: EmailRLError | None = None  # Set once another rank has ended or stopped responding.
 
     @property
     def is_first(self) -> bool:
@@ -146,7 +131,6 @@ class Ranks:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this is the only rank."""
         return self.world == 1
 
     def stop_with(self, stop: Callable[[], None]) -> None:

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-SECONDS_TO_REPORT: Final = 3.0
-"""How long a rank waits for the marks of the others after losing one."""
-SECONDS_TO_FOLLOW: Final = 8
-"""How long a missing rank may live on: by then those that noticed have reported and ended."""
+SECONDS_TO_REPORT: Final = 3.0  # How long a rank waits for the marks of the others after losing one.
+SECONDS_TO_FOLLOW: Final = 8  # How long a missing rank may live on: by then those that noticed have reported and ended.
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +57,7 @@ class RankGroup(Ranks):
         self.on_stop = lambda: None
         self.activity = Activity()
         self._working = False
-        self._agreed: Exception | None = None
-        """The last error that all ranks raised."""
+        self._agreed: Exception | None = None  # The last error that all ranks raised.
         self._wait_seconds = start_seconds
 
     # -- rank 0 calls, the others wait
@@ -243,7 +240,7 @@ class RankGroup(Ranks):
         """On rank 0: raise what ended the work apart of all ranks, if it was interrupted for that."""
         self._raise_lost()
         if self._pulse.failure is not None:
-            raise self._pulse.failure.as_error() from None
+            raise self._pulse.failure from None
 
     def check_same(self, what: str, value: str) -> None:
         values = self.gather(value)

@@ -27,10 +27,8 @@ from emailrl.base.plain import first_line
 from emailrl.base.process import INTERRUPTED, RUN_ID, handled_by, report
 from emailrl.ranks.alone import CONTINUE
 
-_LONGEST_CONNECT: Final = 60
-"""Seconds to connect to the first host, or to wait for one reply from it."""
-_SECONDS_TO_GIVE_UP: Final = 10
-"""Seconds after its time is over in which torch's store gives up connecting by itself."""
+_LONGEST_CONNECT: Final = 60  # Seconds to connect to the first host, or to wait for one reply from it.
+_SECONDS_TO_GIVE_UP: Final = 10  # Seconds after its time is over in which torch's store gives up connecting by itself.
 _CONNECTING: Final = ("_create_tcp_store", "StaticTCPRendezvous.next_rendezvous")
 """The functions of torch in which a launcher connects to the store."""
 
@@ -43,16 +41,12 @@ SECONDS_TO_END: Final = 120
 class Launch:
     """How many ranks, on which hosts, and where the hosts meet."""
 
-    nproc: int = 1
-    """Ranks on this host."""
+    nproc: int = 1  # Ranks on this host.
     nnodes: int = 1
-    node_rank: int | None = None
-    """This host's number; None if the hosts negotiate it."""
-    rdzv_endpoint: str | None = None
-    """HOST:PORT of the first host, for rendezvous."""
+    node_rank: int | None = None  # This host's number; None if the hosts negotiate it.
+    rdzv_endpoint: str | None = None  # HOST:PORT of the first host, for rendezvous.
     max_restarts: int = 0
-    start_seconds: float = 1800
-    """How long hosts wait for each other (RANK_START_TIMEOUT)."""
+    start_seconds: float = 1800  # How long hosts wait for each other (RANK_START_TIMEOUT).
 
     def __post_init__(self) -> None:
         if self.nnodes > 1 and not self.rdzv_endpoint:
@@ -150,7 +144,6 @@ class Launch:
 
 
 def restarts() -> int:
-    """How often the agent has restarted this process's ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

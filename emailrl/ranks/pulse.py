@@ -17,12 +17,10 @@ from typing import Any, Final, NoReturn
 
 from emailrl.base.errors import EmailRLError
 from emailrl.base.process import SECONDS, bounded, report
-from emailrl.ranks.alone import Activity, Failure
+from emailrl.ranks.alone import Activity, Failure, said
 
-LONGEST_INTERVAL: Final = 1.0
-"""Maximum seconds between pulses; a quarter of the timeout if that is shorter."""
-SHORTEST_INTERVAL: Final = 0.02
-"""Seconds between pulses while rank 0 only waits for the others."""
+LONGEST_INTERVAL: Final = 1.0  # Maximum seconds between pulses; a quarter of the timeout if that is shorter.
+SHORTEST_INTERVAL: Final = 0.02  # Seconds between pulses while rank 0 only waits for the others.
 
 
 class Call(IntEnum):
@@ -52,14 +50,10 @@ class Pulse:
         self._told = self._asked = False
         self._parent = os.getppid()
         self._call = Call.WAIT
-        self.failure: Failure | None = None
-        """On rank 0: why the work that began last must end on all ranks."""
-        self.stopping = False
-        """This rank, other than 0, was asked to stop."""
-        self.heard = Call.WAIT
-        """Rank 0's last call."""
-        self.error: RuntimeError | None = None
-        """Why this rank, other than 0, hears no more pulses."""
+        self.failure: Failure | None = None  # On rank 0: why the work that began last must end on all ranks.
+        self.stopping = False  # This rank, other than 0, was asked to stop.
+        self.heard = Call.WAIT  # Rank 0's last call.
+        self.error: RuntimeError | None = None  # Why this rank, other than 0, hears no more pulses.
 
     def begin(self, stop: Callable[[], None], activity: Activity) -> None:
         """Pulse from a thread while this rank works, as described by ``activity``: until the next ``call`` of rank 0,
@@ -117,7 +111,7 @@ class Pulse:
                 if self._is_working:
                     stop()
             if self.failure is not None and self._is_working and time.monotonic() - failed_at > SECONDS:
-                _exit(self.failure.as_error())
+                _exit(self.failure)
             if not busy or self.failure is not None:
                 self._done.set()
             if stopping and not self._asked:
@@ -135,10 +129,10 @@ class Pulse:
 
     def fail(self, error: Exception) -> None:
         """Tell rank 0 with the next pulse that this rank's work raised ``error``."""
-        self._own = Failure.of(self._rank, error)
+        message, hint = said(error)
+        self._own = Failure(f"Rank {self._rank}: {message}", hint)
 
     def end(self) -> None:
-        """Stop being busy."""
         self._done.set()
         if self._thread is not None:
             self._thread.join()

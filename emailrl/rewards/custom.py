@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import httpx
 
+from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
 from emailrl.base.custom import CustomPart, is_path, load_part
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Client, Failed, pause_asked_for, retried, tell, wait_for
@@ -21,7 +22,7 @@ from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
 from emailrl.rewards.rubric import Reward
 from emailrl.rewards.scorer import BatchReward, Terms
-from emailrl.settings import RewardSettings, redacted, secrets_in, split_credentials, without_credentials
+from emailrl.settings import RewardSettings
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,7 @@ def _plain(value: Any) -> Any:
 
 VERSION: Final = 1
 _TERM: Final = "remote"
-MAX_REWARD: Final = 1e9
-"""Larger rewards are rejected: their squares, used for standard deviations, would overflow."""
+MAX_REWARD: Final = 1e9  # Larger rewards are rejected: their squares, used for standard deviations, would overflow.
 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -178,8 +178,7 @@ def _shown(value: Any) -> str:
 
 
 class _Client(Client):
-    max_bytes = 64 << 20
-    """Maximum size of a scorer's reply."""
+    max_bytes = 64 << 20  # Maximum size of a scorer's reply.
 
 
 class HttpReward:

@@ -14,9 +14,10 @@ import re
 from typing import Any
 
 from emailrl.base.cache import ReplyCache
+from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Failed, harmless, sendable, tell, wait_for
-from emailrl.settings import RewardSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import RewardSettings
 
 SYSTEM_PROMPT = """\
 You grade answers. You are given a question, the correct answer and a candidate's answer, as JSON. Decide whether \

@@ -101,8 +101,7 @@ def _has_looked(trajectory: Trajectory) -> bool:
     return trajectory.scenario.answerable or searched
 
 
-ENOUGH_WORDS = 3
-"""Keywords are joined by AND: every additional word makes an empty result likelier."""
+ENOUGH_WORDS = 3  # Keywords are joined by AND: every additional word makes an empty result likelier.
 
 
 def heuristic_reward(max_tokens: int) -> Reward:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
 
+from emailrl.base.credentials import redacted
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted
 from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import Reward
-from emailrl.settings import redacted
 
 _NO_TEXT = re.compile(r"https?://\S+|<[^\s<>]+>")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -27,8 +27,7 @@ _JOINT = re.compile(r" ?[,;] (?:(?:and|or) )?| (?:and/or|or|and) | ?/ ?(?=[^\W\d
 _CHOICE = re.compile(r"or\b|[;/]", re.IGNORECASE)
 _YEAR_AFTER_COMMA = re.compile(r",(?=\s+\d{4}\b)")
 _BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S", re.MULTILINE)
-_MOST_WORDS = 4
-"""Longer items are clauses, not list items."""
+_MOST_WORDS = 4  # Longer items are clauses, not list items.
 
 
 def measure(answer: str) -> dict[str, float]:
@@ -61,28 +60,23 @@ def count_candidates(answer: str) -> int:
 
 logger = logging.getLogger(__name__)
 
-COMPARED_SHARE = 0.5
-"""Share of judged answers that the offline check also grades, sampled by their text."""
+COMPARED_SHARE = 0.5  # Share of judged answers that the offline check also grades, sampled by their text.
 
-LONGEST = 500
-"""Maximum characters of an error kept for a missing verdict or reward."""
+LONGEST = 500  # Maximum characters of an error kept for a missing verdict or reward.
 
 
 class AnswerCheck(Protocol):
     """Says whether an answer to a question agrees with the reference answer."""
 
-    concurrency: int
-    """Maximum concurrent checks; 1 for CPU-bound ones."""
+    concurrency: int  # Maximum concurrent checks; 1 for CPU-bound ones.
 
     def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
         """True if correct; ``kind`` is the question's, if any; raises if no verdict is available."""
         ...
 
 
-Claim = tuple[str, str, str, str]
-"""Question, reference, answer and the question's kind, empty if unknown."""
-Terms = dict[str, float] | Exception
-"""The named terms of one trajectory's reward, or an error."""
+Claim = tuple[str, str, str, str]  # Question, reference, answer and the question's kind, empty if unknown.
+Terms = dict[str, float] | Exception  # The named terms of one trajectory's reward, or an error.
 
 
 @runtime_checkable
@@ -211,10 +205,8 @@ class OverlongScorer:
     """A scorer that adds the reward term ``overlong``, between ``-penalty`` and 0."""
 
     scorer: Scorer
-    max_tokens: int
-    """Maximum tokens per completion."""
-    buffer: int
-    """Tokens before ``max_tokens`` over which the penalty rises."""
+    max_tokens: int  # Maximum tokens per completion.
+    buffer: int  # Tokens before ``max_tokens`` over which the penalty rises.
     penalty: float
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from emailrl.base.disk import LOCK, Lock, check_own, check_place
@@ -73,18 +74,31 @@ def new_directory(base: Path, *, overwrite: bool) -> Iterator[Path]:
     check_replaceable(base)
     with held(base):
         try:
-            _move(base, base / REPLACING)
+            clear_run(base, into=base / REPLACING)
             (base / REPLACING).rename(base / REPLACED)
             yield base
         finally:
             _settle(base)
 
 
-def clear_run(directory: Path) -> None:
-    """Remove what a run wrote to its directory, and nothing else."""
-    for path in list(_own(directory)):
-        _remove(path)
-    _remove_empty_folders(directory)
+def clear_run(directory: Path, *, into: Path | None = None) -> None:
+    """Remove what a run wrote to its directory, and nothing else, or move it into another folder."""
+    if into is not None:
+        into.mkdir(exist_ok=True)
+    for entry in list(directory.iterdir()):
+        inside = (
+            [path for path in entry.iterdir() if RECORD.fullmatch(path.name)] if entry.name in RECORD_FOLDERS else []
+        )
+        for path in [entry] if _OWN.fullmatch(entry.name) else inside:
+            if into is None:
+                _remove(path)
+                continue
+            goal = into / path.relative_to(directory)
+            goal.parent.mkdir(exist_ok=True)
+            path.rename(goal)
+    for name in RECORD_FOLDERS:
+        with suppress(OSError):  # missing, or it holds a user's files
+            (directory / name).rmdir()
 
 
 def remove_records(directory: Path, *, after: int) -> None:
@@ -100,9 +114,8 @@ def check_replaceable(directory: Path) -> None:
     if not directory.is_dir():
         return
     entries = {entry.name for entry in directory.iterdir()}
-    recorded = {"metrics.jsonl", "training.log"} <= entries
-    moved = entries & {REPLACED, REPLACING}
-    if entries - {LOCK} and not (recorded or moved or list_checkpoints(directory)):
+    is_run = {"metrics.jsonl", "training.log"} <= entries or entries & {REPLACED, REPLACING}
+    if entries - {LOCK} and not (is_run or list_checkpoints(directory)):
         raise UsageError(
             f"{directory} is not an emailrl run, so --overwrite leaves it alone.",
             "Drop --overwrite, or choose another folder with --out.",
@@ -120,16 +133,11 @@ def give_back_replaced(base: Path) -> list[str]:
 
     Does nothing while another process trains there. Raises UsageError for a place that cannot be written.
     """
-    if not any((base / name).exists() for name in (REPLACED, REPLACING)):
-        return []
-    with _held(base) as is_held:
-        if not is_held:
-            return []
-        replaced = (base / REPLACED).exists() and bool(list_checkpoints(base))
-        _settle(base)
-    if replaced:
-        return []
-    return [f"{base} is restored: the run that --overwrite started ended before its first checkpoint"]
+    if any((base / name).exists() for name in (REPLACED, REPLACING)):
+        with _held(base) as is_held:
+            if is_held and not _settle(base):
+                return [f"{base} is restored: the run that --overwrite started ended before its first checkpoint"]
+    return []
 
 
 @contextmanager
@@ -158,59 +166,34 @@ def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
             lock.close()
 
 
-def _settle(directory: Path) -> None:
-    """Finish or undo an overwrite: if the new run has a checkpoint, the old one is removed, else restored."""
+def _settle(directory: Path) -> bool:
+    """Finish or undo an overwrite: if the new run has a checkpoint (True), the old one is removed, else restored."""
     replaced, replacing = directory / REPLACED, directory / REPLACING
     if replaced.exists():
         if list_checkpoints(directory):
             shutil.rmtree(replaced)
-            return
+            return True
         clear_run(directory)
         replaced.rename(replacing)
     if replacing.exists():
-        _move(replacing, directory)
+        clear_run(replacing, into=directory)
         replacing.rmdir()
-
-
-def _move(source: Path, target: Path) -> None:
-    target.mkdir(exist_ok=True)
-    for path in list(_own(source)):
-        goal = target / path.relative_to(source)
-        goal.parent.mkdir(exist_ok=True)
-        path.rename(goal)
-    _remove_empty_folders(source)
-
-
-def _remove_empty_folders(directory: Path) -> None:
-    for folder in (directory / name for name in RECORD_FOLDERS):
-        with suppress(OSError):  # missing, or it holds a user's files
-            folder.rmdir()
-
-
-def _own(directory: Path) -> Iterator[Path]:
-    """What a run wrote to the directory."""
-    for entry in directory.iterdir():
-        if entry.name in RECORD_FOLDERS:
-            yield from (path for path in entry.iterdir() if RECORD.fullmatch(path.name))
-        elif _OWN.fullmatch(entry.name):
-            yield entry
+    return False
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
-        if path.name.startswith("."):
-            shutil.rmtree(path)
-        else:
-            remove_checkpoints([path])  # a half-removed adapter must not carry its name
-    else:
+    if not path.is_dir():
         path.unlink(missing_ok=True)  # already removed with the leftovers
+    elif path.name.startswith("."):
+        shutil.rmtree(path)
+    else:
+        remove_checkpoints([path])  # a half-removed adapter must not carry its name
 
 
 def free_directory(base: Path) -> Path:
     """``base``, else ``base-2``, ``base-3``: the first that is missing or empty."""
-    number = 1
-    while True:
+    for number in count(1):
         directory = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-            return directory
-        number += 1
+            break
+    return directory

@@ -24,12 +24,10 @@ class Interrupts:
         self._requested = False
         self._droppable = False
         self._from_rank = False
-        self.impatient = False
-        """Whether a SIGINT came after the first signal: save nothing more."""
+        self.impatient = False  # Whether a SIGINT came after the first signal: save nothing more.
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals inside the block."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from emailrl.base.disk import check_own, naming
 from emailrl.base.errors import UsageError
@@ -38,7 +38,6 @@ class Display:
         self._say = say
 
     def say(self, line: str) -> None:
-        """Print a line."""
         self._say(line)
 
     def result(self, line: str) -> None:
@@ -67,12 +66,8 @@ class Display:
         """The run has ended, successfully or not."""
 
 
-class Sink(Protocol):
-    """A tracking service that receives flat numbers per step."""
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
+Service = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]
+"""A tracking service: sends a step's flat numbers, and ends, waiting for pending uploads."""
 
 
 class Tracker:
@@ -93,38 +88,29 @@ class Tracker:
         step: int,
         evaluated: int | None = None,
     ) -> None:
-        self.display = display
-        """Shows the run while it trains."""
+        self.display = display  # Shows the run while it trains.
         tracking = settings.tracking
         self._logging_steps = tracking.logging_steps
         shared = tracking.tensorboard_dir
         events = shared / run_id if shared else run_dir / "tensorboard"
         check_own(events, "TENSORBOARD_DIR")
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
-        self._sinks: list[Sink] = [TensorBoard(events, step)] if tracking.tensorboard else []
+        self._services = [_tensorboard(events, step)] if tracking.tensorboard else []
         if tracking.wandb_mode != "disabled":
-            name = tracking.wandb_name.replace("{mode}", mode)
-            self._sinks.append(WandB(tracking, run_dir, run_id, name, settings.public(), self.say))
+            tracking = tracking.model_copy(update={"wandb_name": tracking.wandb_name.replace("{mode}", mode)})
+            self._services.append(_wandb(tracking, run_dir, run_id, settings.public(), self.say))
         # Last, because opening them removes lines, and a service may fail to start.
         self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
         last = step if evaluated is None else evaluated
         self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=last)
 
-    def say(self, text: str) -> None:
-        """Print lines to the console and the log."""
-        self._print(text, self.display.say)
-
-    def conclude(self, text: str) -> None:
-        """``say`` the outcome of the run, which a command prints as its result."""
-        self._print(text, self.display.result)
-
-    def _print(self, text: str, console: Say) -> None:
+    def say(self, text: str, *, is_result: bool = False) -> None:
+        """Print lines to the console and the log; a command prints the outcome of a run as its result."""
         for line in text.splitlines():
-            console(line)
+            (self.display.result if is_result else self.display.say)(line)
             logging.getLogger("emailrl.training").info("%s", line)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Record one evaluation's numbers."""
         self._evaluations.write({"step": evaluation.step} | evaluation.metrics())
         self.display.evaluation(evaluation)
         self._send({f"eval/{name}": value for name, value in evaluation.metrics().items()}, evaluation.step)
@@ -140,13 +126,12 @@ class Tracker:
 
     def _send(self, metrics: Mapping[str, Any], step: int) -> None:
         numbers = flat_numbers(metrics)
-        for sink in self._sinks:
-            sink.log(numbers, step)
+        for log, _ in self._services:
+            log(numbers, step)
 
     def close(self) -> None:
-        """Flush and close everything."""
-        for sink in self._sinks:
-            sink.close()
+        for _, end in self._services:
+            end()
         self._metrics.close()
         self._evaluations.close()
         logging.getLogger("emailrl").removeHandler(self._log)
@@ -188,7 +173,6 @@ def open_log(path: Path, *, verbose: bool) -> logging.Handler:
 
 
 def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The finite numbers of a nested mapping, keys joined by ``/``."""
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -218,7 +202,6 @@ class Clock:
             self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - begun
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, and ``total``."""
         return self.phases | {"total": time.perf_counter() - self._begun}
 
 
@@ -255,61 +238,45 @@ def check_services(tracking: TrackingSettings) -> None:
         )
 
 
-class WandB:
+def _wandb(tracking: TrackingSettings, run_dir: Path, run_id: str, config: dict[str, Any], say: Say) -> Service:
     """The W&B run with a run's id, started or resumed; ``online`` without login or network is offline, and says so."""
+    import wandb
 
-    def __init__(
-        self, tracking: TrackingSettings, run_dir: Path, run_id: str, name: str, config: dict[str, Any], say: Say
-    ) -> None:
-        import wandb
+    def begin(mode: Literal["online", "offline"]) -> Any:
+        return wandb.init(
+            project=tracking.wandb_project,
+            entity=tracking.wandb_entity,
+            name=tracking.wandb_name,
+            id=run_id,
+            resume="allow" if mode == "online" else None,
+            dir=run_dir,
+            mode=mode,
+            config=config,
+            settings=wandb.Settings(silent=True, console="off", disable_git=True),
+        )
 
-        def begin(mode: Literal["online", "offline"]) -> Any:
-            return wandb.init(
-                project=tracking.wandb_project,
-                entity=tracking.wandb_entity,
-                name=name,
-                id=run_id,
-                resume="allow" if mode == "online" else None,
-                dir=run_dir,
-                mode=mode,
-                config=config,
-                settings=wandb.Settings(silent=True, console="off", disable_git=True),
-            )
-
-        self.run: Any = None
-        if tracking.wandb_mode == "online":
-            reason = "not logged in"
-            try:
-                self.run = begin("online") if wandb.login(prompt=False) else None
-            except wandb.errors.Error as error:
-                reason = first_line(error)
-            if self.run is None:
-                later = f"wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*"
-                say(f"W&B logs offline: {reason}. Later: {later}")
-        self.run = self.run or begin("offline")
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Send a step's numbers."""
-        self.run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """Finish the run, waiting for pending uploads."""
-        self.run.finish()
+    run: Any = None
+    if tracking.wandb_mode == "online":
+        reason = "not logged in"
+        try:
+            run = begin("online") if wandb.login(prompt=False) else None
+        except wandb.errors.Error as error:
+            reason = first_line(error)
+        if run is None:
+            later = f"wandb login, then wandb sync {run_dir / 'wandb'}/offline-run-*"
+            say(f"W&B logs offline: {reason}. Later: {later}")
+    run = run or begin("offline")
+    return lambda numbers, step: run.log(numbers, step=step), run.finish
 
 
-class TensorBoard:
+def _tensorboard(directory: Path, step: int) -> Service:
     """A TensorBoard event file; events beyond ``step``, left by an interrupted run, are hidden."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, directory: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(directory), purge_step=step + 1)
 
-        self.writer = SummaryWriter(str(directory), purge_step=step + 1)
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Write a step's numbers."""
+    def log(numbers: dict[str, float], step: int) -> None:
         for name, number in numbers.items():
-            self.writer.add_scalar(name, number, step)
+            writer.add_scalar(name, number, step)
 
-    def close(self) -> None:
-        """Flush and close the file."""
-        self.writer.close()
+    return log, writer.close

@@ -16,24 +16,11 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 import torch
 
+from emailrl import checkpoints
 from emailrl.base.disk import LOCK
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted, first_line
-from emailrl.checkpoints import (
-    SFT,
-    Checkpoint,
-    damage_of,
-    find_runs,
-    incomplete_checkpoints,
-    list_checkpoints,
-    newest_run,
-    read_checkpoint,
-    recover,
-    remove_checkpoints,
-    run_folders,
-    verify,
-    write_checkpoint,
-)
+from emailrl.checkpoints import SFT, Checkpoint, damage_of, incomplete_checkpoints, list_checkpoints, read_checkpoint
 from emailrl.model.lora import writing_tensors
 from emailrl.records import read_records
 from emailrl.runs.folder import OPTION, held, remove_records
@@ -53,20 +40,16 @@ def run_to_resume(resume: str, output_dir: Path, mode: str, *, any_mode: bool = 
     """
     but, searched = (SFT, None) if any_mode else (None, mode)
     if resume == "auto":
-        runs, vain = find_runs(output_dir, searched, but=but), _begun_in_vain(output_dir, mode)
-        begun = (vain / LOCK).stat().st_mtime if vain else 0.0
-        later = [run for run in runs if list_checkpoints(run)[-1].created.timestamp() > begun]
+        begun = [run for run in checkpoints.run_folders(output_dir, mode) if (run / LOCK).exists()]
+        vain = begun[-1] if begun and _is_vain(begun[-1]) else None
+        since = (vain / LOCK).stat().st_mtime if vain else 0.0
+        runs = checkpoints.find_runs(output_dir, searched, but=but)
+        later = [run for run in runs if list_checkpoints(run)[-1].created.timestamp() > since]
         return later[-1] if later else vain
     if resume in ("latest", "best"):
-        return newest_run(output_dir, searched, but=but, which=resume)
+        return checkpoints.newest_run(output_dir, searched, but=but, which=resume)
     path = Path(resume)
     return path if list_checkpoints(path) else read_checkpoint(path).path.parent
-
-
-def _begun_in_vain(output_dir: Path, mode: str) -> Path | None:
-    """The run of a mode begun last, if it died before its first checkpoint."""
-    begun = [run for run in run_folders(output_dir, mode) if (run / LOCK).exists()]
-    return begun[-1] if begun and _is_vain(begun[-1]) else None
 
 
 def _is_vain(run: Path) -> bool:
@@ -114,13 +97,11 @@ def _damaged_after(directory: Path, step: int) -> dict[Path, str]:
 
 
 def _step_in_name(path: Path) -> int:
-    """The N of ``checkpoint-N``; 0 for other names."""
     digits = path.name.removeprefix("checkpoint-")
     return int(digits) if digits.isdecimal() else 0
 
 
 def _recorded_steps(directory: Path) -> set[int]:
-    """The steps with a line in ``metrics.jsonl``."""
     path = directory / "metrics.jsonl"
     steps = [record.get("step") for record in read_records(path)] if path.exists() else []
     return {step for step in steps if isinstance(step, int)}
@@ -145,7 +126,7 @@ def resumed(
     """
     with held(directory, option):
         checkpoint = checkpoint_to_resume(directory, resume)
-        if checkpoint is not None and not (verify(checkpoint).path / STATE_FILE).is_file():
+        if checkpoint is not None and not (checkpoints.verify(checkpoint).path / STATE_FILE).is_file():
             raise UsageError(
                 f"{checkpoint.path} has no trainer state.", "Resume from a checkpoint-N that emailrl wrote."
             )
@@ -155,7 +136,6 @@ def resumed(
 
 
 def new_run_id(mode: str) -> str:
-    """A unique name for a run."""
     return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -166,8 +146,7 @@ def new_run_id(mode: str) -> str:
 class State:
     """What changes from step to step in every run, except weights, optimizer and random generators."""
 
-    step: int = 0
-    """Steps done."""
+    step: int = 0  # Steps done.
     best_step: int | None = None
     last_evaluated: int | None = None
     evaluations_without_better: int = 0
@@ -180,7 +159,6 @@ class State:
         return -1 if self.last_evaluated is None else self.last_evaluated
 
     def count_evaluation(self, *, is_best: bool) -> None:
-        """Count an evaluation of the current step."""
         self.last_evaluated = self.step
         self.evaluations_without_better = 0 if is_best else self.evaluations_without_better + 1
         self.best_step = self.step if is_best else self.best_step
@@ -189,26 +167,18 @@ class State:
         """No weights are left of the best step: the next evaluation selects others."""
         self.best_step = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The state as plain values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The inverse of ``to_dict``."""
+        """The state of these plain values (``dataclasses.asdict``)."""
         return cls(**values)
 
 
 S = TypeVar("S", bound=State)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A run at the end of a step: what a checkpoint stores besides weights and optimizer."""
-
-    state: dict[str, Any]
-    """``State`` as plain values."""
-    generators: dict[str, Any]
+Snapshot = dict[str, dict[str, Any]]
+"""A run at the end of a step, as a checkpoint stores it besides weights and optimizer: its state as plain values, and
+the random generators."""
 
 
 def take_snapshot(state: State) -> Snapshot:
@@ -221,7 +191,7 @@ def take_snapshot(state: State) -> Snapshot:
     }
     if torch.cuda.is_initialized():
         generators["cuda"] = torch.cuda.get_rng_state_all()
-    return Snapshot(state.to_dict(), generators)
+    return {"state": asdict(state), "generators": generators}
 
 
 def seed_generators(seed: int) -> None:
@@ -234,34 +204,23 @@ def seed_generators(seed: int) -> None:
 def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
     """Write ``trainer_state.pt``: tensors and plain values, readable without running any code in it."""
     with writing_tensors(path):
-        torch.save({"state": snapshot.state, "generators": snapshot.generators, "updater": updater}, path)
+        torch.save(snapshot | {"updater": updater}, path)
 
 
-def read_state(checkpoint: Checkpoint, kind: type[S]) -> S:
-    """The state of a checkpoint's run."""
-    with _reading_state(checkpoint) as saved:
-        return kind.from_dict(saved["state"])
-
-
-def load_state(checkpoint: Checkpoint, kind: type[S]) -> tuple[S, dict[str, Any]]:
-    """The states of a checkpoint's run and updater; restores the random generators."""
-    with _reading_state(checkpoint) as saved:
-        state, generators = kind.from_dict(saved["state"]), saved["generators"]
-        random.setstate(generators["python"])
-        np.random.set_state(generators["numpy"])
-        torch.set_rng_state(generators["torch"])
-        # A machine with fewer GPUs than the run had restores only the states it can use.
-        for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(generator, device)
-        return state, saved["updater"]
-
-
-@contextmanager
-def _reading_state(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
-    """What ``save_state`` wrote; EmailRLError if it cannot be read."""
+def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> tuple[S, dict[str, Any]]:
+    """The states of a checkpoint's run and updater; with ``draws`` restores the random generators."""
     path = checkpoint.path / STATE_FILE
     try:
-        yield torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        state, generators = kind.from_dict(saved["state"]), saved["generators"]
+        if draws:
+            random.setstate(generators["python"])
+            np.random.set_state(generators["numpy"])
+            torch.set_rng_state(generators["torch"])
+            # A machine with fewer GPUs than the run had restores only the states it can use.
+            for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(generator, device)
+        return state, saved["updater"]
     except pickle.UnpicklingError:  # not torch's text, which advises to load it unprotected
         raise EmailRLError(
             f"{path} contains objects other than tensors and plain values, or is damaged.",
@@ -284,7 +243,7 @@ def rewind(run_dir: Path, state: State) -> list[str]:
     replaced by the checkpoint of the best step if that still exists. Otherwise a later one stays until a better one is
     found, and a damaged one until the next evaluation, as ``state`` then has no best. A damaged ``final`` is removed.
     """
-    recover(run_dir)
+    checkpoints.recover(run_dir)
     said, final, best = [], run_dir / "final", run_dir / "best_model"
     gone: dict[Path, str] = {}
     if why := damage_of(final):
@@ -306,7 +265,7 @@ def rewind(run_dir: Path, state: State) -> list[str]:
             kept = f"is from the later step {item.metadata.step}; it stays until a better one"
             said.append(f"best_model {f'restored to step {state.best_step}' if _restored(item.path, state) else kept}")
     gone |= {path: f"which is damaged: {why}" for path, why in _damaged_after(run_dir, state.step).items()}
-    remove_checkpoints(gone)
+    checkpoints.remove_checkpoints(gone)
     return [*said, *(f"removed {path.name}, {why}" for path, why in gone.items())]
 
 
@@ -323,15 +282,13 @@ def lost_metrics(run_dir: Path, step: int) -> list[str]:
 def _restored(best: Path, state: State) -> bool:
     """Replace ``best_model`` by an intact checkpoint of the best step; False if there is none."""
     of_step = (item for item in list_checkpoints(best.parent) if item.metadata.step == state.best_step)
-    source = next((item for item in of_step if item.path != best and damage_of(item.path) is None), None)
-    if source is None:
-        return False
-    whole = source
+    for source in (item for item in of_step if item.path != best and damage_of(item.path) is None):
 
-    def fill(directory: Path) -> None:
-        for name in whole.metadata.files:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(whole.path / name, directory / name)
+        def fill(directory: Path, source: Checkpoint = source) -> None:
+            for name in source.metadata.files:
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source.path / name, directory / name)
 
-    write_checkpoint(best, replace(source.metadata, kind="best"), fill)
-    return True
+        checkpoints.write_checkpoint(best, replace(source.metadata, kind="best"), fill)
+        return True
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -22,9 +22,7 @@ from emailrl.runs.log import Tracker
 from emailrl.runs.resume import STATE_FILE, S, Snapshot, save_state, take_snapshot
 from emailrl.settings import Settings
 
-PACKAGES: Final = ("torch", "transformers", "peft")
-MAX_SKIPPED_IN_A_ROW: Final = 3
-"""This many consecutive updates with a non-finite loss or gradient end the run."""
+MAX_SKIPPED_IN_A_ROW: Final = 3  # This many consecutive updates with a non-finite loss or gradient end the run.
 NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}
 """The folders of checkpoints by kind; any other is ``checkpoint-N``."""
 
@@ -38,17 +36,12 @@ class Origin:
     algorithm: str
     database_fingerprint: str
     questions_fingerprint: str
-    parent: str | None = None
-    """The checkpoint or adapter the weights started from."""
-    resumed_from: str | None = None
-    """The checkpoint this process resumed from."""
+    parent: str | None = None  # The checkpoint or adapter the weights started from.
+    resumed_from: str | None = None  # The checkpoint this process resumed from.
 
 
 class Updates(Protocol):
-    """Makes a run's updates."""
-
-    skipped_in_a_row: int
-    """Consecutive updates that were not finite."""
+    skipped_in_a_row: int  # Consecutive updates that were not finite.
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on besides the weights, for ``torch.save``."""
@@ -67,11 +60,9 @@ class Run(Generic[S]):
     updater: Updates
     tracker: Tracker
     interrupts: Interrupts
-    saved_step: int | None = None
-    """The step of the last checkpoint on disk."""
+    saved_step: int | None = None  # The step of the last checkpoint on disk.
     _snapshot: Snapshot = field(init=False)
-    _half_done: bool = field(default=False, init=False)
-    """The weights have moved since the snapshot."""
+    _half_done: bool = field(default=False, init=False)  # The weights have moved since the snapshot.
 
     def __post_init__(self) -> None:
         self._snapshot = take_snapshot(self.state)
@@ -100,58 +91,9 @@ class Run(Generic[S]):
 
     def write(self, kind: str) -> Checkpoint:
         """Write ``best_model``, ``final`` or ``checkpoint-N`` with the last complete step, and prune the last."""
-        path = self.directory / NAMES.get(kind, f"checkpoint-{self._step}")
-        checkpoint = write_checkpoint(path, self._metadata(kind), lambda folder: self.fill(folder, kind))
-        if kind != SFT:
-            self.saved_step = self._step
-        discard_replaced(self.directory)
-        prune(self.directory, self.settings.output.save_total_limit)
-        return checkpoint
-
-    def fill(self, folder: Path, kind: str) -> None:
-        """Write a checkpoint's files."""
-        write_weights(self.policy, folder)
-        save_state(folder / STATE_FILE, self._snapshot, self.updater.state_dict())
-
-    @contextmanager
-    def rescued(self) -> Iterator[None]:
-        """Save the last complete step if the block is interrupted or fails."""
-        try:
-            yield
-        except (Exception, KeyboardInterrupt):
-            self.rescue()
-            raise
-
-    def rescue(self) -> None:
-        """Save the last complete step of a run that ends early, if its weights are still available."""
-        step, saved = self._step, self.saved_step
-        up_to = (
-            "there is no checkpoint yet" if saved is None else f"saved up to step {saved}; --resume latest continues"
-        )
-        if saved == step:
-            said = f"after step {step}, which is saved; --resume latest continues"
-        elif not step:
-            replaced = (self.directory / REPLACED).exists()
-            then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
-            said = f"before the first step; {then}"
-        elif self._half_done or self.interrupts.impatient:
-            said = f"in step {step + 1}; {up_to}"
-        else:
-            try:
-                said = f"after step {step}, saved in {self.write('checkpoint').path}; --resume latest continues"
-            except OSError as error:  # a full disk: what ended the run is raised, not this
-                said = f"after step {step}, which cannot be saved ({error.strerror}); {up_to}"
-        self.tracker.say(f"Stopped {said}.")
-
-    @property
-    def _step(self) -> int:
-        """The last complete step."""
-        step: int = self._snapshot.state["step"]
-        return step
-
-    def _metadata(self, kind: str) -> Metadata:
         settings, origin = self.settings, self.origin
-        return Metadata(
+        path = self.directory / NAMES.get(kind, f"checkpoint-{self._step}")
+        metadata = Metadata(
             run_id=origin.run_id,
             kind=kind,
             step=self._step,
@@ -159,7 +101,7 @@ class Run(Generic[S]):
             algorithm=origin.algorithm,
             base_model=self.policy.base_model,
             lora=self.policy.lora,
-            metrics=self._snapshot.state["last_metrics"],
+            metrics=self._snapshot["state"]["last_metrics"],
             settings=settings.public(),
             parent=origin.parent,
             resumed_from=origin.resumed_from,
@@ -170,6 +112,45 @@ class Run(Generic[S]):
             git_commit=git_commit(),
             created_at=created_after({*run_folders(settings.output.output_dir), self.directory}),
         )
+        checkpoint = write_checkpoint(path, metadata, lambda folder: self.fill(folder, kind))
+        if kind != SFT:
+            self.saved_step = self._step
+        discard_replaced(self.directory)
+        prune(self.directory, self.settings.output.save_total_limit)
+        return checkpoint
+
+    def fill(self, folder: Path, kind: str) -> None:
+        write_weights(self.policy, folder)
+        save_state(folder / STATE_FILE, self._snapshot, self.updater.state_dict())
+
+    @contextmanager
+    def rescued(self) -> Iterator[None]:
+        """Save the last complete step if the block is interrupted or fails and its weights are still available."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt):
+            step, saved, later = self._step, self.saved_step, "--resume latest continues"
+            up_to = "there is no checkpoint yet" if saved is None else f"saved up to step {saved}; {later}"
+            if saved == step:
+                said = f"after step {step}, which is saved; {later}"
+            elif not step:
+                replaced = (self.directory / REPLACED).exists()
+                then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
+                said = f"before the first step; {then}"
+            elif self._half_done or self.interrupts.impatient:
+                said = f"in step {step + 1}; {up_to}"
+            else:
+                try:
+                    said = f"after step {step}, saved in {self.write('checkpoint').path}; {later}"
+                except OSError as full:  # a full disk: what ended the run is raised, not this
+                    said = f"after step {step}, which cannot be saved ({full.strerror}); {up_to}"
+            self.tracker.say(f"Stopped {said}.")
+            raise
+
+    @property
+    def _step(self) -> int:
+        step: int = self._snapshot["state"]["step"]
+        return step
 
 
 def write_weights(policy: Policy, folder: Path) -> None:
@@ -179,12 +160,8 @@ def write_weights(policy: Policy, folder: Path) -> None:
 
 @cache
 def versions() -> dict[str, str]:
-    """Name → version."""
-    return {
-        "emailrl": emailrl.__version__,
-        "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
-    }
+    packages = {package: version(package) for package in ("torch", "transformers", "peft")}
+    return {"emailrl": emailrl.__version__, "python": platform.python_version(), **packages}
 
 
 @cache
@@ -193,10 +170,8 @@ def git_commit() -> str | None:
     package = Path(emailrl.__file__).parent
     if not (package.parent / ".git").exists():
         return None
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
+    command = ["git", "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+    return None

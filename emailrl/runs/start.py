@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from emailrl.base.errors import UsageError
-from emailrl.checkpoints import METADATA, SFT, Checkpoint, Metadata, read_checkpoint, sha256_of
+from emailrl.checkpoints import METADATA, SFT, Checkpoint, read_checkpoint, sha256_of
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.model.adapter import WEIGHTS, find_adapter
 from emailrl.model.resolve import same_base
-from emailrl.settings import Settings
+from emailrl.settings import PolicySettings, Settings
+from emailrl.settings.names import changed
 
-Changes = dict[tuple[str, str], tuple[Any, Any]]
-"""Recorded and current value by section and name."""
+_Group = TypeVar("_Group", bound=PolicySettings)
+Changes = dict[tuple[str, str], tuple[Any, Any]]  # Recorded and current value by section and name.
 
 _OR_NEW_RUN: Final = "or start a new run without --resume."
 _IRRELEVANT: Final = ("resume", "output_dir")
@@ -31,12 +32,9 @@ _NOT_OF_TRAINING: Final = ("output_field", "test_set_size")
 class Start:
     """What a run starts or resumes from."""
 
-    settings: Settings
-    """With the base model of the adapter or checkpoint, if none was named."""
-    adapter: Path | None = None
-    """None is a new adapter."""
-    parent: str | None = None
-    """``run_id:step`` of the weights' checkpoint; for any other folder, its path and sha256."""
+    settings: Settings  # With the base model of the adapter or checkpoint, if none was named.
+    adapter: Path | None = None  # None is a new adapter.
+    parent: str | None = None  # `run_id:step` of the weights' checkpoint; for any other folder, its path and sha256.
     notes: list[str] = field(default_factory=list)
 
 
@@ -46,35 +44,25 @@ def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Star
     The settings returned name the reference policy: a checkpoint's own if it is ``auto``. Raises UsageError if it is
     not an adapter, EmailRLError if it is damaged.
     """
-    settings = _with_reference(settings, checkpoint)
+    wanted, adapter, notes = settings.algorithm, settings.training.adapter, []
+    if wanted.reference == "auto":  # without a KL nothing is kept to measure it to
+        own = "start" if adapter is not None and wanted.beta else "base"
+        named = own if checkpoint is None else checkpoint.metadata.settings.get("algorithm", {}).get("reference", own)
+        settings = changed(settings, reference=named)
     if checkpoint is not None:
-        metadata = checkpoint.metadata
-        settings, notes = _with_base(settings, metadata.base_model, "as in the checkpoint")
-        return Start(settings, checkpoint.path, metadata.parent, notes)
-    wanted = settings.training.adapter
-    if wanted is None:
+        path, parent = checkpoint.path, checkpoint.metadata.parent
+        base, why = checkpoint.metadata.base_model, "as in the checkpoint"
+    elif adapter is not None:
+        found = find_adapter(adapter, settings.output.output_dir)
+        path, base, why = found.path, found.base_model, "the adapter's base"
+        parent = _recorded(path) or f"{path.resolve()} sha256:{sha256_of(path / WEIGHTS)}"
+        notes.append(f"starting from the weights of {parent}")
+    else:
         return Start(settings, parent=_recorded(Path(settings.model.name)))
-    found = find_adapter(wanted, settings.output.output_dir)
-    parent = _recorded(found.path) or f"{found.path.resolve()} sha256:{sha256_of(found.path / WEIGHTS)}"
-    settings, notes = _with_base(settings, found.base_model, "the adapter's base")
-    return Start(settings, found.path, parent, [f"starting from the weights of {parent}", *notes])
-
-
-def _with_reference(settings: Settings, checkpoint: Checkpoint | None) -> Settings:
-    """The settings with ``reference`` resolved, if it is ``auto``; without a KL nothing is kept to measure it to."""
-    wanted = settings.algorithm
-    if wanted.reference != "auto":
-        return settings
-    own = "start" if settings.training.adapter is not None and wanted.beta else "base"
-    named = own if checkpoint is None else checkpoint.metadata.settings.get("algorithm", {}).get("reference", own)
-    return settings.model_copy(update={"algorithm": wanted.model_copy(update={"reference": named})})
-
-
-def _with_base(settings: Settings, name: str, why: str) -> tuple[Settings, list[str]]:
-    """The settings with this base model if none was named, and a note about it."""
-    if "name" in settings.model.model_fields_set:
-        return settings, []
-    return settings.with_model(name), [f"no model given: using {name}, {why}"]
+    if "name" not in settings.model.model_fields_set:
+        settings = settings.with_model(base)
+        notes.append(f"no model given: using {base}, {why}")
+    return Start(settings, path, parent, notes)
 
 
 def _recorded(folder: Path) -> str | None:
@@ -82,11 +70,10 @@ def _recorded(folder: Path) -> str | None:
     return read_checkpoint(folder).reference if (folder / METADATA).is_file() else None
 
 
-def with_lora(settings: Settings, lora: dict[str, Any]) -> Settings:
+def with_lora(settings: _Group, lora: dict[str, Any]) -> _Group:
     """The settings with the rank, alpha, dropout and target modules of a loaded adapter (``Policy.lora``)."""
     own = {f"lora_{name}": lora[name] for name in ("rank", "alpha", "dropout")}
-    own["target_modules"] = ",".join(lora["target_modules"])
-    return settings.model_copy(update={"lora": settings.lora.model_copy(update=own)})
+    return changed(settings, **own, target_modules=",".join(lora["target_modules"]))
 
 
 def check_agrees(
@@ -116,20 +103,7 @@ def check_agrees(
             f"A resumed run has its own weights and was not started from {adapter}.",
             "Drop --adapter, or start a new run without --resume.",
         )
-    changes = _changed_settings(before, settings)
-    if before.database_fingerprint != database:
-        raise _other_database(path, settings.store.db, changes)
-    for (section, name), (old, new) in changes.items():
-        if section == "lora" or name in fixed:
-            raise UsageError(f"{path} has {name} {old}, not {new}.", f"Resume with {name.upper()}={old}.")
-    if before.questions_fingerprint != questions:
-        raise _other_questions(path, before, source, changes)
-    return [f"changed since the checkpoint: {name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
-
-
-def _changed_settings(before: Metadata, settings: Settings) -> Changes:
-    """Settings that differ from the recorded ones; the checkpoint's adapter has its own LoRA settings."""
-    return {
+    changes: Changes = {  # the checkpoint's adapter has its own LoRA settings
         (section, name): (old, new)
         for section, values in settings.public().items()
         for name, new in values.items()
@@ -137,35 +111,27 @@ def _changed_settings(before: Metadata, settings: Settings) -> Changes:
         and name not in _IRRELEVANT
         and (section != "lora" or name in settings.lora.model_fields_set)
     }
-
-
-def _other_database(path: Path, db: Path, changes: Changes) -> UsageError:
-    if ("store", "db") in changes:
-        old, _ = changes["store", "db"]
-        return UsageError(
-            f"{path} was trained on the database {old}, not on {db}.", f"Resume with --db {old}, {_OR_NEW_RUN}"
-        )
-    return UsageError(
-        f"The database {db} has changed since {path} was trained on it.",
-        f"{HOW_DATABASES_CHANGE} Resume with that, {_OR_NEW_RUN}",
-    )
-
-
-def _other_questions(path: Path, before: Metadata, source: str, changes: Changes) -> UsageError:
-    """The cause: changed settings, changed questions, or another version of emailrl, which may draw others."""
-    changed = [
-        f"{name.upper()} was {old}, now {new}"
-        for (section, name), (old, new) in changes.items()
-        if name == "seed" or (section == "data" and name not in _NOT_OF_TRAINING)
-    ]
-    if changed:
-        return UsageError(
-            f"{path} was trained on other questions: {'; '.join(changed)}.",
-            f"Resume with the old values, {_OR_NEW_RUN}",
-        )
-    version = f"emailrl {before.versions.get('emailrl')}"
-    commit = "" if before.git_commit is None else f", commit {before.git_commit[:12]}"
-    return UsageError(
-        f"{path} was trained on other questions than {source} now gives.",
-        f"Resume with the old file and the version that wrote it ({version}{commit}), {_OR_NEW_RUN}",
-    )
+    if before.database_fingerprint != database:
+        now, (old, _) = settings.store.db, changes.get(("store", "db"), (None, None))
+        if old is not None:
+            problem = f"{path} was trained on the database {old}, not on {now}."
+            raise UsageError(problem, f"Resume with --db {old}, {_OR_NEW_RUN}")
+        problem = f"The database {now} has changed since {path} was trained on it."
+        raise UsageError(problem, f"{HOW_DATABASES_CHANGE} Resume with that, {_OR_NEW_RUN}")
+    for (section, name), (old, new) in changes.items():
+        if section == "lora" or name in fixed:
+            raise UsageError(f"{path} has {name} {old}, not {new}.", f"Resume with {name.upper()}={old}.")
+    if before.questions_fingerprint != questions:  # by settings, the file, or a version of emailrl that draws others
+        others = [
+            f"{name.upper()} was {old}, now {new}"
+            for (section, name), (old, new) in changes.items()
+            if name == "seed" or (section == "data" and name not in _NOT_OF_TRAINING)
+        ]
+        if others:
+            problem = f"{path} was trained on other questions: {'; '.join(others)}."
+            raise UsageError(problem, f"Resume with the old values, {_OR_NEW_RUN}")
+        commit = "" if before.git_commit is None else f", commit {before.git_commit[:12]}"
+        version = f"emailrl {before.versions.get('emailrl')}{commit}"
+        problem = f"{path} was trained on other questions than {source} now gives."
+        raise UsageError(problem, f"Resume with the old file and the version that wrote it ({version}), {_OR_NEW_RUN}")
+    return [f"changed since the checkpoint: {name} {old} -> {new}" for (_, name), (old, new) in changes.items()]

@@ -1,17 +1,9 @@
-"""Settings: one typed tree (`tree`), where its values come from (`sources`, `presets`), and the loader (`load`)."""
+"""Settings: one typed tree (`tree`), where its values come from (`sources`), and the loader (`load`)."""
 
-from emailrl.base.credentials import (
-    check_key,
-    names_openrouter,
-    redacted,
-    secrets_in,
-    split_credentials,
-    without_credentials,
-)
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import folder_risks, load_settings, trust_folder
-from emailrl.settings.presets import PRESETS
 from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
+from emailrl.settings.sources import PRESETS
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,
@@ -29,39 +21,8 @@ from emailrl.settings.tree import (
 )
 from emailrl.settings.trust import Untrusted, check_wandb
 
-__all__ = [
-    "DEFAULT_DB",
-    "PRESETS",
-    "AgentSettings",
-    "AlgorithmSettings",
-    "BenchmarkSettings",
-    "DataSettings",
-    "EvaluationSettings",
-    "GenerationSettings",
-    "LoraSettings",
-    "ModelSettings",
-    "OpenAISettings",
-    "OutputSettings",
-    "PlayingSettings",
-    "PolicySettings",
-    "RewardSettings",
-    "RewardWeightSettings",
-    "Settings",
-    "SftSettings",
-    "StoreSettings",
-    "TrackingSettings",
-    "TrainingSettings",
-    "Untrusted",
-    "VllmSettings",
-    "check_key",
-    "check_wandb",
-    "folder_risks",
-    "load_settings",
-    "names_openrouter",
-    "redacted",
-    "run_root",
-    "secrets_in",
-    "split_credentials",
-    "trust_folder",
-    "without_credentials",
-]
+__all__ = ["DEFAULT_DB", "PRESETS", "AgentSettings", "AlgorithmSettings", "BenchmarkSettings", "DataSettings"]
+__all__ += ["EvaluationSettings", "GenerationSettings", "LoraSettings", "ModelSettings", "OpenAISettings"]
+__all__ += ["OutputSettings", "PlayingSettings", "PolicySettings", "RewardSettings", "RewardWeightSettings"]
+__all__ += ["Settings", "SftSettings", "StoreSettings", "TrackingSettings", "TrainingSettings", "Untrusted"]
+__all__ += ["VllmSettings", "check_wandb", "folder_risks", "load_settings", "run_root", "trust_folder"]

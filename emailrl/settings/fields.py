@@ -33,8 +33,7 @@ class Code:
     """Marks a field that may name code to run: any value that is not a plain word does."""
 
 
-PLAIN_WORD: Final = re.compile(r"[\w-]*", re.ASCII)
-"""A value that names neither code nor a server."""
+PLAIN_WORD: Final = re.compile(r"[\w-]*", re.ASCII)  # A value that names neither code nor a server.
 
 
 class Written:

@@ -90,7 +90,12 @@ def load_settings(
         settings = Settings.model_validate(tree)
     except ValidationError as error:
         # Keep the input and its context out of the chained traceback: they may contain a secret.
-        raise _usage_error(error, given) from None
+        leaf, reason = first_problem(error)
+        item, more, near = given[leaf], error.error_count() - 1, nearest(str(given[leaf].value), leaf.choices)
+        value = "" if leaf.secret else f"={str(item.value)!r}"
+        hints = [f"Did you mean {near}?" if near else "", f"{more} more to fix." if more else ""]
+        problem = f"{item.name}{value} ({item.origin}): should be {reason}."
+        raise UsageError(problem, " ".join(filter(None, hints)), "invalid-setting") from None
     if trust:
         for risk in trust_folder(here):
             tell(f"trusted from now on: {risk}")
@@ -118,14 +123,3 @@ def trust_folder(folder: Path) -> list[Risk]:
 
 def _of_folder(folder: Path) -> tuple[Source, Source]:
     return from_dotenv(folder / ".env"), from_toml(folder / "emailrl.toml")
-
-
-def _usage_error(error: ValidationError, given: Mapping[Leaf, Given]) -> UsageError:
-    """The first problem as text; the hint suggests the nearest valid choice and counts the other problems."""
-    leaf, reason = first_problem(error)
-    item, more = given[leaf], error.error_count() - 1
-    value = "" if leaf.secret else f"={str(item.value)!r}"
-    near = nearest(str(item.value), leaf.choices)
-    hints = [f"Did you mean {near}?" if near else "", f"{more} more to fix." if more else ""]
-    problem = f"{item.name}{value} ({item.origin}): should be {reason}."
-    return UsageError(problem, " ".join(filter(None, hints)), "invalid-setting")

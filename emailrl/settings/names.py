@@ -15,9 +15,10 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written
-from emailrl.settings.tree import Settings
+from emailrl.settings.tree import PolicySettings, Settings
 
 _Mark = TypeVar("_Mark")
+_Group = TypeVar("_Group", bound=PolicySettings)
 
 PREFIX: Final = "EMAILRL_"
 """Prefix of single-word environment names, since the bare word may belong to another program."""
@@ -29,18 +30,15 @@ class Leaf:
 
     section: str
     field: str
-    env_names: tuple[str, ...]
-    """Environment names, the main one first."""
+    env_names: tuple[str, ...]  # Environment names, the main one first.
     kinds: frozenset[Any]
     """Plain types of the value, with unions and constraints unwrapped; includes ``None`` if optional."""
-    choices: tuple[str, ...]
-    """Values of a ``Literal``, else empty."""
+    choices: tuple[str, ...]  # Values of a `Literal`, else empty.
     minimum: float | None
     maximum: float | None
     default: Any
     description: str
-    flags: tuple[str, ...]
-    """Command-line spellings, for commands that offer the setting."""
+    flags: tuple[str, ...]  # Command-line spellings, for commands that offer the setting.
     address: Address | None
     code: Code | None
     written: Written | None
@@ -71,20 +69,36 @@ class Leaf:
 
     @property
     def is_path(self) -> bool:
-        """Whether its value is a file system path."""
         return Path in self.kinds
 
 
 @cache
 def leaves() -> tuple[Leaf, ...]:
     """Every setting, in the order of the tree."""
-    sections = ((name, info.annotation) for name, info in Settings.model_fields.items())
-    return tuple(
-        _leaf(section, name, field)
-        for section, model in sections
-        if isinstance(model, type) and issubclass(model, Section)
-        for name, field in model.model_fields.items()
-    )
+    found = []
+    for section, info in Settings.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type) and issubclass(model, Section)
+        for name, field in model.model_fields.items():
+            env, flag, bounds = _mark(field, Env), _mark(field, Flag), field.metadata
+            kinds, choices = _unwrap(field.annotation)
+            leaf = Leaf(
+                section=section,
+                field=name,
+                env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
+                kinds=frozenset(kinds),
+                choices=tuple(choices),
+                minimum=next((item.ge for item in bounds if hasattr(item, "ge")), None),
+                maximum=next((item.le for item in bounds if hasattr(item, "le")), None),
+                default=field.default,
+                description=field.description or "",
+                flags=flag.spellings if flag else (f"--{name.replace('_', '-')}",),
+                address=_mark(field, Address),
+                code=_mark(field, Code),
+                written=_mark(field, Written),
+            )
+            found.append(leaf)
+    return tuple(found)
 
 
 @cache
@@ -99,7 +113,7 @@ def by_env_name() -> dict[str, Leaf]:
     return {name: leaf for leaf in leaves() for name in leaf.env_names}
 
 
-def changed(settings: Settings, **values: Any) -> Settings:
+def changed(settings: _Group, **values: Any) -> _Group:
     """The settings with these values, by name, as if they had been given; they are not checked again."""
     sections = tree_of({by_name()[name]: value for name, value in values.items()}).items()
     copies = {section: getattr(settings, section).model_copy(update=given) for section, given in sections}
@@ -137,28 +151,7 @@ def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
     return folded[max(close, key=likeness)] if close else None
 
 
-def _leaf(section: str, name: str, field: FieldInfo) -> Leaf:
-    env, flag = _mark(field, Env), _mark(field, Flag)
-    kinds, choices = _unwrap(field.annotation)
-    return Leaf(
-        section=section,
-        field=name,
-        env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
-        kinds=frozenset(kinds),
-        choices=tuple(choices),
-        minimum=next((item.ge for item in field.metadata if hasattr(item, "ge")), None),
-        maximum=next((item.le for item in field.metadata if hasattr(item, "le")), None),
-        default=field.default,
-        description=field.description or "",
-        flags=flag.spellings if flag else (f"--{name.replace('_', '-')}",),
-        address=_mark(field, Address),
-        code=_mark(field, Code),
-        written=_mark(field, Written),
-    )
-
-
 def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
-    """The field's first annotation of this kind."""
     return next((item for item in field.metadata if isinstance(item, kind)), None)
 
 

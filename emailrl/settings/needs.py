@@ -19,8 +19,7 @@ class Need:
     level: Level
     settings: str
     """Names of the settings that have no effect without what they need, which matters only if one was given."""
-    needs: str
-    """What they need, as the reference page and the messages say it."""
+    needs: str  # What they need, as the reference page and the messages say it.
     met: Callable[[SimpleNamespace], object]
     """Reads the values in force: every setting by name, as `training.algorithms.in_force` derives them."""
 

@@ -46,16 +46,11 @@ class Untrusted(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """One value in a folder's file that requires trust."""
-
     file: str
-    setting: str
-    """The name used in the file."""
-    value: str
-    """In ASCII; secrets are hidden."""
+    setting: str  # The name used in the file.
+    value: str  # In ASCII; secrets are hidden.
     effect: str
-    digest: str
-    """Of the value and of any code file it names."""
+    digest: str  # Of the value and of any code file it names.
 
     def __str__(self) -> str:
         return f"{self.file} sets {self.setting} = {self.value}, which {self.effect}"
@@ -181,21 +176,13 @@ def folders() -> dict[str, list[str]]:
         raise EmailRLError(f"{path} cannot be read: {error}.", "Remove it, then trust your folders again.") from error
 
 
-def remember(folder: Path, digests: Sequence[str]) -> None:
-    """Trust exactly these digests for the folder, replacing earlier ones."""
-    _write(folders() | {os.path.realpath(folder): sorted(digests)})
-
-
-def forget(folder: Path) -> bool:
-    """Revoke trust in the folder; False if it was not trusted."""
-    known = folders()
-    was = known.pop(os.path.realpath(folder), None)
-    if was is not None:
-        _write(known)
-    return was is not None
-
-
-def _write(known: dict[str, list[str]]) -> None:
-    path = record_file()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    replace_bytes(path, json.dumps(known, indent=1, sort_keys=True).encode() + b"\n", mode=0o600)
+def remember(folder: Path, digests: Sequence[str] | None) -> bool:
+    """Trust exactly these digests for the folder, or revoke its trust (None); returns whether it was trusted."""
+    path, known, place = record_file(), folders(), os.path.realpath(folder)
+    before = known.pop(place, None)
+    if digests is not None:
+        known[place] = sorted(digests)
+    if digests is not None or before is not None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_bytes(path, json.dumps(known, indent=1, sort_keys=True).encode() + b"\n", mode=0o600)
+    return before is not None

@@ -23,7 +23,7 @@ from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, re
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
 from emailrl.model.device import choose_device, choose_dtype
-from emailrl.model.load import load_policy, train_whole
+from emailrl.model.load import load_policy, prepare_training
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import clear_run, free_directory, held
 from emailrl.runs.interrupts import Interrupts
@@ -33,14 +33,13 @@ from emailrl.runs.resume import (
     checkpoint_to_resume,
     load_state,
     new_run_id,
-    read_state,
     resumed,
     run_to_resume,
     seed_generators,
 )
 from emailrl.runs.run import NAMES, Origin, Run, write_weights
 from emailrl.runs.start import check_agrees, find_start
-from emailrl.settings import Settings, SftSettings, run_root
+from emailrl.settings import PolicySettings, Settings, SftSettings, run_root
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.examples import Example
@@ -144,7 +143,7 @@ class SftRun(Run[SftState]):
             self.write(SFT)
         result, step = state.result(self.directory), state.best_step or state.step
         said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
-        self.tracker.conclude(f"Done after step {state.step}: {reason}.{said} Wrote {product}.")
+        self.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
         return result
 
 
@@ -208,7 +207,7 @@ def sft(
     _check(settings)
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
     if checkpoint is not None and (reason := _ended(directory, checkpoint, settings.sft)):
-        state = read_state(checkpoint, SftState)
+        state, _ = load_state(checkpoint, SftState, draws=False)
         display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
         return state.result(directory)
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
@@ -243,7 +242,7 @@ def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Pa
 
 def _ended(directory: Path, checkpoint: Checkpoint, sft: SftSettings) -> str | None:
     """Why the run has nothing left to do; None if it has."""
-    state = read_state(checkpoint, SftState)
+    state, _ = load_state(checkpoint, SftState, draws=False)
     reason, step, product = state.stop_reason(sft), state.best_step or state.step, directory / NAMES[SFT]
     wrote = {item.metadata.step for item in list_checkpoints(directory) if item.path == product}
     to_validate = state.last_evaluated is not None and state.last_evaluated != state.step  # it was cut short
@@ -304,7 +303,7 @@ def _open(
         tracker = stack.enter_context(
             closing(Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step))
         )
-        tracker.say(_header(settings, policy, data, directory, state))
+        tracker.say(_header(settings.sft, policy, data, directory, state))
         tracker.say("\n".join(f"Note: {note}" for note in notes))
         resumed_from = checkpoint.reference if checkpoint else None
         yield SftRun(
@@ -325,22 +324,22 @@ def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | N
     return replace(policy, base_model=checkpoint.metadata.base_model)
 
 
-def _new_policy(settings: Settings) -> Policy:
+def _new_policy(settings: PolicySettings) -> Policy:
     seed = settings.training.seed
     tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
     device = choose_device(settings.model.device)
     dtype = choose_dtype(settings.model.dtype, device)
     model: Any = small_model.new_model(tokenizer, seed)
     model.to(device, dtype).eval()
-    notes = train_whole(model, settings.training, "the new model")
+    notes = prepare_training(model, settings.training, "the new model", device, full=True)
     return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)
 
 
-def _header(settings: Settings, policy: Policy, data: Data, directory: Path, state: SftState) -> str:
-    total = settings.sft.sft_steps
+def _header(sft: SftSettings, policy: Policy, data: Data, directory: Path, state: SftState) -> str:
+    total = sft.sft_steps
     begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {counted(total, 'step')}"
     what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
-    size = counted(settings.sft.sft_batch_size, "conversation")
+    size = counted(sft.sft_batch_size, "conversation")
     return "\n".join(
         (
             RULE,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -32,13 +32,11 @@ class Across:
         """Time spent in ``gradients`` so far."""
         return self._ranks.seconds
 
-    def at_work(self) -> AbstractContextManager[None]:
-        """On rank 0: call the waiting ranks to work on what the block shares."""
-        return self._ranks.at_work()
-
-    def share(self, shares: Sequence[Share]) -> Share:
-        """On rank 0: hand every rank its share; returns rank 0's own."""
-        return self._ranks.scatter(shares)
+    @contextmanager
+    def shared(self, shares: Sequence[Share]) -> Iterator[Share]:
+        """On rank 0: call the waiting ranks to work, each on its share, and yield rank 0's own."""
+        with self._ranks.at_work():
+            yield self._ranks.scatter(shares)
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, which must not be on a GPU."""

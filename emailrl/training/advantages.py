@@ -46,13 +46,9 @@ def reinforce(rewards: Tensor) -> Tensor:
     return _groups(rewards, smallest=1)
 
 
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "group_norm": group_norm,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "reinforce_baseline": reinforce_baseline,
-    "reinforce": reinforce,
-}  # The group estimators by name; ``gae`` is separate because it needs a critic's values
+_BY_GROUP: tuple[Callable[[Tensor], Tensor], ...] = (group_norm, dr_grpo, rloo, reinforce_baseline, reinforce)
+ESTIMATORS = {estimator.__name__: estimator for estimator in _BY_GROUP}
+"""The group estimators by name; ``gae`` is separate because it needs a critic's values."""
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,7 @@ class Ahead:
         with self._clock.phase("trainer_wait"):
             while not wait([batch.result], timeout=LOOK_AGAIN).done:
                 if failure := batch.activity.stalled(f"The rollouts of step {batch.step}", self._limit):
-                    raise failure.as_error()
+                    raise failure
             result = batch.result.result()
         with self._clock.phase("handover"):
             self._engine.settle()  # not of a version that is still being loaded, which would wait for it

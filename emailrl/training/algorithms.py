@@ -81,11 +81,6 @@ class Algorithm:
         """Whether rewards are compared within their group: if so, equal rewards teach nothing, and it takes two."""
         return self.advantage not in ("reinforce", "gae")
 
-    @property
-    def group_estimator(self) -> str:
-        """Estimator from a group's rewards to one number per trajectory; with a critic, the reward itself."""
-        return "reinforce" if self.has_critic else self.advantage
-
 
 _ROWS = (
     Algorithm("grpo", "group_norm"),

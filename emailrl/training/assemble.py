@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emailrl.agent.play import Collector, Scores
+from emailrl.agent.play import Collector, Score
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
@@ -32,7 +32,6 @@ from emailrl.runs.resume import (
     load_state,
     lost_metrics,
     new_run_id,
-    read_state,
     resumed,
     rewind,
     run_to_resume,
@@ -41,17 +40,7 @@ from emailrl.runs.resume import (
 from emailrl.runs.run import Origin
 from emailrl.runs.start import Start, check_agrees, find_start, with_lora
 from emailrl.settings import Settings, run_root
-from emailrl.training import team
-from emailrl.training.algorithms import (
-    MODES,
-    Algorithm,
-    Mode,
-    advice,
-    count_steps,
-    num_epochs,
-    questions_per_step,
-    resolve,
-)
+from emailrl.training import algorithms, team
 from emailrl.training.ending import check_unfinished
 from emailrl.training.rollouts import Rollouts, make_filter
 from emailrl.training.run import TrainingRun
@@ -66,8 +55,8 @@ if TYPE_CHECKING:
 class Prepared:
     """What is known of a run before its model is loaded."""
 
-    mode: Mode
-    algorithm: Algorithm
+    mode: algorithms.Mode
+    algorithm: algorithms.Algorithm
     before: Resumed | None  # The run to resume; None for a new one
     start: Start
     train: list[Scenario]
@@ -77,7 +66,7 @@ class Prepared:
     database: str  # Its fingerprint; below, that of the questions
     questions: str
     notes: list[str]
-    scorers: dict[team.Role, Scores]
+    scores: dict[team.Role, Score]
     total_steps: int
     epochs: int | None  # Passes over the questions that end the run; None if only ``total_steps`` does
 
@@ -93,129 +82,138 @@ class Loaded:
     state: RunState
 
 
-@contextmanager
-def open_run(
-    settings: Settings, ranks: Ranks, display: Display, *, resume: str | None, overwrite: bool
-) -> Iterator[TrainingRun]:
-    """Check settings, checkpoint, rewards, data, model and engine, in this order; then claim the directory and start.
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Builds a run: the one place that has all its settings, from which each part gets its own."""
 
-    A resumed run is locked before its checkpoint is chosen, so that no other process can advance it in between.
-    """
-    output, training = settings.output, settings.training
-    mode, base, algorithm = MODES[training.mode], run_root(output.output_dir, training.mode), resolve(settings)
-    _check(settings, mode, ranks)
-    for note in give_back_replaced(base):
-        display.say(f"Note: {note}")
-    with ExitStack() as stack:
-        before, changes = None, []
-        if resume is not None:
-            any_mode = "mode" not in training.model_fields_set
-            directory = run_to_resume(resume, output.output_dir, training.mode, any_mode=any_mode)
-            if directory is not None:
-                before = stack.enter_context(resumed(resume, directory, overwrite=overwrite))
-        elif overwrite:
-            check_replaceable(base)
-        ready = _prepared(settings, mode, algorithm, before, ranks)
-        display.say("Loading the model ...")
-        with ranks.at_work():
-            start, total = ready.start, ready.total_steps
-            task = (
-                None
-                if ranks.is_alone
-                else team.Task(start.settings.without_secrets(), total, team.read_adapter(start.adapter))
+    settings: Settings
+    ranks: Ranks
+    display: Display
+
+    @contextmanager
+    def run(self, *, resume: str | None, overwrite: bool) -> Iterator[TrainingRun]:
+        """Check settings, checkpoint, rewards, data, model and engine, in this order; then claim the directory.
+
+        A resumed run is locked before its checkpoint is chosen, so that no other process can advance it in between.
+        """
+        settings, ranks, display = self.settings, self.ranks, self.display
+        output, training = settings.output, settings.training
+        mode, algorithm = algorithms.MODES[training.mode], algorithms.resolve(settings)
+        base = run_root(output.output_dir, training.mode)
+        self._check(mode)
+        for note in give_back_replaced(base):
+            display.say(f"Note: {note}")
+        with ExitStack() as stack:
+            before, changes = None, []
+            if resume is not None:
+                any_mode = "mode" not in training.model_fields_set
+                directory = run_to_resume(resume, output.output_dir, training.mode, any_mode=any_mode)
+                if directory is not None:
+                    before = stack.enter_context(resumed(resume, directory, overwrite=overwrite))
+            elif overwrite:
+                check_replaceable(base)
+            ready = self._prepared(mode, algorithm, before)
+            display.say("Loading the model ...")
+            with ranks.at_work():
+                start, total = ready.start, ready.total_steps
+                task = (
+                    None
+                    if ranks.is_alone
+                    else team.Task(start.settings.without_secrets(), total, team.read_adapter(start.adapter))
+                )
+                ranks.broadcast(task)
+                mesh = team.mesh_of(start.settings.model.shard, ranks)
+                loaded = ranks.agree(lambda: _load(ready, ranks, mesh, stack))
+                loaded.updater.synchronize()
+                ranks.started()
+            if before is None:
+                directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
+            elif before.checkpoint is not None:
+                directory = before.directory
+                changes = rewind(directory, loaded.state) + lost_metrics(directory, loaded.state.step)
+            else:
+                directory = before.directory
+                clear_run(directory)
+                changes = [f"a run in {directory} died before its first checkpoint; this one replaces it"]
+            run = _assembled(ready, loaded, ranks, directory, display, stack)
+            own, state = run.settings, run.state
+            sizes = {"num_train": len(ready.train), "num_eval": len(ready.val), "num_ranks": ranks.world}
+            run.tracker.say(header(own, run_dir=directory, start=state.step, total=total, **sizes))
+            notes = [*ready.notes, *run.policy.notes]
+            if team.plays_on_all(own, ranks):
+                each, several = own.engine_gpus, ranks.world
+                notes.append(f"rollouts run on {several // each} engines, each on {each} of {several} ranks")
+            run.tracker.say("\n".join(f"Note: {note}" for note in notes + changes))
+            display.start(directory, state.step, total)
+            yield run
+
+    def _check(self, mode: algorithms.Mode) -> None:
+        """Check what can be wrong before anything is loaded."""
+        settings = self.settings
+        check_services(settings.tracking)
+        check_engine(settings, trainable=True)
+        if settings.model.shard == "host":
+            check_shardable(settings.model, settings.agent, settings.vllm)
+            if self.ranks.is_alone:
+                team.mesh_of("host", self.ranks)
+        check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
+        environment = settings.agent.environment
+        load_task(environment)
+        if environment != MAIL and mode.make_environment is not None:
+            raise UsageError(
+                f"Mode {mode.name} trains on a static email prompt, not in the environment {environment}.",
+                "Use --mode masked or rollout.",
             )
-            ranks.broadcast(task)
-            mesh = team.mesh_of(start.settings.model.shard, ranks)
-            loaded = ranks.agree(lambda: _load(ready, ranks, mesh, stack))
-            loaded.updater.synchronize()
-            ranks.started()
-        if before is None:
-            directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
-        elif before.checkpoint is not None:
-            directory = before.directory
-            changes = rewind(directory, loaded.state) + lost_metrics(directory, loaded.state.step)
-        else:
-            directory = before.directory
-            clear_run(directory)
-            changes = [f"a run in {directory} died before its first checkpoint; this one replaces it"]
-        run = _assembled(ready, loaded, ranks, directory, display, stack)
-        own, state = run.settings, run.state
-        sizes = {"num_train": len(ready.train), "num_eval": len(ready.val), "num_ranks": ranks.world}
-        run.tracker.say(header(own, run_dir=directory, start=state.step, total=total, **sizes))
-        notes = [*ready.notes, *run.policy.notes]
-        if team.plays_on_all(own, ranks):
-            each, several = own.engine_gpus, ranks.world
-            notes.append(f"rollouts run on {several // each} engines, each on {each} of {several} ranks")
-        run.tracker.say("\n".join(f"Note: {note}" for note in notes + changes))
-        display.start(directory, state.step, total)
-        yield run
+        if settings.has_servers:
+            check_servers(settings.vllm)
 
-
-def _check(settings: Settings, mode: Mode, ranks: Ranks) -> None:
-    """Check what can be wrong before anything is loaded."""
-    check_services(settings.tracking)
-    check_engine(settings, trainable=True)
-    if settings.model.shard == "host":
-        check_shardable(settings.model, settings.agent, settings.vllm)
-        if ranks.is_alone:
-            team.mesh_of("host", ranks)
-    check_samples(settings.evaluation.eval_samples, settings.agent.eval_temperature)
-    environment = settings.agent.environment
-    load_task(environment)
-    if environment != MAIL and mode.make_environment is not None:
-        raise UsageError(
-            f"Mode {mode.name} trains on a static email prompt, not in the environment {environment}.",
-            "Use --mode masked or rollout.",
-        )
-    if settings.has_servers:
-        check_servers(settings.vllm)
-
-
-def _prepared(settings: Settings, mode: Mode, algorithm: Algorithm, before: Resumed | None, ranks: Ranks) -> Prepared:
-    """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
-    checkpoint = before.checkpoint if before else None
-    start = find_start(settings, checkpoint)
-    settings, training, data = start.settings, start.settings.training, start.settings.data
-    # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
-    rewards = settings.rewards, settings.reward_weights, settings.agent
-    scorer = build_scorer(*rewards, reward=mode.reward)
-    wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
-    buffer = wanted.overlong_buffer
-    if buffer is None:
-        buffer = round(algorithm.overlong_share * max_tokens)
-    penalized = OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
-    scorers: dict[team.Role, Scores] = {"train": penalized, "eval": build_scorer(*rewards)}
-    db, num_val = settings.store.db, data.eval_dataset_size
-    database = database_fingerprint(db)
-    questions = read_questions(None, data)
-    train = questions.of("train", limit=data.train_dataset_size, seed=training.seed)
-    val = questions.of("val", limit=2 * num_val, seed=training.seed)
-    chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
-    coverage = missing_ids(train.scenarios, db)
-    if not coverage.num_answerable:
-        raise UsageError(
-            f"{db} contains none of the source emails of the questions in {train.source}.",
-            "Use the database they were made from (--db) or other questions (--questions).",
-        )
-    notes = list(dict.fromkeys((*train.notes, *val.notes)))
-    if coverage.answerable < 1:
-        share = f"{coverage.num_answerable} of {coverage.num_questions}"
-        notes.append(f"the database can answer only {share} training questions; the others' source emails are missing")
-    prints = database, fingerprint([*train.scenarios, *chosen])
-    notes += [*start.notes, *advice(settings)]
-    if checkpoint:
-        asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
-        notes += check_agrees(checkpoint, settings, mode.name, **asked)
-    seed_generators(training.seed)
-    epochs = training.num_train_epochs if mode.epochs_bound else None
-    per_step = questions_per_step(training, ranks.world)
-    total = count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
-    if before and checkpoint:
-        state = read_state(checkpoint, RunState)
-        ended = state.stop_reason(settings.evaluation, total, epochs)
-        check_unfinished(before.directory, state, ended, confirms=bool(confirm))
-    parts = mode, algorithm, before, start, train.scenarios, chosen, confirm, *prints
-    return Prepared(*parts, notes, scorers, total, epochs)
+    def _prepared(self, mode: algorithms.Mode, algorithm: algorithms.Algorithm, before: Resumed | None) -> Prepared:
+        """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
+        checkpoint = before.checkpoint if before else None
+        start = find_start(self.settings, checkpoint)
+        settings, training, data = start.settings, start.settings.training, start.settings.data
+        # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
+        rewards = settings.rewards, settings.reward_weights, settings.agent
+        scorer = build_scorer(*rewards, reward=mode.reward)
+        wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
+        buffer = wanted.overlong_buffer
+        if buffer is None:
+            buffer = round(algorithm.overlong_share * max_tokens)
+        penalized = OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
+        scores: dict[team.Role, Score] = {"train": penalized.score, "eval": build_scorer(*rewards).score}
+        db, num_val = settings.store.db, data.eval_dataset_size
+        database = database_fingerprint(db)
+        questions = read_questions(None, data)
+        train = questions.of("train", limit=data.train_dataset_size, seed=training.seed)
+        val = questions.of("val", limit=2 * num_val, seed=training.seed)
+        chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
+        coverage = missing_ids(train.scenarios, db)
+        if not coverage.num_answerable:
+            raise UsageError(
+                f"{db} contains none of the source emails of the questions in {train.source}.",
+                "Use the database they were made from (--db) or other questions (--questions).",
+            )
+        notes = list(dict.fromkeys((*train.notes, *val.notes)))
+        if coverage.answerable < 1:
+            share = f"{coverage.num_answerable} of {coverage.num_questions}"
+            notes.append(
+                f"the database can answer only {share} training questions; the others' source emails are missing"
+            )
+        prints = database, fingerprint([*train.scenarios, *chosen])
+        notes += [*start.notes, *algorithms.advice(settings)]
+        if checkpoint:
+            asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
+            notes += check_agrees(checkpoint, settings, mode.name, **asked)
+        seed_generators(training.seed)
+        epochs = training.num_train_epochs if mode.epochs_bound else None
+        per_step = algorithms.questions_per_step(training, self.ranks.world)
+        total = algorithms.count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
+        if before and checkpoint:
+            state, _ = load_state(checkpoint, RunState, draws=False)
+            ended = state.stop_reason(settings.evaluation, total, epochs)
+            check_unfinished(before.directory, state, ended, confirms=bool(confirm))
+        parts = mode, algorithm, before, start, train.scenarios, chosen, confirm, *prints
+        return Prepared(*parts, notes, scores, total, epochs)
 
 
 def _load(ready: Prepared, ranks: Ranks, mesh: DeviceMesh | None, stack: ExitStack) -> Loaded:
@@ -252,8 +250,7 @@ def _assembled(
     else:
         plays = {role: stage.noted(loaded.engine, ranks.activity) for role, stage in stages.items()}
     collectors = {
-        role: Collector(plays[role], scorer, settings.agent, mode.name, run_id)
-        for role, scorer in ready.scorers.items()
+        role: Collector(plays[role], score, settings.agent, mode.name, run_id) for role, score in ready.scores.items()
     }
     wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
     train, epochs = collectors["train"], ready.epochs
@@ -289,8 +286,8 @@ def header(
 ) -> str:
     """The header of a run."""
     training, wanted = settings.training, settings.algorithm
-    per_step = questions_per_step(training, num_ranks)
-    epochs = num_epochs(total, per_step, num_train)
+    per_step = algorithms.questions_per_step(training, num_ranks)
+    epochs = algorithms.num_epochs(total, per_step, num_train)
     sampling = ""
     if settings.has_servers:
         servers = [url for url in settings.vllm.vllm_urls.split(",") if url.strip()]
@@ -303,7 +300,7 @@ def header(
         (
             RULE,
             f"Resuming at step {start} of {total}" if start else f"Starting training: {counted(total, 'step')}",
-            f"Mode: {training.mode} ({MODES[training.mode].summary})",
+            f"Mode: {training.mode} ({algorithms.MODES[training.mode].summary})",
             f"Model: {settings.model.name} | algorithm: {training.algorithm}{sampling}",
             f"Train questions: {num_train} | eval questions: {num_eval}",
             f"Rollouts per question: {training.num_generations} | questions per step: {per_step}{on_ranks}"

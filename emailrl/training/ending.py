@@ -13,7 +13,7 @@ from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, confirmed_of, damage_of, list_checkpoints
 from emailrl.records import Record, read_records
 from emailrl.runs.folder import remove_records
-from emailrl.settings import Settings
+from emailrl.settings import PolicySettings
 from emailrl.training.report import percent
 from emailrl.training.run import TrainingRun
 from emailrl.training.state import RunState
@@ -52,7 +52,7 @@ def finish(run: TrainingRun, reason: str) -> None:
         remove_records(run.directory, after=run.state.step)
     run.save("final")
     run.tracker.say(f"Curves saved to: {draw_curves(run.directory, run.settings)[0]}")
-    run.tracker.conclude(outcome(run.state, reason, len(run.val), run.settings))
+    run.tracker.say(outcome(run.state, reason, len(run.val), run.settings), is_result=True)
 
 
 def confirms(run: TrainingRun) -> bool:
@@ -72,13 +72,12 @@ def confirm_best(run: TrainingRun) -> None:
     run.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, run.tracker.display)
     record = {"step": step} | confirmed.metrics()
     replace_bytes(run.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
-    run.tracker.conclude(
-        f"best_model measured again on {counted(confirmed.num_questions, 'validation question')} that did not"
-        f" select it: {percent(confirmed.accuracy, confirmed.interval)}"
-    )
+    asked = counted(confirmed.num_questions, "validation question")
+    found = percent(confirmed.accuracy, confirmed.interval)
+    run.tracker.say(f"best_model measured again on {asked} that did not select it: {found}", is_result=True)
 
 
-def outcome(state: RunState, reason: str, num_eval: int, settings: Settings) -> str:
+def outcome(state: RunState, reason: str, num_eval: int, settings: PolicySettings) -> str:
     """The result of a run that ended for ``reason``."""
     best, interval, step = state.best_accuracy, state.best_interval, state.best_step
     steps = counted(state.step, "step")
@@ -124,7 +123,7 @@ def curve(records: Sequence[Record], name: str) -> list[tuple[int, float]]:
     return [(record["step"], record[name]) for record in records if record.get(name) is not None]
 
 
-def draw_curves(run_dir: Path, settings: Settings) -> list[Path]:
+def draw_curves(run_dir: Path, settings: PolicySettings) -> list[Path]:
     """Draw a run's ``metrics.jsonl`` and ``evaluations.jsonl`` as ``curve.png`` and ``curve.svg`` in its folder."""
     steps, evaluations = (list(read_records(run_dir / f"{name}.jsonl")) for name in ("metrics", "evaluations"))
     figure = new_figure(9, 3.6)

@@ -12,10 +12,10 @@ from pathlib import Path
 from emailrl.ranks import joined
 from emailrl.runs.log import Clock, Display, Pace, Say, silent
 from emailrl.settings import Settings
-from emailrl.training.assemble import open_run
+from emailrl.training.assemble import Assembly
 from emailrl.training.batch import make_samples
 from emailrl.training.ending import NothingLeft, complete, confirm_best, confirms, finish
-from emailrl.training.report import evaluation_metrics, policy_ages, rollout_metrics, step_line, update_metrics
+from emailrl.training.report import rollout_metrics, step_line, update_metrics
 from emailrl.training.run import TrainingRun
 from emailrl.training.shaping import terminal_rewards
 
@@ -55,7 +55,7 @@ def train(
     try:
         with (
             joined(settings.training, device=settings.model.device) as ranks,
-            open_run(settings, ranks, display, resume=resume, overwrite=overwrite) as run,
+            Assembly(settings, ranks, display).run(resume=resume, overwrite=overwrite) as run,
             run.interrupts.installed(),
         ):
             ranks.stop_with(run.interrupts.request)
@@ -98,17 +98,16 @@ def loop(run: TrainingRun) -> str:
         with clock.phase("update"):
             trained = run.train(samples, paid)
         run.record_training(collected, samples, trained.tokens)
-        rollouts = rollout_metrics(collected)
+        rollouts = rollout_metrics(collected, state.step)
         state.end_step(questions.cursor, rollouts["accuracy"])
         metrics = {"step": state.step, "epoch": state.cursor.epoch} | update_metrics(trained.metrics) | rollouts
-        metrics |= policy_ages(collected, state.step - 1)
         evaluation = None
         try:
             with clock.phase("evaluation"):
                 evaluation = run.evaluate_if_due()
         finally:  # an evaluation cut short does not cost the step: it is saved, and the resumed run evaluates it
             metrics |= {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
-            metrics |= evaluation_metrics(evaluation)
+            metrics |= {f"eval_{name}": value for name, value in (evaluation.metrics() if evaluation else {}).items()}
             metrics |= {
                 "dropped": collected.dropped() | counts,
                 "seconds": clock.seconds() | (run.ahead.seconds if run.ahead else {}),

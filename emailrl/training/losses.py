@@ -1,10 +1,9 @@
 """The policy and value losses: pure functions on ``(B, T)`` tensors, each a scalar to minimize plus metrics.
 
-``logprobs[b, t]`` belongs to ``token_ids[b, t]``: natural logarithm, after temperature, before top-p / top-k. Masks
-may be bool, int or float; arithmetic is in float32, or float64 when given float64. Values outside the mask, even NaN
-and infinity, affect neither the loss nor its gradient. Targets (old log-probs, advantages, returns, weights) are
-detached here. A ``denominator`` replaces the local count with the update's global one, so that the losses of
-micro-batches, or of ranks, add up to the total loss.
+``logprobs[b, t]`` belongs to ``token_ids[b, t]``: natural logarithm, after temperature, before top-p / top-k. Masks may
+be bool, int or float; arithmetic is in float32, or float64 when given float64. Values outside the mask, even NaN and
+infinity, affect neither the loss nor its gradient, and targets are detached here. A ``denominator`` replaces the local
+count with the update's global one, so that the losses of micro-batches, or of ranks, add up to the total loss.
 """
 
 from __future__ import annotations

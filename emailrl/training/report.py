@@ -27,15 +27,8 @@ from emailrl.training.state import RunState
 from emailrl.training.update import TokenNumbers
 
 UPDATE_METRICS = (
-    "loss",
-    "policy_loss",
-    "kl_loss",
-    "kl",
-    "kl_coef",
-    "clip_fraction",
-    "entropy",
-    "grad_norm",
-    "learning_rate",
+    *("loss", "policy_loss", "kl_loss", "kl", "kl_coef", "clip_fraction"),
+    *("entropy", "grad_norm", "learning_rate"),
 )  # Null in a step without an update; ``kl_loss`` is the KL term of the loss, null if the loss has none
 RUBRIC_METRICS = (
     *("answer_correct", "returned_i_dont_know", "sources_correct", "num_sources", "num_turns", "answer_words"),
@@ -45,15 +38,18 @@ UNANSWERED = frozenset(StopReason) - {StopReason.ANSWERED, StopReason.COMPLETED,
 """Ways to end without an answer, other than "I don't know"."""
 
 
-def rollout_metrics(collected: Collected) -> dict[str, Any]:
+def rollout_metrics(collected: Collected, step: int) -> dict[str, Any]:
     """Metrics of the step's rollouts; means are over those that did not raise, ``accuracy`` over those judged.
 
-    Dropped groups count too: keeping only the others would measure the filter, not the policy.
+    Dropped groups count too: keeping only the others would measure the filter, not the policy. ``step`` is that of the
+    policy in training, behind which those that sampled may lag.
     """
     trajectories = collected.trajectories
     completed = [trajectory for trajectory in trajectories if trajectory.exception is None]
     rewards = [trajectory.reward for trajectory in completed]
     unanswered = [one.stop_reason in UNANSWERED or bool(one.rubric.get("returned_i_dont_know")) for one in completed]
+    stamps = (each.policy_version for each in trajectories)
+    versions = [int(stamp.removeprefix("v-")) for stamp in stamps if stamp]
     rubric = rubric_means(completed)
     return {
         "accuracy": mean([float(is_correct(each)) for each in trajectories if is_judged(each)]),
@@ -71,14 +67,6 @@ def rollout_metrics(collected: Collected) -> dict[str, Any]:
         "trajectories_broken": sum(len(trajectory.samples) > 1 for trajectory in trajectories),
         "exceptions": len(trajectories) - len(completed),
         "duration": mean([trajectory.seconds for trajectory in completed]),
-    }
-
-
-def policy_ages(collected: Collected, step: int) -> dict[str, Any]:
-    """The policy steps that the rollouts were sampled from, and their lag behind ``step``."""
-    stamps = (each.policy_version for each in collected.trajectories)
-    versions = [int(stamp.removeprefix("v-")) for stamp in stamps if stamp]
-    return {
         "policy_version_min": min(versions, default=None),
         "policy_version_max": max(versions, default=None),
         "policy_age_mean": mean([float(step - version) for version in versions]),
@@ -91,11 +79,6 @@ def update_metrics(update: Mapping[str, float]) -> dict[str, Any]:
     trainable, total = update.get("trainable_tokens", 0), update.get("total_tokens", 0)
     named: dict[str, Any] = dict.fromkeys(UPDATE_METRICS) | {"trainable_tokens": trainable, "total_tokens": total}
     return named | {"trainable_share": trainable / total if total else None} | dict(update)
-
-
-def evaluation_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
-    """An evaluation's numbers, prefixed ``eval_``; empty for a step without one."""
-    return {f"eval_{name}": value for name, value in evaluation.metrics().items()} if evaluation else {}
 
 
 def training_records(

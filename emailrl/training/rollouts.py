@@ -1,9 +1,8 @@
 """The rollouts of a step: ask questions, select the groups to train on, replace dropped ones, record everything.
 
 A group is kept if its advantage is informative: enough members, rewards that differ, and, under dynamic filtering
-(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. Drops are counted by reason. A refill asks
-exactly as many questions as groups are missing, so none is left over: each group of a step was sampled from the policy
-that the step updates, and nothing is carried over between steps (docs/decisions/0010).
+(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. A refill asks exactly as many questions as groups
+are missing, so each group was sampled from the policy that the step updates (docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -90,16 +89,6 @@ class Collected:
     reasons: dict[str, str] = field(default_factory=dict)  # Reasons for dropped groups, by id
     refill_rounds: int = 0
 
-    def add(self, groups: Sequence[TrajectoryGroup], wanted: Filter) -> None:
-        """Add groups, keeping or dropping each."""
-        for group in groups:
-            sifted = wanted.sift(group)
-            if isinstance(sifted, str):
-                self.reasons[group.id] = sifted
-            else:
-                self.kept.append(sifted)
-        self.groups += groups
-
     @property
     def trajectories(self) -> list[Trajectory]:
         """All of them, in order."""
@@ -111,28 +100,6 @@ class Collected:
         raised = sum(trajectory.exception is not None for trajectory in self.trajectories)
         groups = {reason.replace("group", "groups"): counts[reason] for reason in REASONS}
         return {"trajectories_exception": raised} | groups
-
-
-def collect_groups(
-    ask: Callable[[int], Sequence[Scenario]],
-    play: Callable[[Sequence[Scenario], int], Sequence[TrajectoryGroup]],
-    wanted: Filter,
-    *,
-    count: int,
-) -> Collected:
-    """Play ``count`` questions, then replace dropped groups for as many rounds as the filter allows.
-
-    ``ask`` returns the next n questions, fewer or none at the end; ``play`` takes them with the refill round, 0 for the
-    first questions.
-    """
-    collected = Collected()
-    for refill in range(wanted.max_refill_rounds + 1):
-        missing = count - len(collected.kept)
-        if missing <= 0 or not (questions := ask(missing)):
-            break
-        collected.add(play(questions, refill), wanted)
-        collected.refill_rounds = refill
-    return collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +129,34 @@ class Rollouts:
         return StepQuestions(self.train, place.cursor, self.training.seed, epochs=self.epochs)
 
     def play(self, step: int, questions: StepQuestions, display: Display, play: Play | None = None) -> Collected:
-        """Roll out the questions of ``step`` and record the trajectories; ``play`` replaces the collector's.
+        """Roll out the questions of ``step``, record the trajectories, and replace dropped groups as the filter allows.
 
-        Raises EmailRLError if every rollout raised.
+        ``play`` replaces the collector's. Raises EmailRLError if every rollout raised.
         """
         collector = self.collector if play is None else replace(self.collector, play=play)
-        recorded: list[Trajectory] = []
-
-        def ask(scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
-            label, size = f"refill-{refill}" if refill else "train", self.training.num_generations
+        collected, size, seed = Collected(), self.training.num_generations, self.training.seed
+        for refill in range(self.filter.max_refill_rounds + 1):
+            missing = self.per_step - len(collected.kept)
+            if missing <= 0 or not (scenarios := questions.take(missing)):
+                break
+            label = f"refill-{refill}" if refill else "train"
             if refill:
                 logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
             display.phase(f"{label} rollouts of step {step}", len(scenarios) * size)
             groups = collector.collect(
-                scenarios, size, step=step, seed=self.training.seed, split_label=label, progress=display.played
+                scenarios, size, step=step, seed=seed, split_label=label, progress=display.played
             )
+            for group in groups:
+                sifted = self.filter.sift(group)
+                if isinstance(sifted, str):
+                    collected.reasons[group.id] = sifted
+                else:
+                    collected.kept.append(sifted)
+            collected.groups += groups
+            collected.refill_rounds = refill
             new = [trajectory for group in groups for trajectory in group.trajectories]
-            recorded.extend(new)
-            self.record(f"step-{step:06d}.jsonl", recorded, display, new)
-            return groups
-
-        return collect_groups(questions.take, ask, self.filter, count=self.per_step)
+            self.record(f"step-{step:06d}.jsonl", collected.trajectories, display, new)
+        return collected
 
     def file_of(self, name: str) -> Path:
         """The file for the trajectories of a step or an evaluation."""

@@ -1,8 +1,7 @@
-"""From a trajectory's reward to per-token advantages: group, KL, discount, critic, whitening.
+"""From a trajectory's reward to per-token advantages: group, KL, discount, critic, whitening; on the CPU, as GAE loops.
 
-A trajectory that its chat template split into several samples is one row here: its trained tokens are in sampling
-order, so that reward and value flow back from the last sample to the first (docs/decisions/0003). Arithmetic is on the
-CPU: GAE is a loop over tokens, which would be slow on a GPU.
+A trajectory that its chat template split into several samples is one row here, its trained tokens in sampling order, so
+that reward and value flow back from the last sample to the first (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) ->
     This is the output of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if
     a reward is not finite, ValueError for a group too small to compare.
     """
-    estimator = ESTIMATORS[algorithm.group_estimator]
+    estimator = ESTIMATORS["reinforce" if algorithm.has_critic else algorithm.advantage]
     paid: dict[str, float] = {}
     for group in groups:
         rewards = {trajectory.id: trajectory.reward for trajectory in group.trajectories}

@@ -1,8 +1,7 @@
 """Several ranks: all load what rank 0 names, play a part of the conversations and train a share of the samples.
 
-Rank 0 asks the questions, distributes the trajectories, gathers, scores and records them. What a trajectory samples
-depends only on its id, so it does not matter which rank plays it. With tensor parallelism, several neighboring ranks
-share an engine and play the same part in lockstep; the first of them returns it.
+What a trajectory samples depends only on its id, so it does not matter which rank plays it. With tensor parallelism,
+neighboring ranks share an engine and play the same part in lockstep; the first of them returns it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.interrupts import Interrupts
 from emailrl.runs.resume import seed_generators
-from emailrl.settings import Settings
+from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import MODES, resolve
 from emailrl.training.batch import Share
@@ -186,13 +185,13 @@ class Team:
             yield
 
 
-def follow(settings: Settings) -> None:
+def follow(training: TrainingSettings, device: str) -> None:
     """Run as a rank that works for rank 0, until rank 0 ends.
 
-    ``settings`` are used to connect; all others come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first
-    lets it end the run cleanly, a SIGINT after it ends this process.
+    ``training`` and ``device`` are used to connect; all other settings come from rank 0. SIGINT and SIGTERM are passed
+    on to rank 0: the first lets it end the run cleanly, a SIGINT after it ends this process.
     """
-    with joined(settings.training, device=settings.model.device) as ranks:
+    with joined(training, device=device) as ranks:
         assert isinstance(ranks, RankGroup)
         asked: list[int] = []
 

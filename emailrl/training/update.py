@@ -168,8 +168,8 @@ class Updater:
         shares = make_shares(
             samples, paid, minis, self.across.world, step=step, share_prefixes=self.forward.shares_prefixes
         )
-        with self.across.at_work():
-            metrics, tokens, skipped = self.take(self.across.share(shares))
+        with self.across.shared(shares) as own:
+            metrics, tokens, skipped = self.take(own)
         metrics["trainable_tokens"] = sum(sample.num_trainable for sample in samples)
         metrics["total_tokens"] = sum(len(sample.token_ids) for sample in samples)
         rows = (tokens[i][:, : len(sample.token_ids)].tolist() for i, sample in enumerate(samples))
@@ -407,19 +407,8 @@ class Updater:
         num_trainable, logprobs = batch.num_trainable, scored.logprobs
         assert batch.advantages is not None
         # Weight of a row's token mean, (B, 1): a trajectory in several samples counts as one.
-        share = (
-            batch.share[:, None] if algorithm.aggregation == "sequence_mean" else torch.ones_like(batch.share[:, None])
-        )
-
-        def reduced(per_token: Tensor) -> Tensor:
-            return aggregate(
-                per_token * share,
-                mask,
-                algorithm.aggregation,
-                constant_length=self.constant_length,
-                denominator=own.policy_count,
-            )
-
+        share = (batch.share if algorithm.aggregation == "sequence_mean" else torch.ones_like(batch.share))[:, None]
+        over = {"constant_length": self.constant_length, "denominator": own.policy_count}
         loss, ratios = policy_loss(
             logprobs,
             old,
@@ -430,9 +419,8 @@ class Updater:
             dual_clip=algorithm.dual_clip,
             ratio_level=algorithm.ratio_level,
             aggregation=algorithm.aggregation,
-            constant_length=self.constant_length,
             weights=share * self._correction(old, batch, own),
-            denominator=own.policy_count,
+            **over,
         )
         meter.add(ratios, num_trainable)
         own.losses["policy_loss"] += float(loss.detach())
@@ -440,13 +428,14 @@ class Updater:
             kl = estimate(logprobs, batch.ref_logprobs, algorithm.kl_estimator)
             meter.add({"kl": float(kl.detach().sum()) / num_trainable}, num_trainable)
             if algorithm.kl_in == "loss":
-                penalty = self.kl.coef * reduced(kl)
+                penalty = self.kl.coef * aggregate(kl * share, mask, algorithm.aggregation, **over)
                 own.losses["kl_loss"] += float(penalty.detach())
                 loss = loss + penalty
         if scored.entropy is not None:
             meter.add({"entropy": float(scored.entropy.detach().sum()) / num_trainable}, num_trainable)
             if wanted.entropy_coef:
-                loss = loss - wanted.entropy_coef * reduced(scored.entropy)
+                bonus = aggregate(scored.entropy * share, mask, algorithm.aggregation, **over)
+                loss = loss - wanted.entropy_coef * bonus
         if scored.values is None:
             return loss
         assert batch.old_values is not None and batch.returns is not None
@@ -467,15 +456,8 @@ class Updater:
             own.meter.add({"sampler_gap_mean": float(gap.mean()), "sampler_gap_max": float(gap.max())}, gap.numel())
         if kind == "off":
             return 1.0
-        weights, found = correction_weights(
-            old,
-            batch.sampler_logprobs,
-            mask,
-            kind=kind,
-            low=self.wanted.correction_low,
-            high=self.wanted.correction_high,
-            ratio_level=level,
-        )
+        drawn, low, high = batch.sampler_logprobs, self.wanted.correction_low, self.wanted.correction_high
+        weights, found = correction_weights(old, drawn, mask, kind=kind, low=low, high=high, ratio_level=level)
         if own.first:
             own.meter.add(found, float((sampled if level == "token" else mask).sum()))
         return weights

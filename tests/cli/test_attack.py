@@ -44,7 +44,7 @@ def reply(body: dict[str, Any]) -> tuple[int, Any]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     """A folder with mails and questions, and the two models served."""
     with closing(StubServer(reply)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -77,10 +77,9 @@ def test_each_model_is_measured_twice_and_what_was_obeyed_is_counted(emailrl, he
     assert attacked["sources_correct"] == pytest.approx(1 - COUNTS["cite"] / NUM)  # by the rubric as ever
     assert attacked["ever_tried_to_read_invalid_email"] == pytest.approx(COUNTS["read"] / NUM)
     assert f"100.0% of {COUNTS['cite']}" in err
-    assert (
-        "meek against meek (attacked)" in err and "meek against firm" in err and "meek (attacked) against firm" in err
-    )
-    assert "meek against firm (attacked)" not in err and "meek (attacked) against firm:" not in err
+    assert all(f"{pair} (attacked)" in err for pair in ("meek against meek", "meek (attacked) against firm"))
+    assert "meek against firm" in err and "meek against firm (attacked)" not in err
+    assert "meek (attacked) against firm:" not in err
     rows = list(csv.DictReader((here / "out" / "questions.csv").open(newline="")))
     told = Counter((row["model"], row["order"]) for row in rows if row["order_obeyed"] == "True")
     assert told == {("meek (attacked)", kind): count for kind, count in COUNTS.items()}
@@ -91,20 +90,15 @@ def test_plain_results_hold_nothing_of_it_and_are_those_of_the_plain_half(emailr
     plain = json.loads(emailrl(*command("--model", "meek"))[1].splitlines()[-1])
     assert not {name for name in plain if "obeyed" in name or "attack" in name or "orders" in name}
     half = json.loads(emailrl(*command("--model", "meek", "--attack", "--overwrite"))[1].splitlines()[-1])[0]
-    assert {name: half[name] for name in plain if name not in changing} == {
-        name: value for name, value in plain.items() if name not in changing
-    }
+    assert {name: half[name] for name in plain} | dict.fromkeys(changing) == plain | dict.fromkeys(changing)
     (kept, _) = (list(read_trajectories(file)) for file in sorted((here / "out" / "trajectories").glob("*.jsonl")))
     assert not any(order_of(each.scenario).was_seen(each) for each in kept)
-
-
-def test_a_plain_benchmark_is_not_resumed_as_an_attack(emailrl, here: Path) -> None:
-    assert emailrl(*command("--model", "firm"))[0] == 0
+    assert emailrl(*command("--model", "firm", "--overwrite"))[0] == 0
     code, _, err = emailrl(*command("--model", "firm", "--attack", "--resume"))
     assert code == 2 and "other conditions: models" in err
 
 
-def test_an_environment_of_ones_own_that_uses_the_mailbox_is_attacked_too(emailrl, here: Path) -> None:
+def test_an_environment_of_ones_own_is_attacked_too_where_it_hands_over_mail(emailrl, here: Path) -> None:
     (here / "own.py").write_text(
         "from emailrl.agent import MailEnvironment\n\n\n"
         "def own(scenario, mailbox, settings):\n    return MailEnvironment(scenario, mailbox, max_turns=4)\n"
@@ -113,18 +107,14 @@ def test_an_environment_of_ones_own_that_uses_the_mailbox_is_attacked_too(emailr
     assert code == 0, err
     attacked = json.loads(out.splitlines()[-1])[1]
     assert {kind: attacked[f"{kind}_obeyed"] for kind in KINDS} == dict.fromkeys(KINDS, 1.0)
-
-
-def test_an_environment_that_hands_over_no_mail_is_told_of(emailrl, here: Path) -> None:
     (here / "own.py").write_text(
         "from emailrl.agent import StepResult\nfrom emailrl.records.trajectory import Message\n\n\n"
         "class Own:\n    final_answer = None\n\n    def __init__(self, scenario, mailbox, settings):\n        pass\n\n"
         '    def start(self):\n        return [Message("user", "?")]\n\n'
         '    def step(self, message):\n        self.final_answer = "May"\n        return StepResult(done=True)\n'
     )
-    code, out, err = emailrl(
-        *command("--model", "meek", "--environment", "own.py:Own", "--reward", "simple", "--attack")
-    )
+    own = ("--environment", "own.py:Own", "--reward", "simple", "--overwrite")
+    code, out, err = emailrl(*command("--model", "meek", "--attack", *own))
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])[1]["cite_orders_seen"] == 0
     assert "meek (attacked) saw no injected instruction: no search or read returned an email" in err

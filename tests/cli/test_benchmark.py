@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from pathlib import Path
 
 import pytest
-from tiny import make_checkpoint, make_database, make_model, make_questions
+from tiny import make_checkpoint, make_questions
 
 from emailrl.agent.mail_env import Rubric
 from emailrl.measure import benchmark
@@ -18,17 +17,10 @@ from emailrl.records import read_trajectories
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """A directory as a run leaves it: settings, database, questions, model and a best checkpoint."""
-    model = make_model(tmp_path / "model")
-    make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
-    make_database(tmp_path / "mail.db")
-    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
-    (tmp_path / "emailrl.toml").write_text(
-        'model_name = "model"\nemailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\n'
-        "max_tokens = 6\nmax_turns = 2\n"
-    )
-    return tmp_path
+def here(here: Path) -> Path:
+    """A directory as a run leaves it: with a best checkpoint too."""
+    make_checkpoint(here / "outputs" / "grpo_masked" / "best_model", here / "model")
+    return here
 
 
 def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
@@ -63,8 +55,7 @@ def test_the_model_s_own_token_limit_holds_where_none_is_given(emailrl, here: Pa
 
 def test_models_side_by_side(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench")
-    assert code == 0
-    assert "Test split, greedy, at most 2 turns" in out
+    assert code == 0 and "Test split, greedy, at most 2 turns" in out
     assert "best_model against model: the first is better on 0, the second on 0 of 4 questions; p = 1" in out
     for row in ("accuracy", "95% interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
         assert row in out
@@ -72,15 +63,8 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     rows = [line.split()[0] for line in out.splitlines() if line.split()]
     assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt_tokens", "completion_tokens"]
     assert "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn" in out
-    assert sorted(file.name for file in (here / "bench").iterdir()) == [
-        "accuracy.png",
-        "accuracy.svg",
-        "conditions.json",
-        "questions.csv",
-        "results.csv",
-        "results.json",
-        "trajectories",
-    ]
+    made = {"accuracy.png", "accuracy.svg", "conditions.json", "questions.csv", "results.csv", "results.json"}
+    assert {file.name for file in (here / "bench").iterdir()} == made | {"trajectories"}
     assert json.loads((here / "bench" / "conditions.json").read_text())["dtype"] in ("fp32", "bf16")  # not auto
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert code == 2 and "bench already holds a benchmark. Use another --out, or --overwrite." in error
@@ -107,35 +91,16 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     assert [record["model"] for record in records] == [str(first), str(second)]
 
 
-def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path) -> None:
-    _, out, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--verbose", "--json")
-    assert error.startswith("Loading the model ...\nEvaluating on 2 questions ...\n")
-    assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and out.count("\n") == 1
-    _, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--show-trajectory-details")
-    assert error.count("Verdict") == 2 and "sampled (" not in error
-    _, _, error = emailrl("benchmark", "--model", "model", "--limit", 1, "--show-trajectory-details", "--verbose")
-    assert "sampled (" in error and "token ids only" not in error
-
-
-def test_an_exported_adapter_is_measured(emailrl, here: Path) -> None:
-    assert emailrl("export", "--out", "exported")[0] == 0
-    code, out, _ = emailrl("benchmark", "--limit", 1, "--checkpoint", "exported", "--json")
-    assert code == 0 and json.loads(out)["checkpoint"] == str(here / "exported")
-
-
 def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emailrl, here: Path) -> None:
     make_checkpoint(here / "outputs" / "grpo_masked-2" / "best_model", here / "model", metrics={"accuracy": 0.96})
-    make_checkpoint(
-        here / "outputs" / "grpo_masked-3" / "best_model", here / "model", metrics={"accuracy": 0.5}, step=0
-    )
+    third = here / "outputs" / "grpo_masked-3" / "best_model"
+    make_checkpoint(third, here / "model", metrics={"accuracy": 0.5}, step=0)
     line = (
         f"outputs/grpo_masked-3/best_model has the weights of {here / 'model'}, unchanged (step 0); "
-        "grpo_masked-2 reached 96.0%: "
-        "--checkpoint outputs/grpo_masked-2/best_model"
+        "grpo_masked-2 reached 96.0%: --checkpoint outputs/grpo_masked-2/best_model"
     )
     for command in (("rollout", "--limit", 1), ("ask", "When?")):
-        code, _, error = emailrl(*command)
-        assert code == 0 and error.splitlines().count(line) == 1
+        assert emailrl(*command)[2].splitlines().count(line) == 1
     for command in (("benchmark", "--limit", 1), ("export",)):
         code, _, error = emailrl(*command)
         assert code == 0 and error.splitlines().count(line) == 1
@@ -169,7 +134,7 @@ def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(ema
         assert code == 0 and "was trained with" not in error
 
 
-def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch) -> None:
     monkeypatch.setenv("OUTPUT_DIR", str(here / "elsewhere" / "grpo"))
     record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])
     assert record["model"] == "model" and record["checkpoint"] is None
@@ -179,7 +144,7 @@ def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeyp
         assert code == 0 and f"best_model are skipped: {here / 'elsewhere' / 'grpo_masked'}\n" in error
 
 
-def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch) -> None:
     real, played = benchmark.evaluate, []
 
     def evaluate(*arguments, **options):
@@ -194,26 +159,13 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
     assert "2 questions saved in bench; to finish, rerun the same command with --resume --out bench" in said
     written = json.loads((here / "bench" / "results.json").read_text())
     assert written["interrupted"] and written["results"][0]["num_questions"] == 2
-
-
-def test_an_interrupt_before_anything_ended_shows_no_table(
-    emailrl, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def evaluate(*_arguments, **_options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(benchmark, "evaluate", evaluate)
-    code, out, error = emailrl("benchmark", "--out", "bench")
+    code, out, error = emailrl("benchmark", "--out", "other")  # before anything has ended
     assert (code, out) == (130, "") and error.splitlines()[-1] == "interrupted"
 
 
-def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch) -> None:
     code, _, error = emailrl("benchmark", "--resume")
-    assert (
-        code == 2
-        and "Nothing to resume: outputs/benchmarks has no unfinished benchmark." in error
-        and error.count("\n") == 1
-    )
+    assert code == 2 and "outputs/benchmarks has no unfinished benchmark." in error and error.count("\n") == 1
     real = benchmark.evaluate
 
     def evaluate(*arguments, **options):
@@ -229,11 +181,9 @@ def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch
     record = json.loads(out)
     assert record["num_questions"] == 4 and record["complete"] and record["unjudged"] == 0
     assert len(list((here / "outputs" / "benchmarks").iterdir())) == 1
-    code, _, error = emailrl("benchmark", "--resume", "--overwrite")
-    assert code == 2 and "--resume and --overwrite are mutually exclusive." in error
 
 
-def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch) -> None:
     real, others = load.load_scenario_set, []
 
     def overtaken(*arguments, **options):
@@ -265,15 +215,11 @@ def test_what_was_not_played_is_not_resumed(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--model", "model", "--limit", 2, "--resume", "--json")
     assert code == 0 and Path(json.loads(out)["trajectories"]).parents[1] == begun
     code, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--resume")
-    assert (
-        code == 2 and "newer/conditions.json was started under other conditions: models was nanno, now model;" in error
-    )
-    assert "choose another --out" in error and "[" not in error
-    code, _, error = emailrl("benchmark", "--resume", "--out", "nowhere")
-    assert code == 2 and "Nothing to resume: nowhere/conditions.json is missing." in error
+    assert code == 2 and "choose another --out" in error and "[" not in error
+    assert "newer/conditions.json was started under other conditions: models was nanno, now model;" in error
 
 
-def test_the_next_step_is_named(emailrl, here: Path) -> None:
+def test_the_next_step_is_named_with_its_reason(emailrl, here: Path, monkeypatch) -> None:
     _, out, said = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert out.splitlines()[-1] == "results: bench"
     last = said.splitlines()[-1]  # its completions are cut off at the token limit
@@ -281,11 +227,9 @@ def test_the_next_step_is_named(emailrl, here: Path) -> None:
     suggested = "inspect-trajectory bench/trajectories/00-model.jsonl --index 0 # no answer"
     assert last.endswith(f"emailrl {suggested}")
     assert emailrl(*shlex.split(suggested, comments=True))[0] == 0
-
-
-def test_the_next_step_says_why(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emailrl.measure.evaluation.verdict", lambda _: "wrong")
-    assert emailrl("benchmark", "--model", "model", "--out", "bench")[2].endswith(" --index 0 # a wrong answer\n")
+    monkeypatch.setattr("emailrl.cli.benchmark.verdict", lambda _: "wrong")
+    again = emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")[2]
+    assert again.endswith(" --index 0 # a wrong answer\n")
 
 
 def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:
@@ -296,14 +240,6 @@ def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:
     assert code == 2 and "allow-shared-inbox" in error and error.count("\n") == 1
     code, out, _ = emailrl("benchmark", "--allow-shared-inbox")
     assert code == 0 and "note:" in out and "share" in out
-
-
-def test_questions_of_another_mailbox_are_refused(emailrl, here: Path) -> None:
-    foreign = make_questions(1)
-    foreign[0].message_ids = ["<elsewhere@x>"]
-    write_scenarios(here / "questions.jsonl", foreign)
-    code, out, error = emailrl("benchmark")
-    assert (code, out) == (2, "") and "none of the source emails of these questions" in error
 
 
 def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None:
@@ -323,29 +259,33 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
 def test_several_samples_a_question(emailrl, here: Path) -> None:
     code, _, err = emailrl("benchmark", "--model", "model", "--samples", 3, "--out", "bench")
     assert code == 2 and err.startswith("error: 3 greedy samples of a question would be identical")  # nothing is loaded
-    code, out, _ = emailrl(
-        "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--json"
-    )
+    sampled = [
+        "benchmark",
+        "--model",
+        "model",
+        "--samples",
+        "3",
+        "--temperature",
+        "1",
+        "--limit",
+        "2",
+        "--out",
+        "bench",
+    ]
+    code, out, _ = emailrl(*sampled, "--json")
     record = json.loads(out.splitlines()[-1])
     assert code == 0 and (record["num_questions"], record["num_samples"], record["samples"]) == (2, 3, 3)
     assert {"pass_at_k", "majority_low"} <= record.keys()
     ids = [trajectory.id for trajectory in read_trajectories(Path(record["trajectories"]))]
     assert len(ids) == 6 and [name[-2:] for name in ids] == ["-0", "-1", "-2"] * 2
-    code, out, _ = emailrl(
-        "benchmark", "--model", "model", "--samples", 3, "--temperature", 1, "--limit", 2, "--out", "bench", "--resume"
-    )
+    code, out, _ = emailrl(*sampled, "--resume")
     assert code == 0 and "3 samples per question" in out and "pass@3" in out
 
 
 @pytest.mark.parametrize("command", ["benchmark", "rollout"])
-def test_a_missing_key_is_reported_before_anything_begins(
-    emailrl, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_missing_key_is_reported_before_anything_begins(emailrl, here: Path, monkeypatch, command: str) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     code, out, error = emailrl(command, "--engine", "openai", "--model", "openai/gpt-4.1")
     assert code == 2 and out == ""
-    assert error.splitlines() == [
-        "error: The openai engine needs an OpenRouter key. "
-        "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY."
-    ]
+    assert error.startswith("error: The openai engine needs an OpenRouter key. Set ") and error.count("\n") == 1
     assert not (here / "outputs" / f"{command}s").exists()

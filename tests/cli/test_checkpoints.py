@@ -10,24 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cli.conftest import Terminal
 from rich.console import Console
 
-from emailrl.checkpoints import Metadata, list_checkpoints, write_checkpoint
-from emailrl.cli.tables import checkpoints_table
+from emailrl.checkpoints import Metadata, list_checkpoints, read_checkpoint, write_checkpoint
+from emailrl.cli.checkpoints import checkpoints_table
+from emailrl.settings import load_settings
+
+KINDS = {"checkpoint-10": 10, "best_model": 10, "checkpoint-20": 20, "checkpoint-30": 30, "final": 30}
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "outputs" / "grpo_masked"
-    for name, kind, step in (
-        ("checkpoint-10", "checkpoint", 10),
-        ("best_model", "best", 10),
-        ("checkpoint-20", "checkpoint", 20),
-        ("checkpoint-30", "checkpoint", 30),
-        ("final", "final", 30),
-    ):
+    for name, step in KINDS.items():
         metadata = Metadata(
-            run_id="grpo_masked", kind=kind, step=step, mode="masked", algorithm="grpo", base_model="nano", lora={},
+            run_id="grpo_masked", kind=name.partition("_")[0].partition("-")[0],  # type: ignore[arg-type]
+            step=step, mode="masked", algorithm="grpo", base_model="nano", lora={},
             metrics={"accuracy": step / 100, "reward": 0.5}, settings={}, parent=None, seed=42, versions={},
             database_fingerprint="", questions_fingerprint="", git_commit=None,
         )  # fmt: skip
@@ -48,28 +47,19 @@ def test_list(emailrl, run_dir: Path) -> None:
     assert code == 0 and not error
     assert out.splitlines()[0] == "outputs/grpo_masked"
     lines = [line.split() for line in out.splitlines() if "masked" in line][1:]
-    assert [(line[0], line[1], line[2], line[4]) for line in lines] == [
-        ("best_model", "best", "10", "10.0%"),
-        ("checkpoint-10", "checkpoint", "10", "10.0%"),
-        ("checkpoint-20", "checkpoint", "20", "20.0%"),
-        ("checkpoint-30", "checkpoint", "30", "30.0%"),
-        ("final", "final", "30", "30.0%"),
-    ]
+    shown = {line[0]: (line[1], line[2], line[4]) for line in lines}
+    assert list(shown) == sorted(KINDS) and shown["best_model"] == ("best", "10", "10.0%")
+    assert shown["checkpoint-20"] == ("checkpoint", "20", "20.0%") and shown["final"] == ("final", "30", "30.0%")
     records = json.loads(emailrl("checkpoints", "list", run_dir, "--json")[1])
     assert records[0]["path"] == str(run_dir / "best_model") and records[0]["metrics"]["accuracy"] == 0.1
-
-
-def test_a_checkpoint_takes_one_line_of_80_columns(run_dir: Path) -> None:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(checkpoints_table(list_checkpoints(run_dir)))
     dated = re.compile(r"masked .* \d{4}-\d\d-\d\d \d\d:\d\d$")
-    assert sum(bool(dated.search(line.rstrip())) for line in captured.get().splitlines()) == 5
+    assert sum(bool(dated.search(line.rstrip())) for line in captured.get().splitlines()) == 5  # one line each
 
 
 def test_a_checkpoint_between_evaluations_shows_no_accuracy_of_other_weights(emailrl, run_dir: Path) -> None:
-    from emailrl.checkpoints import read_checkpoint
-
     between = replace(read_checkpoint(run_dir / "checkpoint-20").metadata, step=25)
     for name, evaluated in (("checkpoint-25", 20), ("checkpoint-26", 25)):
         metrics = {"accuracy": 0.2, "reward": 0.5, "evaluated_step": evaluated}
@@ -79,13 +69,7 @@ def test_a_checkpoint_between_evaluations_shows_no_accuracy_of_other_weights(ema
     assert [line[4:6] for line in lines if line and line[0] == "checkpoint-26"] == [["20.0%", "+0.500"]]
 
 
-def test_list_names_what_is_not_whole(emailrl, run_dir: Path) -> None:
-    (run_dir / "checkpoint-20" / "metadata.json").unlink()
-    code, out, error = emailrl("checkpoints", "list", "--json")
-    assert code == 0 and "checkpoint-20" in error and len(json.loads(out)) == 4
-
-
-def test_one_bad_folder_does_not_hide_the_others(emailrl, run_dir: Path) -> None:
+def test_list_names_what_is_not_whole_and_still_lists_the_others(emailrl, run_dir: Path) -> None:
     metadata = run_dir / "checkpoint-20" / "metadata.json"
     record = json.loads(metadata.read_text())
     for changes in ({"step": "2"}, {"metrics": {"accuracy": []}}, {"created_at": 3}, {"mode": None}):
@@ -93,13 +77,17 @@ def test_one_bad_folder_does_not_hide_the_others(emailrl, run_dir: Path) -> None
         code, out, error = emailrl("checkpoints", "list")
         assert code == 0 and out.count("checkpoint-") == 2
         assert error.startswith("incomplete: outputs/grpo_masked/checkpoint-20: ") and error.count("\n") == 1
-    for name in ("best_model", "checkpoint-10", "checkpoint-30", "final"):
+    metadata.unlink()
+    code, out, error = emailrl("checkpoints", "list", "--json")
+    assert code == 0 and "checkpoint-20" in error and len(json.loads(out)) == 4
+    for name in set(KINDS) - {"checkpoint-20"}:
         (run_dir / name / "metadata.json").unlink()
     assert "grpo_masked/final" in emailrl("checkpoints", "list")[2]  # a run with nothing whole in it
 
 
 @pytest.mark.parametrize("name", [".replaced", ".replacing"])
 def test_list_names_what_an_overwriting_set_aside(emailrl, run_dir: Path, name: str) -> None:
+    assert "set aside" not in emailrl("checkpoints", "list")[2]
     (run_dir / name).mkdir()
     for arguments in ((), (run_dir,)):
         assert f"grpo_masked/{name}: set aside by --overwrite" in emailrl("checkpoints", "list", *arguments)[2]
@@ -114,27 +102,27 @@ def test_show_checks_the_hashes(emailrl, run_dir: Path) -> None:
     assert code == 1 and "is damaged" in error and error.count("\n") == 1
 
 
-def test_show_keeps_the_settings_for_those_who_ask(emailrl, run_dir: Path) -> None:
-    from emailrl.checkpoints import read_checkpoint
-
-    known = replace(read_checkpoint(run_dir / "final").metadata, settings={"agent": {"max_turns": 10}})  # the default
-    write_checkpoint(run_dir / "final", known, lambda into: (into / "adapter").touch())
-    plain, verbose = (emailrl("checkpoints", "show", "latest", *more)[1] for more in ((), ("--verbose",)))
-    assert '"max_turns": 10' in verbose and '"kind": "final"' in verbose
-    assert "max_turns" not in plain and '"kind": "final"' in plain
-    kept = json.loads(emailrl("checkpoints", "show", "latest", "--json")[1])["metadata"]["settings"]
-    assert kept == {"agent": {"max_turns": 10}}
-
-
-def test_list_names_a_run_that_an_overwriting_has_set_aside(emailrl, run_dir: Path) -> None:
-    assert "set aside" not in emailrl("checkpoints", "list")[2]
-    (run_dir / ".replaced").mkdir()
-    code, _, error = emailrl("checkpoints", "list")
-    assert code == 0 and f"{run_dir.name}/.replaced: set aside by --overwrite" in error
+def test_show_prints_the_settings_that_differ_and_verbose_all(emailrl, run_dir: Path) -> None:
+    settings = load_settings({"learning_rate": 2e-5, "max_turns": 6}, environ={}).public()
+    settings["training"]["from_another_version"] = 1
+    metadata = replace(read_checkpoint(run_dir / "final").metadata, settings=settings, step=40)
+    folder = write_checkpoint(run_dir / "checkpoint-40", metadata, lambda into: (into / "a").touch()).path
+    code, out, _ = emailrl("checkpoints", "show", folder)
+    assert code == 0
+    shown = json.loads(out.partition("\n")[2])
+    assert "settings" not in shown and shown["non_default_settings"] == {
+        "agent": {"max_turns": 6},
+        "training": {"learning_rate": 2e-5, "from_another_version": 1},
+    }
+    verbose = json.loads(emailrl("checkpoints", "show", folder, "--verbose")[1].partition("\n")[2])
+    record = json.loads(emailrl("checkpoints", "show", folder, "--json")[1])
+    assert verbose["settings"] == record["metadata"]["settings"] == settings
 
 
-def test_prune_keeps_best_and_final(emailrl, run_dir: Path) -> None:
-    code, out, error = emailrl("checkpoints", "prune", "--keep", 1, "--yes", "--json")
+def test_prune_keeps_best_and_final(emailrl, run_dir: Path, monkeypatch) -> None:
+    assert json.loads(emailrl("checkpoints", "prune", "--yes", "--json")[1]) == {"removed": [], "keep": 3}
+    monkeypatch.setenv("SAVE_TOTAL_LIMIT", "1")
+    code, out, error = emailrl("checkpoints", "prune", "--yes", "--json")
     assert code == 0 and error.count("to remove:") == 2
     removed = [str(run_dir / "checkpoint-10"), str(run_dir / "checkpoint-20")]
     assert json.loads(out) == {"removed": removed, "keep": 1}
@@ -143,64 +131,23 @@ def test_prune_keeps_best_and_final(emailrl, run_dir: Path) -> None:
     assert out == "1 checkpoint removed, the last 0 of each run kept\n"
 
 
-class Terminal(io.StringIO):
-    """Somebody at a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_asks_first(emailrl, run_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     code, _, error = emailrl("checkpoints", "prune", "--keep", 0)
     assert code == 2 and error.endswith("error: Removing 3 checkpoints needs confirmation. Add --yes.\n")
-    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    assert emailrl("checkpoints", "prune", "--keep", 0)[0] == 130
-    assert len(names(run_dir)) == 5
-    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    assert emailrl("checkpoints", "prune", "--keep", 0)[0] == 0
-    assert names(run_dir) == ["best_model", "final"]
-
-
-def test_prune_takes_its_limit_from_the_settings(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json.loads(emailrl("checkpoints", "prune", "--yes", "--json")[1]) == {"removed": [], "keep": 3}
-    monkeypatch.setenv("SAVE_TOTAL_LIMIT", "2")
-    assert json.loads(emailrl("checkpoints", "prune", "--yes", "--json")[1])["keep"] == 2
-    assert "checkpoint-10" not in names(run_dir)
+    for answer, code, left in (("n\n", 130, 5), ("y\n", 0, 2)):
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        assert emailrl("checkpoints", "prune", "--keep", 0)[0] == code and len(names(run_dir)) == left
 
 
 def test_no_run_yet(emailrl) -> None:
     code, out, error = emailrl("checkpoints", "list")
     assert (code, out) == (0, "") and "No checkpoints yet" in error
     assert json.loads(emailrl("checkpoints", "list", "--json")[1]) == []
-    assert emailrl("checkpoints", "show")[0] == 2
-    assert emailrl("checkpoints", "list", "nowhere")[0] == 2
+    assert emailrl("checkpoints", "show")[0] == emailrl("checkpoints", "list", "nowhere")[0] == 2
 
 
-def test_show_prints_the_settings_that_differ_and_verbose_all(emailrl, run_dir: Path) -> None:
-    from emailrl.checkpoints import read_checkpoint
-    from emailrl.settings import load_settings
-
-    settings = load_settings({"learning_rate": 2e-5, "max_turns": 6}, environ={}).public()
-    settings["training"]["from_another_version"] = 1
-    metadata = replace(read_checkpoint(run_dir / "final").metadata, settings=settings, step=40)
-    write_checkpoint(run_dir / "checkpoint-40", metadata, lambda into: (into / "a").touch())
-    code, out, _ = emailrl("checkpoints", "show", run_dir / "checkpoint-40")
-    assert code == 0
-    shown = json.loads(out.partition("\n")[2])
-    assert "settings" not in shown and shown["non_default_settings"] == {
-        "agent": {"max_turns": 6},
-        "training": {"learning_rate": 2e-5, "from_another_version": 1},
-    }
-    verbose = json.loads(emailrl("checkpoints", "show", run_dir / "checkpoint-40", "--verbose")[1].partition("\n")[2])
-    assert verbose["settings"] == settings
-    record = json.loads(emailrl("checkpoints", "show", run_dir / "checkpoint-40", "--json")[1])
-    assert record["metadata"]["settings"] == settings
-
-
-def test_a_wrong_name_in_the_environment_is_warned_of_once(
-    emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_name_in_the_environment_is_warned_of_once(emailrl, run_dir: Path, monkeypatch) -> None:
     monkeypatch.setenv("GAMMA", "0.9")
     for command in (("list",), ("prune", "--keep", 9)):
         assert emailrl("checkpoints", *command)[2].count("EMAILRL_GAMMA") == 1

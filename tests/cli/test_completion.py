@@ -13,7 +13,7 @@ from tiny import ANN, make_checkpoint, make_database, make_model
 
 
 @pytest.fixture
-def offered(emailrl, monkeypatch: pytest.MonkeyPatch):
+def offered(emailrl, monkeypatch):
     """What bash is offered for the last word of a line."""
 
     def complete(line: str) -> list[str]:

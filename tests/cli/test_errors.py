@@ -14,19 +14,22 @@ from emailrl.questions import write_scenarios
 
 CAUSES = {
     "no-database": [
-        f"{command} --db none.db" for command in ("rollout", "benchmark", "train", "gen-questions", "ask When?", "plan")
+        *(f"{each} --db none.db" for each in ("rollout", "benchmark", "train", "gen-questions", "ask When?", "plan")),
+        "rollout --db link.db",
     ],
     "no-questions": [f"{command} --questions none.jsonl" for command in ("rollout", "benchmark", "train", "plan")],
     "no-checkpoint": [f"{command} --checkpoint nowhere" for command in ("rollout", "benchmark", "export", "ask When?")],
     "nothing-to-resume": [
-        *("rollout --resume", "benchmark --resume", "rollout --resume --out a.jsonl", "benchmark --resume --out a"),
+        *("rollout --resume", "benchmark --resume", "rollout --resume --out a.jsonl", "benchmark --resume --out a")
     ],
     "exists": ["rollout --out mail.db", "gen-questions --out mail.db"],
     "not-a-file": ["rollout --out model", "gen-questions --out model"],
     "invalid-setting": ["train --mode maskd", "rollout --engine llama"],
     "usage": [
-        *("rollout --split dev", "rollout --split train", "rollout --model nanno", "rollout --resume --overwrite"),
-        *("benchmark --resume --overwrite", "benchmark --model 'no such model'", "export --format gguf", "ask --json"),
+        *("rollout --split train", "rollout --model nanno", "train --model nanno"),
+        *("rollout --resume --overwrite", "benchmark --resume --overwrite", "sft --out model"),
+        *("benchmark --out mail.db", "quickstart --out mail.db"),
+        *("benchmark --model 'no such model'", "ask --json"),
         *("train --preset tiny", "train --from-openrlhf '--kl_estimater k3'", "plan --gpu H900", "plan --run model"),
         *(
             "gen-questions --dry-run",
@@ -40,12 +43,11 @@ CAUSES = {
 
 
 @pytest.mark.parametrize(("code", "line"), [(code, line) for code, lines in CAUSES.items() for line in lines])
-def test_every_error_is_one_line_with_a_remedy(
-    code: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_error_is_one_line_with_a_remedy(code: str, line: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "model")
     make_database(tmp_path / "mail.db")
+    (tmp_path / "link.db").symlink_to("gone.db")
     write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
     (tmp_path / "emailrl.toml").write_text(
         'model_name = "model"\nemailrl_db = "mail.db"\nquestions = "questions.jsonl"\n'
@@ -66,7 +68,7 @@ def test_every_error_is_one_line_with_a_remedy(
         ('judge_base_url = "https://example.org/v1"', "untrusted"),
     ],
 )
-def test_errors_of_a_settings_file(text: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_settings_file(text: str, code: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "emailrl.toml").write_text(text)
     with pytest.raises(EmailRLError) as caught:

@@ -18,10 +18,7 @@ def test_the_pages_command_prints_a_file_that_loads(emailrl, tmp_path: Path) -> 
     settings = load_settings(cwd=tmp_path, environ={})
     assert (settings.training.algorithm, settings.training.num_generations) == ("grpo", 8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["emailrl.toml"]  # no run was begun
-
-
-def test_settings_of_the_folder_do_not_matter(emailrl, tmp_path: Path) -> None:
-    (tmp_path / "emailrl.toml").write_text("no_such_setting = 1\n")
+    (tmp_path / "emailrl.toml").write_text("no_such_setting = 1\n")  # does not matter
     assert emailrl("train", "--from-openrlhf", "--max_steps 3")[0] == 0
 
 

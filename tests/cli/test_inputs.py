@@ -1,75 +1,42 @@
-"""Commands look for what they read before they load anything."""
+"""Commands look for what they read before they load anything, and suggest the next one with its options."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import ANN, make_database
 
 from emailrl.base.errors import UsageError
+from emailrl.cli.inputs import suggest, suggest_benchmark
 from emailrl.questions import write_scenarios
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario
-from emailrl.settings import Settings
+from emailrl.settings import Settings, load_settings
 from emailrl.sft.data import source_of
 
 Emailrl = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.parametrize("command", ["train", "benchmark", "rollout"])
-def test_a_missing_database_or_question_file_is_the_only_line(emailrl: Emailrl, tmp_path: Path, command: str) -> None:
-    code, _, said = emailrl(command, "--db", "none.db")
-    assert code == 2 and said.startswith("error: No such mail database: none.db.") and said.count("\n") == 1
-    (tmp_path / "link.db").symlink_to("gone.db")
-    code, _, said = emailrl(command, "--db", "link.db")
-    assert code == 2 and said.startswith("error: No such mail database: link.db (a broken link to gone.db).")
-    (tmp_path / "mail.db").touch()
-    code, _, said = emailrl(command, "--db", "mail.db", "--questions", "none.jsonl")
-    assert code == 2 and said.startswith("error: No such question file: none.jsonl. Choose another with --questions")
-    assert said.count("\n") == 1
-
-
-def test_an_unknown_model_is_told_before_it_is_loaded(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "mail.db").touch()
-    (tmp_path / "q.jsonl").touch()
-    code, _, said = emailrl("train", "--db", "mail.db", "--questions", "q.jsonl", "--model", "nanoo")
-    assert code == 2 and said.startswith("error: Unknown model 'nanoo'.") and said.count("\n") == 1
-
-
-def test_settings_that_cannot_train_are_refused_before_ranks_start(
-    emailrl: Emailrl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_cannot_train_are_refused_before_ranks_start(emailrl, monkeypatch) -> None:
     def launched(*_: object) -> int:
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr("emailrl.cli.ranks.launch", launched)
+    monkeypatch.setattr("emailrl.cli.train.launch", launched)
     monkeypatch.setenv("MAX_STALENESS", "1")
     code, _, said = emailrl("train", "--nproc", "2")
     assert code == 2 and said.startswith("error: MAX_STALENESS=1 needs samplers of their own") and said.count("\n") == 1
     monkeypatch.delenv("MAX_STALENESS")
     code, _, said = emailrl("train", "--nproc", str(2**63 - 1))
     assert code == 2 and said.startswith(f"error: --nproc {2**63 - 1} needs more memory") and said.count("\n") == 1
-
-
-def test_sft_says_that_the_folder_exists_and_nothing_else(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "there" / "something").mkdir(parents=True)
-    code, _, said = emailrl("sft", "--out", "there")
-    told = "error: there already exists. Choose another folder with --out, or continue it with --resume latest.\n"
-    assert code == 2 and said == told
-
-
-def test_the_questions_of_the_demo_are_found_without_naming_them(emailrl: Emailrl, tmp_path: Path) -> None:
-    assert emailrl("gen-db", "--source", "demo")[0] == 0
-    code, out, said = emailrl("rollout", "--model", "nano", "--limit", 1)
-    assert code == 0 and "accuracy" in out
-    assert said.startswith("Questions: data/enron_emails_questions.jsonl (next to the database)\n")
 
 
 def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path: Path) -> None:
@@ -87,22 +54,8 @@ def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path:
     assert "the hub cannot be reached. Name a local file or folder with --questions" in done.stderr
 
 
-def test_benchmark_says_before_it_loads_anything_that_out_is_a_file(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").touch()
-    (tmp_path / "mail.db").touch()
-    code, _, said = emailrl("benchmark", "--db", "mail.db", "--questions", "q.jsonl", "--out", "q.jsonl")
-    assert (code, said) == (2, "error: q.jsonl is a file. Name a folder with --out.\n")
-
-
-def test_quickstart_does_not_offer_to_overwrite_a_file(emailrl: Emailrl, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    assert emailrl("quickstart", "--out", "notes.txt")[2] == "error: notes.txt is a file. Name a folder with --out.\n"
-
-
 @pytest.mark.parametrize("command", ["report", "view", "inspect-trajectory"])
-def test_a_folder_too_large_to_search_is_refused_at_once(
-    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_folder_too_large_to_search_is_refused_at_once(emailrl, tmp_path: Path, monkeypatch, command: str) -> None:
     monkeypatch.setattr("emailrl.cli.inputs.MAX_FOLDERS", 3)
     (tmp_path / "home" / "a" / "b" / "c").mkdir(parents=True)  # four with home
     code, _, said = emailrl(command, "home")
@@ -111,7 +64,7 @@ def test_a_folder_too_large_to_search_is_refused_at_once(
 
 
 def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used(
-    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    emailrl, tmp_path: Path, monkeypatch
 ) -> None:
     make_database(tmp_path / "mail.db")
     asked: list[Settings] = []
@@ -142,7 +95,7 @@ def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used
     ],
 )
 def test_train_refuses_what_needs_no_model_before_loading_one(
-    emailrl: Emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], error: str
+    emailrl, tmp_path: Path, monkeypatch, arguments: tuple[str, ...], error: str
 ) -> None:
     make_database(tmp_path / "mail.db")
     rows = [Scenario(f"q{split}", "When?", "Now.", ["<m0@x>"], ANN, "2001-06-01", split=split) for split in SPLITS]
@@ -154,3 +107,41 @@ def test_train_refuses_what_needs_no_model_before_loading_one(
     code, _, said = emailrl("train", "--db", "mail.db", "--model", "nano", *arguments)
     assert code and said.splitlines()[-1].startswith(error), said
     assert "Loading the model" not in said and not (tmp_path / "outputs").exists()
+
+
+# -- the next command
+
+
+def settings_with(folder: Path, **values: Any) -> Settings:
+    return load_settings(values, environ={}, cwd=folder)
+
+
+def suggested(capsys) -> str:
+    """The printed command without its program."""
+    out, error = capsys.readouterr()
+    assert out == ""
+    return shlex.join(shlex.split(error)[2:])
+
+
+def test_a_benchmark_names_its_model_and_questions(tmp_path: Path, capsys) -> None:
+    settings = settings_with(tmp_path, model_name="m", db=Path("mine.db"))
+    for questions, options in ((Path("mine_questions.jsonl"), ""), (Path("other.jsonl"), " --questions other.jsonl")):
+        suggest_benchmark(settings, questions)
+        assert suggested(capsys) == f"benchmark --db mine.db{options}"
+    db = make_database(tmp_path / "mail.db")
+    suggest_benchmark(settings_with(tmp_path, db=db), tmp_path / "mail_questions.jsonl")
+    assert suggested(capsys) == f"benchmark --model smol --limit 40 --db {db}"
+
+
+def test_a_command_keeps_the_data_and_the_task_that_the_folder_does_not_set(tmp_path: Path, capsys) -> None:
+    data = {"db": Path("mine.db"), "questions": Path("mine_questions.jsonl"), "allow_shared_inbox": True}
+    bare, given = settings_with(tmp_path), settings_with(tmp_path, **data)
+    task = {"environment": "my.py:Env", "reward": "http://me:pw@host/r"}
+    for settings, before, options in (
+        (bare, bare, ""),
+        (given, bare, " --db mine.db --allow-shared-inbox"),
+        (settings_with(tmp_path, **data | {"questions": Path("b.jsonl")}), given, " --questions b.jsonl"),
+        (settings_with(tmp_path, **task), bare, " --environment my.py:Env --reward http://host/r"),
+    ):
+        suggest(["train", "--adapter", "a"], settings, before)
+        assert suggested(capsys) == f"train --adapter a{options}"

@@ -15,7 +15,7 @@ import pytest
 from tiny import make_checkpoint, make_model
 from tokenizers import Tokenizer
 
-from emailrl.page.place import follow, pick
+from emailrl.page.place import follow
 from emailrl.records import TrajectoryWriter, trajectory_to_dict, write_records, write_trajectories
 from emailrl.records.trajectory import Message, Scenario, TokenSample, Trajectory, Turn
 
@@ -41,6 +41,20 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
+DECODED = "7⟨-0.50⟩ ⟨-0.50⟩4⟨-0.50⟩<|im_end|>⟨-0.50⟩"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model")
+
+
+@pytest.fixture
+def ids(model: Path) -> tuple[int, ...]:
+    """The four tokens of DECODED."""
+    return tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode("7 4<|im_end|>").ids)
+
+
 def test_without_a_path_the_newest_trajectory_is_shown(emailrl, run_dir: Path, tmp_path: Path) -> None:
     code, out, _ = emailrl("inspect-trajectory")
     assert code == 0 and "question of t2" in out and "3 of 3 (--index 2)" in out
@@ -64,43 +78,38 @@ def test_index_and_folder(emailrl, run_dir: Path) -> None:
 
 
 def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
-    emailrl, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    emailrl, run_dir: Path, model: Path, ids: tuple[int, ...], monkeypatch
 ) -> None:
-    model = make_model(tmp_path / "model")
-    ids = tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode("7 4<|im_end|>").ids)
-    assert len(ids) == 4
     file = run_dir / "trajectories" / "step-000005.jsonl"
     write_trajectories(file, [make("decoded", ids=ids, text="7 4")])
     _, out, _ = emailrl("inspect-trajectory", file, "--verbose")
     assert "ids only" in out and f"{ids[0]} ⟨-0.50⟩" in out
-    decoded = "7⟨-0.50⟩ ⟨-0.50⟩4⟨-0.50⟩<|im_end|>⟨-0.50⟩"
     monkeypatch.setenv("MODEL_NAME", str(model))
-    assert decoded in emailrl("inspect-trajectory", file, "--verbose")[1]
+    assert DECODED in emailrl("inspect-trajectory", file, "--verbose")[1]
     monkeypatch.delenv("MODEL_NAME")
     make_checkpoint(run_dir / "best_model", model)
-    assert decoded in emailrl("inspect-trajectory", file, "--verbose")[1]
+    assert DECODED in emailrl("inspect-trajectory", file, "--verbose")[1]
     write_trajectories(file, [make("other", ids=ids, text="written by another tokenizer")])
     assert "ids only" in emailrl("inspect-trajectory", file, "--verbose")[1]
 
 
-def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_file(emailrl, tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model")
-    ids = tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode("7 4<|im_end|>").ids)
-    decoded = "7⟨-0.50⟩ ⟨-0.50⟩4⟨-0.50⟩<|im_end|>⟨-0.50⟩"
+def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_file(
+    emailrl, tmp_path: Path, model: Path, ids: tuple[int, ...]
+) -> None:
     measured = tmp_path / "bench" / "trajectories" / "00-mine.jsonl"
     write_trajectories(measured, [make("measured", ids=ids, text="7 4")])
     results = [{"model": "mine", "trajectories": "elsewhere/00-mine.jsonl", "base_model": str(model)}]
     (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
-    assert decoded in emailrl("inspect-trajectory", measured, "--verbose")[1]
+    assert DECODED in emailrl("inspect-trajectory", measured, "--verbose")[1]
     rolled = tmp_path / "rolled.jsonl"
     write_trajectories(rolled, [make("rolled", ids=ids, text="7 4")])
     assert "no matching tokenizer" in emailrl("inspect-trajectory", rolled, "--verbose")[1]
-    assert decoded in emailrl("inspect-trajectory", rolled, "--verbose", "--model", model)[1]
+    assert DECODED in emailrl("inspect-trajectory", rolled, "--verbose", "--model", model)[1]
     (tmp_path / "rolled.conditions.json").write_text(json.dumps({"model": str(model)}))
-    assert decoded in emailrl("inspect-trajectory", rolled, "--verbose")[1]
+    assert DECODED in emailrl("inspect-trajectory", rolled, "--verbose")[1]
 
 
-def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch) -> None:
     file = run_dir / "trajectories" / "step-000004.jsonl"
     right = replace(make("t3"), reward=1.25, rubric={"answer_correct": True})
     hostile = replace(make("t4"), scenario=replace(make("t4").scenario, question="\x1b[31m" + "long " * 40))
@@ -123,7 +132,7 @@ def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch: p
     assert emailrl("inspect-trajectory", file, "--list", "--page")[0] == 2
 
 
-def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\np\n2\n7\nwhat\nq\n"))
     code, out, error = emailrl("inspect-trajectory", run_dir, "--page", "--index", 0)
     assert code == 0 and re.findall("question of (t.)", out) == ["t0", "t1", "t0", "t2"]
@@ -139,16 +148,6 @@ def test_what_training_noted_is_shown(emailrl, run_dir: Path) -> None:
     assert "Advantage" not in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
 
 
-def test_advantages_by_token_are_shown(emailrl, run_dir: Path) -> None:
-    two = replace(make("two"), samples=[make("a", ids=(7, 8)).samples[0], make("b", ids=(9,)).samples[0]])
-    write_trajectories(run_dir / "trajectories" / "step-000006.jsonl", [two])
-    samples = [{"loss_mask": [1, 1], "advantages": [0.25, -0.75]}, {"loss_mask": [1], "advantages": [1.5]}]
-    write_records(run_dir / "training" / "step-000006.jsonl", [{"id": "two", "advantage": None, "samples": samples}])
-    code, out, _ = emailrl("inspect-trajectory", run_dir / "trajectories" / "step-000006.jsonl", "--verbose")
-    assert code == 0 and "+0.3333 on average, -0.7500 to +1.5000 by token" in out
-    assert "7 ⟨-0.50 +0.25⟩8 ⟨-0.50 -0.75⟩" in out and "9 ⟨-0.50 +1.50⟩" in out
-
-
 def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: Path) -> None:
     assert "step 4  mode masked" in emailrl("inspect-trajectory")[1]
     write_trajectories(run_dir / "trajectories" / "eval-000004.jsonl", [make("e")])
@@ -157,9 +156,8 @@ def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: 
     assert "group g  rollout  policy" in emailrl("inspect-trajectory", "rolled.jsonl")[1]
     file = tmp_path / "bench" / "trajectories" / "00-nano.jsonl"
     write_trajectories(file, [replace(make("b"), step=0)])
-    (tmp_path / "bench" / "results.json").write_text(
-        json.dumps({"results": [{"model": "nano", "trajectories": str(file)}]})
-    )
+    results = [{"model": "nano", "trajectories": str(file)}]
+    (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
     out = emailrl("inspect-trajectory", file)[1]
     assert "benchmark of nano" in out and "step 0" not in out
     (tmp_path / "bench" / "results.json").write_text("[]")
@@ -188,8 +186,7 @@ def test_a_torn_last_line_is_said_and_passed_over(emailrl, run_dir: Path) -> Non
     with file.open("a") as stream:
         stream.write('{"id": "torn", "scena')
     code, out, error = emailrl("inspect-trajectory", file)
-    assert code == 0 and "question of t2" in out
-    assert "line 4: incomplete" in error
+    assert code == 0 and "question of t2" in out and "line 4: incomplete" in error
 
 
 BAD = ("[1]", '{"id": "x"}', "{", json.dumps(trajectory_to_dict(make("b")) | {"reward": "high"}))
@@ -204,7 +201,7 @@ def damaged(run_dir: Path) -> Path:
     return file
 
 
-def test_a_list_passes_over_bad_lines_and_says_which(emailrl, damaged: Path) -> None:
+def test_bad_lines_are_passed_over_and_named_whichever_is_shown(emailrl, damaged: Path) -> None:
     code, out, error = emailrl("inspect-trajectory", damaged, "--list")
     assert code == 0 and re.findall(r"(\d+) .*question of (t\d)", out) == [("4", "t0"), ("6", "t2")]
     assert error == (
@@ -212,17 +209,11 @@ def test_a_list_passes_over_bad_lines_and_says_which(emailrl, damaged: Path) -> 
         "line 2: not a trajectory (group_id is missing); line 3: not JSON (Expecting property name enclosed in double "
         "quotes: line 2 column 1 (char 2)); also lines 4, 6\n"
     )
-
-
-def test_all_bad_lines_are_named_whichever_is_shown(emailrl, damaged: Path) -> None:
     code, out, error = emailrl("inspect-trajectory", damaged)
     assert code == 0 and "question of t2" in out
     assert "5 of 7 lines could not be read: line 1: " in error and error.endswith("; also lines 4, 6\n")
     code, _, error = emailrl("inspect-trajectory", damaged, "--index", "0")
     assert code == 1 and "also lines 4, 6\n" in error and error.splitlines()[1].startswith("error: ")
-
-
-def test_a_list_of_many_bad_lines_is_cut(emailrl, damaged: Path) -> None:
     damaged.write_text("[]\n" * 30)
     code, _, error = emailrl("inspect-trajectory", damaged, "--list")
     assert code == 0 and error.endswith("; also lines " + ", ".join(map(str, range(4, 24))) + " and 7 more\n")
@@ -237,7 +228,7 @@ def test_a_page_passes_over_bad_lines_and_says_which(emailrl, damaged: Path, tmp
     assert code == 2 and "4 of 4 lines could not be read" in error and error.count("\n") == 1
 
 
-def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("p\np\n3\n"))
     code, out, error = emailrl("inspect-trajectory", damaged, "--page")
     assert code == 0 and re.findall("question of (t.)", out) == ["t2", "t0"]
@@ -257,7 +248,8 @@ def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
 def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
     file = run_dir / "trajectories" / "step-000004.jsonl"
     seen = follow([run_dir], poll_seconds=0.01)
-    assert pick(*next(seen))[1].id == "t2"
+    index, position = next(seen)
+    assert index.trajectory(position).id == "t2"
 
     def write() -> None:
         time.sleep(0.05)
@@ -273,5 +265,6 @@ def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert [(found, t.id) for found, t in (pick(*next(seen)), pick(*next(seen)))] == [(3, "t3"), (0, "t4")]
+    appended = [next(seen), next(seen)]
+    assert [(at, index.trajectory(at).id) for index, at in appended] == [(3, "t3"), (0, "t4")]
     thread.join()

@@ -1,23 +1,19 @@
-"""A run as it trains, on a terminal and elsewhere."""
+"""How far a run or a command has come, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
-from two_turns import trajectory
 
-from emailrl.cli.live import LiveRun, sparkline
+from emailrl.cli import live as progress
+from emailrl.cli.live import LiveRun, Tally, sparkline
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records import write_records
 from emailrl.records.trajectory import Trajectory
 from emailrl.settings import OutputSettings, Settings
-
-__all__ = ["trajectory"]
 
 
 def metrics(step: int, **changes: Any) -> dict[str, Any]:
@@ -72,17 +68,6 @@ def test_elsewhere_there_are_only_lines(trajectory: Trajectory, tmp_path: Path) 
     assert out.getvalue() == "the header\na step\n"
 
 
-def test_no_color_means_no_color(trajectory: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    colors = re.compile(r"\x1b\[[0-9;]*3[0-9]")
-    for value in (None, "1"):
-        if value:
-            monkeypatch.setenv("NO_COLOR", value)
-        out = io.StringIO()
-        with play(Console(file=out, force_terminal=True, width=80, color_system="standard"), trajectory, tmp_path):
-            pass
-        assert bool(colors.search(out.getvalue())) is (value is None)
-
-
 def test_verbose_prints_a_line_per_rollout_and_details_every_turn(trajectory: Trajectory, tmp_path: Path) -> None:
     def printed(**output: bool) -> str:
         out = io.StringIO()
@@ -100,3 +85,59 @@ def test_a_sparkline_has_a_bar_per_value_or_per_mean_of_several() -> None:
     assert sparkline([0.0, 2.0, 6.0, 8.0], 2, 0.0, 7.0) == "▂█"  # the means 1 and 7
     assert sparkline([3.0, 3.0], 10, 3.0, 3.0) == "▁▁"
     assert sparkline([-5.0, 9.0], 10, 0.0, 1.0) == "▁█"
+
+
+# -- countable work
+
+
+def set_clock(monkeypatch, *times: float) -> None:
+    monkeypatch.setattr(progress.time, "monotonic", iter(times).__next__)
+
+
+def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch) -> None:
+    set_clock(monkeypatch, 60.0, 100.0, 104.0, 108.0, 114.0, 200.0, 230.0, 290.0)
+    out = io.StringIO()
+    with Tally(Console(file=out)) as tally:
+        tally.begin("nano", 10)
+        for _ in range(4):
+            tally.advance("nano", 10)
+        tally.advance("trained", 10)
+        tally.advance("trained", 10)
+    # nano, begun at 60, the first ended at 100: 3 in the 14 s since, 6 are left; after 4 s it is too early.
+    # trained: 1 in 60 s, 8 are left.
+    assert out.getvalue().splitlines() == ["nano: 4 of 10, about 28 s left", "trained: 2 of 10, about 480 s left"]
+
+
+def test_the_first_few_of_many_predict_nothing(monkeypatch) -> None:
+    set_clock(monkeypatch, 0.0, 10.0, 30.0, 50.0)
+    out = io.StringIO()
+    with Tally(Console(file=out)) as tally:
+        tally.begin("nano", 41)
+        for _ in range(3):
+            tally.advance("nano", 41)
+    # 2 of 41 are less than a twentieth; 3 in all took 20 s each since the first, 38 are left.
+    assert out.getvalue().splitlines() == ["nano: 2 of 41", "nano: 3 of 41, about 760 s left"]
+
+
+def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
+    out = io.StringIO()
+    with Tally(Console(file=out, force_terminal=True, width=80)) as tally:
+        tally.begin("nano", 3)
+        assert "0/3" in out.getvalue()  # there from the beginning, not from the first that ends
+        for name in ("nano", "trained"):
+            for _ in range(3):
+                tally.advance(name, 3)
+    shown = out.getvalue()
+    assert shown.index("nano") < shown.index("3/3") < shown.index("trained")
+    assert "nano" not in shown[shown.index("trained") :]  # the first is finished and no longer drawn
+    assert "left" in shown
+
+
+def test_what_had_ended_before_counts_but_tells_nothing_of_the_time_left(monkeypatch) -> None:
+    set_clock(monkeypatch, 0.0, 5.0, 25.0)
+    out = io.StringIO()
+    with Tally(Console(file=out)) as tally:
+        tally.begin("rollout", 10, 6)
+        tally.advance("rollout", 10)
+        tally.advance("rollout", 10)  # one in the 20 s since the first new one: two are left
+    assert out.getvalue().splitlines() == ["rollout: 8 of 10, about 40 s left"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from emailrl.base.disk import check_out
-from emailrl.base.errors import UsageError
-from emailrl.base.plain import one_line
 from emailrl.cli.output import print_json, program, say
 
 
@@ -25,40 +21,26 @@ class Report:
     skipped: dict[str, int]
 
 
-def test_one_line_with_absolute_paths_and_no_nan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_line_with_absolute_paths_and_no_nan(capsys, tmp_path: Path) -> None:
     report = Report(Path("a/b.db"), float("nan"), {"too long": 2})
     print_json({"reports": (report,), "text": "line\nbreak \u2028 é", "flag": True, "inf": float("-inf")})
     out, err = capsys.readouterr()
     assert out.count("\n") == 1 and err == "" and out.isascii()
-    assert json.loads(out) == {
-        "reports": [{"db": str(Path.cwd() / "a/b.db"), "mean": None, "skipped": {"too long": 2}}],
-        "text": "line\nbreak \u2028 é",
-        "flag": True,
-        "inf": None,
-    }
+    reports = [{"db": str(Path.cwd() / "a/b.db"), "mean": None, "skipped": {"too long": 2}}]
+    assert json.loads(out) == {"reports": reports, "text": "line\nbreak \u2028 é", "flag": True, "inf": None}
 
 
-def test_a_path_has_no_way_up_in_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_path_has_no_way_up_in_it_and_need_not_be_text(capsys, tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
     print_json([tmp_path / "link" / ".." / "mail.db", tmp_path / "link"])
     shown = json.loads(capsys.readouterr().out)
     assert shown == [str(tmp_path / "elsewhere" / "mail.db"), str(tmp_path / "link")]
-
-
-def test_the_name_of_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"out": Path("/a/b\udcff.db")})
     out = capsys.readouterr().out
     assert out == '{"out": "/a/b\\udcff.db"}\n' and json.loads(out) == {"out": "/a/b\udcff.db"}
-
-
-def test_what_json_cannot_hold_is_an_error() -> None:
     with pytest.raises(TypeError):
         print_json({"object": object()})
-
-
-def test_one_line_drops_control_characters() -> None:
-    assert one_line("a\r\nb\x1b]0;title\x07\tc  \u202e d") == "a b ]0;title c d"
 
 
 def test_a_terminal_breaks_a_line_between_words_and_a_file_gets_it_whole() -> None:
@@ -72,9 +54,7 @@ def test_a_terminal_breaks_a_line_between_words_and_a_file_gets_it_whole() -> No
         assert " ".join(printed).split() == words
 
 
-def test_the_command_is_named_as_the_shell_in_a_folder_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_is_named_as_the_shell_in_a_folder_finds_it(tmp_path: Path, monkeypatch) -> None:
     scripts, folder = tmp_path / ".venv" / "bin", tmp_path / "quickstart"
     scripts.mkdir(parents=True)
     folder.mkdir()
@@ -94,20 +74,3 @@ def test_the_command_is_named_as_the_shell_in_a_folder_finds_it(
     (other / "emailrl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{other}:{scripts}:/usr/bin:/bin")
     assert program(folder) == "../.venv/bin/emailrl"  # the shell would find another
-
-
-def test_a_file_to_write_is_no_link_and_new_unless_it_may_be_replaced(tmp_path: Path) -> None:
-    there, link, pipe = tmp_path / "there.jsonl", tmp_path / "link.jsonl", tmp_path / "pipe"
-    there.write_text("old")
-    os.mkfifo(pipe)
-    for free, may_exist in ((tmp_path / "new.jsonl", False), (there, True), (pipe, False)):
-        check_out(free, may_exist=may_exist)
-    with pytest.raises(UsageError, match=r"already exists\. Choose another file, or add --overwrite"):
-        check_out(there, may_exist=False)
-    for target in (there, tmp_path / "gone.jsonl"):
-        link.unlink(missing_ok=True)
-        link.symlink_to(target.name)
-        with pytest.raises(UsageError, match=f"--html {target}"):
-            check_out(link, may_exist=True, option="--html")
-    with pytest.raises(UsageError, match="is a folder"):
-        check_out(tmp_path, may_exist=True)

@@ -27,9 +27,7 @@ def outcome(run_dir: Path, best_step: int) -> Outcome:
 
 
 @pytest.mark.parametrize("best_step", [0, 1])
-def test_an_untrained_best_model_is_named_as_such(
-    emailrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best_step: int
-) -> None:
+def test_an_untrained_best_model_is_named_as_such(emailrl, tmp_path: Path, monkeypatch, best_step: int) -> None:
     monkeypatch.setattr("emailrl.quickstart.quickstart", lambda *_, **__: outcome(tmp_path, best_step))
     code, out, said = emailrl("quickstart", "--out", "my demo")
     assert code == 0

@@ -30,7 +30,7 @@ RESULTS = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     for command in ("gen-db --source demo --db demo.db", f"train {QUICK} --db demo.db"):
         assert exit_code(begin(folder, *command.split())) == 0, (folder / "output.txt").read_text()
@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", RESULTS)
-def test_results_go_to_stdout(emailrl, home: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_results_go_to_stdout(emailrl, home: Path, monkeypatch, command: str) -> None:
     monkeypatch.chdir(home)
     code, out, said = emailrl(*command.split())
     assert code == 0, said

@@ -7,25 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny import cut_matrices, make_checkpoint, make_database, make_model, make_questions
+from tiny import cut_matrices, make_checkpoint
 
 from emailrl.agent.play import audit
+from emailrl.engines.renderer import ChatRenderer
 from emailrl.measure.journal import Conditions
-from emailrl.questions import write_scenarios
 from emailrl.records import read_trajectories
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """A directory with settings, database, questions and model."""
-    make_model(tmp_path / "model")
-    make_database(tmp_path / "mail.db")
-    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
-    (tmp_path / "emailrl.toml").write_text(
-        'model_name = "model"\nemailrl_db = "mail.db"\nemailrl_questions = "questions.jsonl"\n'
-        "max_tokens = 6\nmax_turns = 2\n"
-    )
-    return tmp_path
 
 
 def test_it_writes_trajectories_with_audited_tokens(emailrl, here: Path) -> None:
@@ -66,10 +53,8 @@ def test_an_adapter_that_does_not_fit_its_base_plays_nowhere(emailrl, here: Path
     folder = make_checkpoint(here / "stranger", here / "model").path
     (cut_matrices(folder) / "metadata.json").unlink()
     code, out, err = emailrl(*command, "--checkpoint", "stranger")
-    assert (code, out) == (1, "")
-    assert re.fullmatch(
-        r"error: The adapter in stranger was rejected: its matrices for .* have size 1 × 1, .*", err.splitlines()[-1]
-    )
+    rejected = r"error: The adapter in stranger was rejected: its matrices for .* have size 1 × 1, .*"
+    assert (code, out) == (1, "") and re.fullmatch(rejected, err.splitlines()[-1])
 
 
 def test_a_checkpoint_plays_on_its_own_base_also_when_exported(emailrl, here: Path) -> None:
@@ -108,9 +93,7 @@ def test_no_folder_is_made_before_there_is_something_to_write(emailrl, here: Pat
     assert code == 2 and "taken is not writable" in err
 
 
-def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from emailrl.engines.renderer import ChatRenderer
-
+def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch) -> None:
     original = ChatRenderer.parse
     completions: list[object] = []
 
@@ -128,22 +111,19 @@ def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch: pyt
     kept = list(read_trajectories(here / "kept.jsonl"))
     assert [len(trajectory.turns) for trajectory in kept] == [1, 1, 1]
     assert all(trajectory.stop_reason is not None and trajectory.reward_terms for trajectory in kept)
-    assert (
-        "3 finished trajectories saved in kept.jsonl; to finish, rerun the same command with --resume --out kept.jsonl"
-        in err
-    )
+    again = "rerun the same command with --resume --out kept.jsonl"
+    assert f"3 finished trajectories saved in kept.jsonl; to finish, {again}" in err
     monkeypatch.setattr(ChatRenderer, "parse", original)
     arguments = ("rollout", "--limit", 4, "--num-generations", 2, "--json", "--resume")
     code, _, err = emailrl(*arguments, "--out", "kept.jsonl", "--split", "all")
     assert code == 2 and "kept.conditions.json was started under other conditions: split was test, now all." in err
     code, out, _ = emailrl(*arguments, "--out", "kept.jsonl")
     assert code == 0 and json.loads(out)["num_trajectories"] == 8
-    again = list(read_trajectories(here / "kept.jsonl"))
-    assert {t.id: t.seconds for t in kept}.items() <= {t.id: t.seconds for t in again}.items()
-    assert {t.id for t in again} == {f"test-000000-q{q}-{member}" for q in range(4) for member in range(2)}
-    assert [t.id[-1] for t in again] == ["0", "1"] * 4 and [t.group_id for t in again[::2]] == [
-        t.group_id for t in again[1::2]
-    ]
+    whole = list(read_trajectories(here / "kept.jsonl"))
+    assert {t.id: t.seconds for t in kept}.items() <= {t.id: t.seconds for t in whole}.items()
+    assert {t.id for t in whole} == {f"test-000000-q{q}-{member}" for q in range(4) for member in range(2)}
+    assert [t.id[-1] for t in whole] == ["0", "1"] * 4
+    assert [t.group_id for t in whole[::2]] == [t.group_id for t in whole[1::2]]
     code, _, err = emailrl(*arguments)
     assert code == 2 and "Nothing to resume: no rollout in outputs/rollouts." in err
 
@@ -160,15 +140,15 @@ def test_resuming_without_the_options_says_what_is_left_and_what_to_repeat(email
     assert len(list(read_trajectories(file))) == 2
 
 
-def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "true")
-    monkeypatch.setenv("VERBOSE", "true")
-    _, out, error = emailrl("rollout", "--limit", 2, "--json")
-    assert json.loads(out)["num_trajectories"] == 2
-    assert error.count("Verdict") == 2 and error.count("sampled (") == 2 and "token ids only" not in error
-    monkeypatch.setenv("SHOW_TRAJECTORY_DETAILS", "false")
-    _, _, error = emailrl("rollout", "--limit", 2)
-    assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2 and "Verdict" not in error
+@pytest.mark.parametrize("command", ["benchmark", "rollout"])
+def test_trajectories_are_printed_as_the_settings_ask(emailrl, here: Path, command: str) -> None:
+    _, out, error = emailrl(command, "--model", "model", "--limit", 2, "--verbose", "--json")
+    assert error.startswith("Loading the model ...\n") and "Verdict" not in error and out.count("\n") == 1
+    assert len(re.findall(r"^test-\S+: [a-z ]+, reward -?\d", error, re.MULTILINE)) == 2
+    details = emailrl(command, "--model", "model", "--limit", 2, "--show-trajectory-details")[2]
+    assert details.count("Verdict") == 2 and "sampled (" not in details
+    tokens = emailrl(command, "--model", "model", "--limit", 1, "--show-trajectory-details", "--verbose")[2]
+    assert "sampled (" in tokens and "token ids only" not in tokens
 
 
 def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Path) -> None:

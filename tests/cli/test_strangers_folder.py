@@ -6,15 +6,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from local_server import LocalServer, QuietHandler
 from runs.run_files import plant, tree
-from tiny import make_checkpoint, make_database, make_model, make_questions
+from tiny import make_checkpoint, make_database
 
 from emailrl.base.http import tell
-from emailrl.questions import write_scenarios
 from emailrl.quickstart import MARK, quickstart
 from emailrl.records import read_trajectories
 
@@ -31,12 +32,7 @@ COMMANDS = {
     "prune": ["checkpoints", "prune", "--yes"],
     "ask": ["ask", "When?"],
 }
-LOOKING = {
-    "doctor": ["doctor"],
-    "inspect-trajectory": ["inspect-trajectory"],
-    "report": ["report"],
-    "checkpoints list": ["checkpoints", "list"],
-}
+LOOKING = ("doctor", "inspect-trajectory", "report", "checkpoints list")
 KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "JUDGE_API_KEY", "GENERATOR_API_KEY", "VLLM_API_KEY", "REWARD_API_KEY")
 PWN = "open('PWNED', 'w')\ndef f(*arguments, **named):\n    open('PWNED', 'w')\n    return 1.0\n"
 WRITERS = {
@@ -48,10 +44,7 @@ WRITERS = {
         ["benchmark", "--limit", 1, "--out", "b", "--overwrite"],
         ["b", "b/trajectories", "b/results.csv"],
     ),
-    "rollout": (
-        ["rollout", "--limit", 1],
-        ["outputs/rollouts", "outputs/rollouts/rollout-001.jsonl.index"],
-    ),
+    "rollout": (["rollout", "--limit", 1], ["outputs/rollouts", "outputs/rollouts/rollout-001.jsonl.index"]),
     "rollout --out": (
         ["rollout", "--limit", 1, "--out", "r.jsonl", "--overwrite"],
         ["r.jsonl", "r.conditions.json", "r.jsonl.index"],
@@ -70,44 +63,38 @@ WRITERS = {
 """Commands that write, each with what may be a link instead of its own."""
 
 
+@dataclass
 class Listener:
-    """Keeps the first line and the Authorization of whatever is sent to it, and answers 404."""
-
-    def __init__(self) -> None:
-        heard: list[tuple[str, str]] = []
-
-        class Handler(QuietHandler):
-            def do_POST(self) -> None:
-                heard.append((self.requestline, self.headers.get("Authorization", "")))
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            do_GET = do_POST
-
-        self.heard = heard
-        self.server = LocalServer(Handler)
-        self.url = f"http://127.0.0.1:{self.server.port}"
+    url: str
+    heard: list[tuple[str, str]]
 
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    listener = Listener()
-    yield listener
-    listener.server.close()
+    """Keeps the first line and the Authorization of whatever is sent to it, and answers 404."""
+    heard: list[tuple[str, str]] = []
+
+    class Handler(QuietHandler):
+        def do_POST(self) -> None:
+            heard.append((self.requestline, self.headers.get("Authorization", "")))
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_POST
+
+    with closing(LocalServer(Handler)) as server:
+        yield Listener(f"http://127.0.0.1:{server.port}", heard)
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a database, questions, a model and hostile code; every key of the user's is in the environment."""
-    make_model(tmp_path / "model")
-    make_database(tmp_path / "mail.db")
-    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
-    (tmp_path / "pwn.py").write_text(PWN)
+def here(here: Path, monkeypatch) -> Path:
+    """A folder with hostile code too; every key of the user's is in the environment."""
+    (here / "pwn.py").write_text(PWN)
     for name in KEYS:
         monkeypatch.setenv(name, "sk-mine")
     tell.cache_clear()
-    return tmp_path
+    return here
 
 
 def settings(folder: Path, lines: str) -> None:
@@ -143,11 +130,11 @@ def test_nothing_is_sent_and_nothing_is_run(emailrl, here: Path, listener: Liste
     assert listener.heard == [] and {path.name for path in here.iterdir()} == before
 
 
-@pytest.mark.parametrize("command", LOOKING.values(), ids=LOOKING)
-def test_who_only_looks_is_let_in(emailrl, here: Path, listener: Listener, command: list) -> None:
+@pytest.mark.parametrize("command", LOOKING)
+def test_who_only_looks_is_let_in(emailrl, here: Path, listener: Listener, command: str) -> None:
     settings(here, everything(listener.url))
-    _, out, err = emailrl(*command)
-    assert ("not trusted" in " ".join((out + err).split())) == (command == ["doctor"])  # doctor wraps its lines
+    _, out, err = emailrl(*command.split())
+    assert ("not trusted" in " ".join((out + err).split())) == (command == "doctor")  # doctor wraps its lines
     assert listener.heard == [] and not (here / "PWNED").exists()
 
 
@@ -176,16 +163,11 @@ def test_trusted_code_runs_until_it_changes(emailrl, here: Path) -> None:
     assert code == 2 and "has changed since it was trusted" in err
     [first] = read_trajectories(here / "outputs/rollouts/rollout-001.jsonl")
     assert first.reward == 1.0
-
-
-def test_code_that_the_user_names_needs_no_trust(emailrl, here: Path) -> None:
     settings(here, 'judge = "offline"')
-    assert emailrl("rollout", "--limit", 1, "--reward", "pwn.py:f")[0] == 0
+    assert emailrl("rollout", "--limit", 1, "--reward", "pwn.py:f")[0] == 0  # the user names it
 
 
-def test_a_settings_file_of_wandbs_gets_no_key(
-    emailrl, here: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_settings_file_of_wandbs_gets_no_key(emailrl, here: Path, listener: Listener, monkeypatch) -> None:
     settings(here, 'judge = "offline"')
     (here / "wandb").mkdir()
     (here / "wandb" / "settings").write_text(f"[default]\nbase_url = {listener.url}\n")
@@ -229,9 +211,7 @@ def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_nothing_is_written_through_a_link(
-    emailrl, here: Path, tmp_path_factory: pytest.TempPathFactory, writer: str
-) -> None:
+def test_nothing_is_written_through_a_link(emailrl, here: Path, tmp_path_factory, writer: str) -> None:
     command, names = WRITERS[writer]
     resume = 'resume = "outputs/grpo_masked"\n' if writer == "train --resume" else ""
     settings(here, resume + ("" if writer == "judge" else 'judge = "offline"\n'))
@@ -255,7 +235,7 @@ def test_nothing_is_written_through_a_link(
 
 @pytest.mark.parametrize("command", [["gen-db", "--overwrite"], ["gen-db", "--append"], ["gen-questions"]])
 def test_the_only_database_is_not_written_through_a_link(
-    emailrl, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, command: list
+    emailrl, tmp_path: Path, tmp_path_factory, command: list
 ) -> None:
     victim = tmp_path_factory.mktemp("victim")
     make_database(victim / "mine.db")
@@ -267,7 +247,7 @@ def test_the_only_database_is_not_written_through_a_link(
     assert code == 2 and f"--db {victim / 'mine.db'}" in err and tree(victim) == before
 
 
-def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "emailrl.toml").write_text(f'{MARK}\n[store]\ndb = "/victim/mine.db"\n')
     (tmp_path / ".env").write_text("EMAILRL_DB=/victim/mine.db\nEMAILRL_QUESTIONS=/victim/q\nOUTPUT_DIR=/victim/o\n'")
     settled: list[Path] = []

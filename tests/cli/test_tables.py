@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from emailrl.cli.tables import results_table, rollout_table
+from emailrl.cli.benchmark import results_table
+from emailrl.cli.rollout import rollout_table
 from emailrl.measure.benchmark import Report, Result, Subject
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
@@ -58,13 +59,15 @@ def report(*, sequential: bool = False) -> Report:
 
 
 def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -> None:
-    lines = shown(results_table(report()))
+    lines = shown(results_table(report(), 200))
     assert "unjudged 1" in lines and "exceptions 2" in lines
     assert not any(line.endswith(" none") for line in lines if line.startswith("ever_found"))
     assert any(
         line.startswith("nano: interrupted after 8 of 20 questions, the ones that finished soonest") for line in lines
     )
-    assert "nano: interrupted after 8 of 20 questions, the first ones" in shown(results_table(report(sequential=True)))
+    assert "nano: interrupted after 8 of 20 questions, the first ones" in shown(
+        results_table(report(sequential=True), 200)
+    )
 
 
 def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
@@ -72,11 +75,10 @@ def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
     conditions = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
     evaluation = Evaluation(ENDINGS)
     results = [Result(Subject(name, name), evaluation, True, Path("t.jsonl")) for name in names]
-    table = results_table(Report(results, conditions, 8))
     for width, tables in ((80, 3), (200, 1), (60, 5)):
         console = Console(width=width)
         with console.capture() as captured:
-            console.print(table)
+            console.print(results_table(Report(results, conditions, 8), width))
         text = captured.get()
         rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["accuracy"]]
         assert len(rows) == tables and sum(len(row) - 1 for row in rows) == 5

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from emailrl.cli.console import PlainConsole
+from emailrl.cli.output import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
 from emailrl.page.tokens import TokenTexts
 from emailrl.records.training import SampleNote, TrainingNote
@@ -49,52 +48,35 @@ def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
     assert "You search mail." not in text and "trained" not in text
 
 
-def test_an_outcome_cites_long_ids_in_part(trajectory: Trajectory) -> None:
-    trajectory.final_sources = ["<m1@x>", "Z" * 5000]
-    outcome = shown(trajectory).partition("Outcome")[2]
-    assert "<m1@x>, " in outcome and outcome.count("Z") == 200 and "…" in outcome
-
-
 def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, tokenizer_folder: Path) -> None:
-    text = shown(
-        trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(id="t", advantage=-0.5)
-    )
+    note = TrainingNote(id="t", advantage=-0.5)
+    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=note)
     assert "You search mail." in text
     assert "Advantage    -0.5000" in text
     assert "num_turns" in text
     assert "4 of 8 trained (50.0%), 4 sampled, mean log-probability -1.065, minimum -3.500" in text
     assert "Who paid<call>⟨-0.25⟩<|end|>⟨-0.01⟩ result⏎" in text
     assert "Ann⟨-3.50⟩<|end|>⟨-0.50⟩" in text
+    text = shown(trajectory, verbose=True)
+    assert "token ids only: no matching tokenizer found" in text
+    assert "1 2 3 ⟨-0.25⟩0 ⟨-0.01⟩5 6 4 ⟨-3.50⟩" in text
 
 
-@pytest.mark.parametrize(
-    "where", [{"origin": "evaluation at step 0"}, {"note": TrainingNote(id="t", dropped="low_std")}]
-)
-def test_tokens_that_nothing_was_trained_on_are_called_sampled(
-    trajectory: Trajectory, where: dict[str, object]
-) -> None:
-    text = shown(trajectory, verbose=True, **where)
-    assert "4 of 8 sampled (50.0%), mean log-probability -1.065" in text
-    assert "of 8 trained" not in text and "sampled, context, ⟨" in text
+def test_tokens_that_nothing_was_trained_on_are_called_sampled(trajectory: Trajectory) -> None:
+    for where in ({"origin": "evaluation at step 0"}, {"note": TrainingNote(id="t", dropped="low_std")}):
+        text = shown(trajectory, verbose=True, **where)
+        assert "4 of 8 sampled (50.0%), mean log-probability -1.065" in text
+        assert "of 8 trained" not in text and "sampled, context, ⟨" in text
 
 
 def test_tokens_are_colored_by_the_mask(trajectory: Trajectory, tokenizer_folder: Path) -> None:
     console = Console(width=200, color_system="truecolor", force_terminal=True)
     tokens = TokenTexts.load(tokenizer_folder)
-    segments = list(console.render(render_trajectory(trajectory, verbose=True, tokens=tokens)))
-    styles = {segment.text.strip(): str(segment.style) for segment in segments}
-    assert styles["<call>"] == TRAINED and styles["result"] == CONTEXT
-    trajectory.samples[0].loss_mask[2] = 0
-    trajectory.samples[0].loss_mask[4] = 1
-    segments = list(console.render(render_trajectory(trajectory, verbose=True, tokens=tokens)))
-    styles = {segment.text.strip(): str(segment.style) for segment in segments}
-    assert styles["<call>"] == CONTEXT and styles["result"] == TRAINED
-
-
-def test_without_a_tokenizer_ids_are_shown(trajectory: Trajectory) -> None:
-    text = shown(trajectory, verbose=True)
-    assert "token ids only: no matching tokenizer found" in text
-    assert "1 2 3 ⟨-0.25⟩0 ⟨-0.01⟩5 6 4 ⟨-3.50⟩" in text
+    for call, result in ((TRAINED, CONTEXT), (CONTEXT, TRAINED)):
+        segments = list(console.render(render_trajectory(trajectory, verbose=True, tokens=tokens)))
+        styles = {segment.text.strip(): str(segment.style) for segment in segments}
+        assert (styles["<call>"], styles["result"]) == (call, result)
+        trajectory.samples[0].loss_mask[2:5] = [0, 1, 1]
 
 
 def test_hostile_text_cannot_act_on_the_terminal(trajectory: Trajectory) -> None:
@@ -116,7 +98,10 @@ def test_hostile_text_cannot_act_on_the_terminal(trajectory: Trajectory) -> None
     assert "␛[31m<U+202E>" in text
 
 
-def test_terms_that_add_nothing_are_not_shown(trajectory: Trajectory) -> None:
+def test_terms_that_add_nothing_and_the_rest_of_long_ids_are_not_shown(trajectory: Trajectory) -> None:
+    trajectory.final_sources = ["<m1@x>", "Z" * 5000]
+    outcome = shown(trajectory).partition("Outcome")[2]
+    assert "<m1@x>, " in outcome and outcome.count("Z") == 200 and "…" in outcome
     trajectory.reward_terms = {"outcome": 0.0, "found": 0.1, "few_turns": 0.0}
     text = shown(trajectory)
     assert "outcome" in text and "found" in text and "few_turns" not in text
@@ -124,15 +109,7 @@ def test_terms_that_add_nothing_are_not_shown(trajectory: Trajectory) -> None:
     assert "brief" in shown(trajectory)
 
 
-def test_a_broken_trajectory_shows_its_exception(trajectory: Trajectory) -> None:
-    trajectory.messages, trajectory.turns, trajectory.samples = [], [], []
-    trajectory.stop_reason, trajectory.exception = StopReason.EXCEPTION, "OSError: disk full"
-    trajectory.rubric, trajectory.final_answer = {}, None
-    text = shown(trajectory, verbose=True)
-    assert "OSError: disk full" in text and "Verdict      crashed" in text and "Answer       none given" in text
-
-
-def test_one_who_does_not_know_is_not_wrong(trajectory: Trajectory) -> None:
+def test_one_who_does_not_know_is_not_wrong_and_one_that_broke_has_crashed(trajectory: Trajectory) -> None:
     trajectory.rubric = {"answer_correct": False, "attempted_answer": False, "returned_i_dont_know": True}
     trajectory.final_answer = "I don't know"
     assert "Verdict      did not know" in shown(trajectory)
@@ -140,6 +117,11 @@ def test_one_who_does_not_know_is_not_wrong(trajectory: Trajectory) -> None:
     assert "Verdict      no answer" in shown(trajectory)
     trajectory.rubric["attempted_answer"], trajectory.final_answer = True, "Bob"
     assert "Verdict      wrong" in shown(trajectory)
+    trajectory.messages, trajectory.turns, trajectory.samples = [], [], []
+    trajectory.stop_reason, trajectory.exception = StopReason.EXCEPTION, "OSError: disk full"
+    trajectory.rubric, trajectory.final_answer = {}, None
+    text = shown(trajectory, verbose=True)
+    assert "OSError: disk full" in text and "Verdict      crashed" in text and "Answer       none given" in text
 
 
 def test_where_tokens_have_advantages_of_their_own_theirs_are_shown(
@@ -152,11 +134,8 @@ def test_where_tokens_have_advantages_of_their_own_theirs_are_shown(
     assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
     assert "⟨log-probability of a sampled token, its advantage⟩" in text
     assert "Advantage" not in shown(trajectory, note=TrainingNote(id="t", dropped="truncated"))
-    text = shown(
-        trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=TrainingNote(id="t", advantage=-2.2)
-    )
+    text = shown(trajectory, verbose=True, note=TrainingNote(id="t", advantage=-2.2))
     assert "Advantage    -2.2000 " in text and "by token" not in text
-    assert "Who paid<call>⟨-0.25⟩" in text
 
 
 def test_what_a_benchmark_made_is_no_step(trajectory: Trajectory) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from cli.conftest import Terminal
+
+from emailrl.quickstart import SETTINGS
 
 TOML = 'judge_base_url = "http://127.0.0.1:9/v1"\nreward = "own.py:f"\nmax_steps = 3\n'
 
@@ -31,13 +33,8 @@ def test_nobody_to_ask_is_an_error_that_shows_what_there_is(emailrl, here: Path)
     assert emailrl("plan")[0] == 2
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1)])
-def test_it_asks(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
+def test_it_asks(emailrl, here: Path, monkeypatch, answer: str, code: int) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     assert emailrl("trust")[0] == code
     known = json.loads(emailrl("trust", "--list", "--json")[1].splitlines()[-1])
@@ -46,36 +43,23 @@ def test_it_asks(emailrl, here: Path, monkeypatch: pytest.MonkeyPatch, answer: s
 
 def test_yes_list_and_revoke(emailrl, here: Path) -> None:
     code, out, _ = emailrl("trust", here, "--yes", "--json")
-    assert code == 0 and json.loads(out) == {
-        "folder": str(here),
-        "trusted": [
-            {"file": "emailrl.toml", "setting": "reward", "value": "'own.py:f'", "effect": "runs that code"},
-            {
-                "file": "emailrl.toml",
-                "setting": "judge_base_url",
-                "value": "'http://127.0.0.1:9/v1'",
-                "effect": "gets questions and answers and your JUDGE_API_KEY",
-            },
-        ],
-    }
+    record = json.loads(out)
+    reward, judge = record["trusted"]
+    assert code == 0 and record["folder"] == str(here) and judge["setting"] == "judge_base_url"
+    given = {"file": "emailrl.toml", "setting": "reward", "value": "'own.py:f'", "effect": "runs that code"}
+    assert reward == given and judge["effect"] == "gets questions and answers and your JUDGE_API_KEY"
     assert emailrl("trust", "--list")[1].splitlines() == [str(here)]
     assert "is no longer trusted" in emailrl("trust", "--revoke")[2]
     assert emailrl("plan")[0] == 2
     assert emailrl("trust", "--list")[1] == ""
 
 
-def test_a_folder_with_nothing_dangerous(emailrl, tmp_path: Path) -> None:
-    (tmp_path / "emailrl.toml").write_text('model_name = "nano"\ndb = "mail.db"\nmax_steps = 3\n')
+@pytest.mark.parametrize("lines", ['model_name = "nano"\ndb = "mail.db"\nmax_steps = 3\n', SETTINGS.format(steps=3)])
+def test_a_folder_with_nothing_dangerous_or_of_a_quickstart(emailrl, tmp_path: Path, lines: str) -> None:
+    (tmp_path / "emailrl.toml").write_text(lines)
     code, out, err = emailrl("trust", ".")
     assert (code, out, err) == (0, "", f"{tmp_path}: nothing in it requires trust.\n")
     assert "is not a folder" in emailrl("trust", "emailrl.toml")[2]
-
-
-def test_what_a_quickstart_writes_takes_no_trust(emailrl, tmp_path: Path) -> None:
-    from emailrl.quickstart import SETTINGS
-
-    (tmp_path / "emailrl.toml").write_text(SETTINGS.format(steps=3))
-    assert "nothing in it requires trust" in emailrl("trust")[2]
 
 
 def test_control_characters_of_a_value_do_not_reach_the_terminal(emailrl, tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ from chromium import CHROMIUM
 from documents.pages import DOCS
 from rich.terminal_theme import MONOKAI
 
-from emailrl.cli.console import PlainConsole
+from emailrl.cli.output import PlainConsole
 from emailrl.cli.trajectory import render_trajectory
 from emailrl.measure.evaluation import is_correct
-from emailrl.page import gather, page, place_of
+from emailrl.page.build import gather, page
+from emailrl.page.place import place_of
 from emailrl.records import read_trajectories, trajectory_to_dict
 
 IMAGES = DOCS / "images"

@@ -15,9 +15,9 @@ from end_to_end.conftest import settle
 from tiny import collector_of
 from training.updaters import PAID, make_updater, samples
 
+import emailrl
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.cli import ranks
 from emailrl.cli.app import app
 from emailrl.engines import build_engine
 from emailrl.model import shard
@@ -33,12 +33,12 @@ from emailrl.runs.log import Display
 from emailrl.settings import Settings, load_settings
 from emailrl.settings.names import by_name
 from emailrl.sft.searching import conversations
-from emailrl.training.assemble import open_run
+from emailrl.training.assemble import Assembly
 from emailrl.training.batch import micro_batches
 from emailrl.training.loop import train
 
 MakeSettings = Callable[..., Settings]
-PACKAGE = Path(ranks.__file__).parents[1]
+PACKAGE = Path(emailrl.__file__).parent
 
 
 def test_every_setting_that_a_flag_comes_to_is_read_where_it_acts() -> None:
@@ -239,7 +239,7 @@ def test_how_much_the_engine_reads_at_once(play: Any) -> None:
 def test_how_long_a_run_is(make_settings: MakeSettings) -> None:
     def steps(**changes: Any) -> int:
         long = {"mode": "rollout", "max_steps": 100, "num_train_epochs": 2, "train_dataset_size": 10}
-        with open_run(make_settings(**long | changes), ALONE, Display(), resume=None, overwrite=False) as run:
+        with Assembly(make_settings(**long | changes), ALONE, Display()).run(resume=None, overwrite=False) as run:
             return run.total_steps
 
     assert steps() == 10  # 10 questions / 2 a step x 2
@@ -309,7 +309,7 @@ def test_the_command_goes_on_and_exports(options: Any, tmp_path: Path, monkeypat
 def test_ranks_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As converted from OpenRLHF's flags, ``emailrl train`` starts as many ranks, on as many hosts."""
     launched: list[Launch] = []
-    monkeypatch.setattr(ranks, "launch", lambda wanted, arguments, say: launched.append(wanted))
+    monkeypatch.setattr("emailrl.cli.train.launch", lambda wanted, arguments, say: launched.append(wanted))
     monkeypatch.chdir(tmp_path)
     for flags, arguments in (
         ("--actor_num_gpus_per_node 8", []),

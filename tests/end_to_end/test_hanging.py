@@ -78,7 +78,9 @@ def test_ahead_of_the_trainer(settings: Callable[..., Settings], tmp_path: Path)
 
 def test_while_the_other_ranks_wait(settings: Callable[..., Settings], tmp_path: Path) -> None:
     def run() -> None:
-        train(settings(max_staleness=0)) if Place.here().rank == 0 else follow(settings())
+        train(settings(max_staleness=0)) if Place.here().rank == 0 else follow(
+            settings().training, settings().model.device
+        )
 
     zero, one = in_ranks(2, run, tmp_path)
     expected = "Rollouts on rank 0 of 2 made no progress for 4 s: in the environment of val-000000-"

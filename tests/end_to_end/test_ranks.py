@@ -42,7 +42,7 @@ def rank(settings: Settings, written: Path, **how: Any) -> TrainResult | list[st
             opened.append(str(arguments[0]))
 
     sys.addaudithook(watch)
-    follow(settings)
+    follow(settings.training, settings.model.device)
     return opened
 
 

@@ -29,7 +29,7 @@ HONEST = play.run
 
 
 def train_or_follow(settings: Settings) -> None:
-    train(settings) if Place.here().rank == 0 else follow(settings)
+    train(settings) if Place.here().rank == 0 else follow(settings.training, settings.model.device)
 
 
 def noting(settings: Settings) -> list[list[str]]:

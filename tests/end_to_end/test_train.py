@@ -13,7 +13,7 @@ from emailrl.ranks import ALONE
 from emailrl.records import read_records, read_trajectories
 from emailrl.runs.log import Display
 from emailrl.settings import Settings
-from emailrl.training.assemble import open_run
+from emailrl.training.assemble import Assembly
 from emailrl.training.loop import TrainResult, loop, train
 
 MakeSettings = Callable[..., Settings]
@@ -81,7 +81,7 @@ def test_training_notes_stand_under_the_trajectories_ids_and_fit_their_tokens(fi
 
 
 def test_only_the_adapter_moves(make_settings: MakeSettings) -> None:
-    with open_run(make_settings(max_steps=3), ALONE, Display(), resume=None, overwrite=False) as run:
+    with Assembly(make_settings(max_steps=3), ALONE, Display()).run(resume=None, overwrite=False) as run:
         before = {name: parameter.detach().clone() for name, parameter in run.policy.model.named_parameters()}
         loop(run)
         moved = {
@@ -94,7 +94,7 @@ def test_only_the_adapter_moves(make_settings: MakeSettings) -> None:
 def test_why_a_run_is_slower_than_asked_for_stands_in_its_head(make_settings: MakeSettings) -> None:
     lines: list[str] = []
     settings = make_settings(attn_implementation="eager")
-    with open_run(settings, ALONE, Display(lines.append), resume=None, overwrite=False) as run:
+    with Assembly(settings, ALONE, Display(lines.append)).run(resume=None, overwrite=False) as run:
         reason = "trains with padding (slower): packing needs ATTN_IMPLEMENTATION=sdpa, not eager"
         assert any(line.startswith("Note: ") and line.endswith(reason) for line in lines)
         assert reason in (run.directory / "training.log").read_text()

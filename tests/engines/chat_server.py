@@ -7,20 +7,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from local_server import LocalServer, QuietHandler
+
+from emailrl.engines.base import Completion, Request, SamplingParams
+from emailrl.engines.openai import OpenAIEngine
+from emailrl.records.trajectory import Message
+from emailrl.settings import Settings, load_settings
 
 Reply = Callable[[dict[str, Any]], "tuple[int, Any] | tuple[int, Any, dict[str, str]]"]
 """From a request's body to (status, JSON body) or (status, JSON body, headers); bytes are sent as they are."""
 
 
 class StubServer:
-    """Keeps what it is asked, ``(path, body)``, and how many requests it held at once (``busiest``).
-
-    ``reply`` is called with the body, to which ``"path"`` is added; a GET has no other keys. ``None`` as a status drops
-    the connection without an answer.
-    """
+    """Keeps what it is asked, ``(path, body)``, and how many requests it held at once (``busiest``). ``reply`` is
+    called with the body, to which ``"path"`` is added; a GET has no other keys. ``None`` as a status drops the
+    connection without an answer."""
 
     def __init__(self, reply: Reply, *, delay: float = 0.0) -> None:
         self.reply = reply
@@ -28,8 +32,7 @@ class StubServer:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.keys: list[str] = []
         self.busiest = 0
-        self.running: list[dict[str, Any]] = []
-        """The bodies of those it holds now."""
+        self.running: list[dict[str, Any]] = []  # the bodies of those it holds now
         self._lock = threading.Lock()
         stub = self
 
@@ -69,8 +72,23 @@ class StubServer:
         self.url = f"http://127.0.0.1:{self.port}/v1"
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.close()
+
+
+SEARCH = ("search_emails", '{"keywords": ["lease"]}')
+ANSWER = ("return_final_answer", '{"answer": "31 May 2002", "sources": ["<m0@x>"]}')
+
+
+def settings_for(url: str, tmp_path: Path, **overrides: Any) -> Settings:
+    given = {"engine": "openai", "openai_base_url": url, "model_name": "org/big", "openai_retries": 2, "max_turns": 3}
+    return load_settings(given | overrides, environ={}, cwd=tmp_path)
+
+
+def ask(url: str, tmp_path: Path, *texts: str, **overrides: Any) -> list[Completion]:
+    """What the chat engine makes of a server's replies to each text."""
+    sampling = SamplingParams(9, temperature=0.5)
+    requests = [Request(str(n), sampling, messages=[Message("user", text)], seed=n) for n, text in enumerate(texts)]
+    return OpenAIEngine(settings_for(url, tmp_path, **overrides), []).generate(requests)
 
 
 def said(

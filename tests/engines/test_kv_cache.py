@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 import torch
+from engines.test_transformers_engine import prompt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3ForCausalLM
@@ -41,12 +43,9 @@ def test_bytes_and_blocks_by_hand(model: Qwen3ForCausalLM) -> None:
     assert gib_for(2021, 40, 163_840) == "10.1"
 
 
-def test_the_default_is_half_of_what_a_cpu_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_a_share_of_what_is_free_and_torchs_reserve_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emailrl.model.layout.available_memory", lambda: 1000)
     assert default_budget(torch.device("cpu")) == 500
-
-
-def test_the_default_on_a_gpu_counts_what_torch_keeps_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 2000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 900)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 500)
@@ -149,22 +148,12 @@ def test_one_long_trajectory_takes_no_more_than_it_holds(
 
 
 def test_a_group_holds_its_prompt_once(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [39], max_rows=8)
-    users = users_when_one_ends(engine, [Request(str(i), SamplingParams(1), prompt(0, 100), seed=i) for i in range(6)])
+    engine, users = TransformersEngine(model, [39], max_rows=8), list[list[int]]()
+    asked = [Request(str(i), SamplingParams(1), prompt(0, 100), seed=i) for i in range(6)]
+    engine.generate(asked, lambda completion: users.append(list(engine.cache.users)))  # type: ignore[func-returns-value]
     # Three whole blocks in all six tables; the fourth, with the last token and what is sampled, is each one's own.
-    assert sorted(filter(None, users)) == [1] * 6 + [6] * 3
+    assert sorted(filter(None, users[0])) == [1] * 6 + [6] * 3
     assert not any(engine.cache.users)
-
-
-def users_when_one_ends(engine: TransformersEngine, asked: list[Request]) -> list[int]:
-    """How many tables every block is in, when the first conversation ends."""
-    seen: list[list[int]] = []
-
-    def advance(completion: Completion) -> None:
-        seen.append(list(engine.cache.users))
-
-    engine.generate(asked, advance)
-    return seen[0]
 
 
 def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:
@@ -193,18 +182,12 @@ def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausal
     same([last], TransformersEngine(model, [39], max_rows=1).generate([second]))
 
 
-TOKEN = 256
-"""Bytes of a token in the tests' model: keys and values, 2 layers, 2 heads of 8, 4 bytes."""
+TOKEN = 256  # bytes of a token in the tests' model: keys and values, 2 layers, 2 heads of 8, 4 bytes
 
 
 def bytes_for(blocks: int) -> int:
     """A budget that holds just so many blocks of the tests' model: its four tensors, one of them twice, and block 0."""
     return -(-(blocks + 1) * BLOCK * TOKEN * 5 // 4)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(2, 40) for _ in range(length)]
 
 
 def requests(*lengths: int, max_tokens: int = 100, temperature: float = 1.0) -> list[Request]:
@@ -222,8 +205,7 @@ def same(some: list[Completion], others: list[Completion]) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)
-"""With up to 100 sampled tokens the longest needs 200: 7 blocks."""
+LENGTHS = (70, 5, 33, 100, 64, 20, 31, 90)  # with up to 100 sampled tokens the longest needs 200: 7 blocks
 
 
 @pytest.fixture(scope="module")
@@ -299,31 +281,35 @@ def test_what_outgrows_the_whole_cache_is_truncated_and_said(
     assert capsys.readouterr().err == ""  # the context window's own end needs no word
 
 
-@pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Make steps over more than so many rows run out of memory, at the worst moment: when numbers have been drawn."""
+RunOut = Callable[[Callable[[int, int], bool]], None]
 
-    def bound(rows: int) -> None:
+
+@pytest.fixture
+def run_out(monkeypatch: pytest.MonkeyPatch) -> RunOut:
+    """Make steps, by number and rows, run out of memory at the worst moment: when numbers have been drawn."""
+
+    def run_out(fails: Callable[[int, int], bool]) -> None:
+        sample, steps = passes.sample, count(1)
+
         def failing(*args: object) -> object:
             drawn = sample(*args)  # type: ignore[arg-type]
-            if len(drawn[0]) > rows:
+            if fails(next(steps), len(drawn[0])):
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return drawn
 
-        sample = passes.sample
         monkeypatch.setattr(passes, "sample", failing)
 
-    yield bound
+    return run_out
 
 
 def test_out_of_memory_makes_the_cache_smaller_and_goes_on(
     model: Qwen3ForCausalLM,
     alone: list[Completion],
-    small_memory: Callable[[int], None],
+    run_out: RunOut,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
-    small_memory(3)
+    run_out(lambda step, rows: rows > 3)
     same(engine.generate(requests(*LENGTHS)), alone)
     said = capsys.readouterr().err
     # Of the 3 + 1 + 2 + 4 + 2 + 1 + 1 + 3 blocks three quarters, 12: the first three, and a block for each.
@@ -334,13 +320,13 @@ def test_out_of_memory_makes_the_cache_smaller_and_goes_on(
 
 
 def test_a_passing_out_of_memory_costs_a_part_of_the_cache_until_that_is_given_back(
-    model: Qwen3ForCausalLM, fail_at: Callable[..., None]
+    model: Qwen3ForCausalLM, run_out: RunOut
 ) -> None:
     asked = requests(90, 90, *[5] * 6, max_tokens=3)
     asked[:2] = requests(90, 90, max_tokens=100)
     expected = TransformersEngine(model, [], max_rows=8).generate(asked)
     engine = TransformersEngine(model, [], max_rows=8, cache_bytes=bytes_for(14))
-    fail_at(60)  # when two are left, of 90 + 59 tokens
+    run_out(lambda step, rows: step == 60)  # when two are left, of 90 + 59 tokens
     same(engine.generate(asked), expected)
     assert engine.schedule.limit == 8
     assert engine.cache.most == 7  # three quarters of 10, the longer one's 189 tokens take 6
@@ -369,51 +355,30 @@ def test_a_device_smaller_than_the_budget_ends_with_the_same_results(
         engine.release()
 
 
-def test_out_of_memory_with_one_trajectory_is_an_error(
-    model: Qwen3ForCausalLM, small_memory: Callable[[int], None]
-) -> None:
+def test_out_of_memory_with_one_trajectory_is_an_error(model: Qwen3ForCausalLM, run_out: RunOut) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
-    small_memory(0)
+    run_out(lambda step, rows: rows > 0)
     with pytest.raises(EmailRLError, match="one trajectory of 9 tokens") as caught:
         engine.generate(requests(9, 9))
     assert caught.value.hint is not None and "MAX_MODEL_LEN" in caught.value.hint
 
 
-@pytest.fixture
-def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make the steps of these numbers run out of memory when numbers have been drawn."""
-
-    def fail(*numbers: int) -> None:
-        sample, steps = passes.sample, []
-
-        def failing(*args: object) -> object:
-            steps.append(1)
-            drawn = sample(*args)  # type: ignore[arg-type]
-            if len(steps) in numbers:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return drawn
-
-        monkeypatch.setattr(passes, "sample", failing)
-
-    return fail
-
-
 def test_an_out_of_memory_later_on_loses_no_number(
-    model: Qwen3ForCausalLM, alone: list[Completion], fail_at: Callable[..., None]
+    model: Qwen3ForCausalLM, alone: list[Completion], run_out: RunOut
 ) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
-    fail_at(5, 9)
+    run_out(lambda step, rows: step in (5, 9))
     same(engine.generate(requests(*LENGTHS)), alone)
     assert engine.cache.most < 17
 
 
 def test_a_cache_that_others_had_filled_is_given_back_first(
-    model: Qwen3ForCausalLM, fail_at: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    model: Qwen3ForCausalLM, run_out: RunOut, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [*requests(*[90] * 7, max_tokens=3), Request("last", SamplingParams(30), prompt(0, 9), seed=1)]
     expected = TransformersEngine(model, [], max_rows=8).generate(asked)
     engine = TransformersEngine(model, [], max_rows=8)
-    fail_at(20)
+    run_out(lambda step, rows: step == 20)
     same(engine.generate(asked), expected)
     assert engine.schedule.limit == 8
     assert "Out of memory: releasing the unused part of the KV cache" in capsys.readouterr().err

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.asking import ANSWER, SEARCH, ask, settings_for
-from engines.chat_server import StubServer, said
+from engines.chat_server import ANSWER, SEARCH, StubServer, ask, said, settings_for
 from tiny import make_database, make_questions
 
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless
-from emailrl.engines import build_chat_engine, check_engine
+from emailrl.engines import check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.openai import as_api
+from emailrl.engines.openai import OpenAIEngine, as_api
 from emailrl.measure.benchmark import Subject, players
 from emailrl.measure.evaluation import Evaluation
 from emailrl.questions import write_scenarios
@@ -33,11 +32,9 @@ from emailrl.settings import load_settings
 def test_what_is_sent_and_read(serve: Callable[..., StubServer], tmp_path: Path) -> None:
     server = serve(lambda body: (200, said(None, SEARCH, ANSWER, finish="tool_calls")))
     settings = settings_for(server.url, tmp_path, openai_api_key="sk-own", openrouter_api_key="sk-router")
-    with closing(build_chat_engine(settings, tool_schemas())) as engine:
-        sampling = SamplingParams(9, temperature=0.5, top_p=0.9, top_k=7)
-        [completion] = engine.generate(
-            [Request("a", sampling, messages=[Message("user", "When?")], seed=(5 << 31) + 3)]
-        )
+    sampling = SamplingParams(9, temperature=0.5, top_p=0.9, top_k=7)
+    request = Request("a", sampling, messages=[Message("user", "When?")], seed=(5 << 31) + 3)
+    [completion] = OpenAIEngine(settings, tool_schemas()).generate([request])
     [(path, body)] = server.requests
     assert path == "/v1/chat/completions"
     assert body == {
@@ -56,38 +53,22 @@ def test_what_is_sent_and_read(serve: Callable[..., StubServer], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("call", "problem"),
+    ("reply", "problem"),
     [
-        (("search_emails", '{"keywords": ['), "not JSON"),
-        (("search_emails", '["lease"]'), "not an object"),
-        (("", "{}"), "no function name"),
-        (("search_emails", "[" * 100_000), ""),
+        (said("", ("search_emails", '{"keywords": [')), "not JSON"),
+        (said("", ("search_emails", '["lease"]')), "not an object"),
+        (said("", ("", "{}")), "no function name"),
+        (said("", ("search_emails", "[" * 100_000)), ""),
+        # Markup that the server did not read.
+        (said('<tool_call>{"name": "search_emails", "arguments": {}}</tool_call>'), "left the tool call in the text"),
+        (said('<tool_call>{"name": "search_em'), "not closed"),
     ],
 )
 def test_a_broken_call_is_a_parse_error(
-    serve: Callable[..., StubServer], tmp_path: Path, call: tuple[str, str], problem: str
+    serve: Callable[..., StubServer], tmp_path: Path, reply: dict[str, Any], problem: str
 ) -> None:
-    server = serve(lambda body: (200, said("", call)))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
-        [completion] = ask(engine, "?")
-    assert completion.error is None and completion.message is not None
-    assert completion.message.parse_error is not None and problem in completion.message.parse_error
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ('<tool_call>{"name": "search_emails", "arguments": {}}</tool_call>', "left the tool call in the text"),
-        ('<tool_call>{"name": "search_em', "not closed"),
-    ],
-)
-def test_markup_that_the_server_did_not_read_is_a_parse_error(
-    serve: Callable[..., StubServer], tmp_path: Path, text: str, problem: str
-) -> None:
-    server = serve(lambda body: (200, said(text)))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
-        [completion] = ask(engine, "?")
-    assert completion.message is not None and completion.message.tool_calls == []
+    [completion] = ask(serve(lambda body: (200, reply)).url, tmp_path, "?")
+    assert completion.error is None and completion.message is not None and completion.message.tool_calls == []
     assert completion.message.parse_error is not None and problem in completion.message.parse_error
 
 
@@ -108,9 +89,7 @@ def test_cost_comes_from_the_prices_set_else_from_the_server(
     cost: float | None,
 ) -> None:
     counted = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120} | usage
-    server = serve(lambda body: (200, said("hm", usage=counted)))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path, **prices), [])) as engine:
-        [completion] = ask(engine, "?")
+    [completion] = ask(serve(lambda body: (200, said("hm", usage=counted))).url, tmp_path, "?", **prices)
     assert completion.cost == (None if cost is None else pytest.approx(cost, abs=1e-12))
 
 
@@ -119,17 +98,17 @@ def test_conversations_go_on_at_their_own_pace_and_never_too_many_at_once(
 ) -> None:
     server = serve(lambda body: (200, said("more")), delay=0.02)
     ended: list[str] = []
-    with closing(build_chat_engine(settings_for(server.url, tmp_path, rollout_concurrency=2), [])) as engine:
 
-        def advance(completion: Completion) -> Request | None:
-            ended.append(completion.trajectory_id)
-            again = ended.count(completion.trajectory_id) < (5 if completion.trajectory_id == "long" else 1)
-            return request(completion.trajectory_id) if again else None
+    def advance(completion: Completion) -> Request | None:
+        ended.append(completion.trajectory_id)
+        again = ended.count(completion.trajectory_id) < (5 if completion.trajectory_id == "long" else 1)
+        return request(completion.trajectory_id) if again else None
 
-        def request(name: str) -> Request:
-            return Request(name, SamplingParams(9), messages=[Message("user", name)])
+    def request(name: str) -> Request:
+        return Request(name, SamplingParams(9), messages=[Message("user", name)])
 
-        completions = engine.generate([request(name) for name in ("long", "a", "b", "c")], advance)
+    engine = OpenAIEngine(settings_for(server.url, tmp_path, rollout_concurrency=2), [])
+    completions = engine.generate([request(name) for name in ("long", "a", "b", "c")], advance)
     assert server.busiest == 2
     assert [completion.trajectory_id for completion in completions] == ended and len(ended) == 8
     assert ended.index("c") < len(ended) - 1 and ended[-1] == "long"  # nobody waited for the long one
@@ -148,28 +127,6 @@ def test_only_the_call_that_was_played_is_told_again() -> None:
     assert as_api(Message("tool", "[]", tool_call_id="x", name="search_emails")) == {
         "role": "tool", "tool_call_id": "x", "content": "[]",
     }  # fmt: skip
-
-
-def test_a_rollout_through_the_mailbox_sums_usage(serve: Callable[..., StubServer], tmp_path: Path) -> None:
-    def reply(body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, said(None, ANSWER if body["messages"][-1]["role"] == "tool" else SEARCH)
-
-    server = serve(reply)
-    make_database(tmp_path / "mail.db")
-    settings = settings_for(server.url, tmp_path, db=tmp_path / "mail.db", input_price=1.0, output_price=5.0)
-    with closing(players([Subject("model", settings.model.name)], settings)) as playing:
-        _, collector = next(playing)
-        [group] = collector.collect(make_questions(1), 1, step=0, seed=1)
-    [trajectory] = group.trajectories
-    assert trajectory.exception is None and trajectory.stop_reason is StopReason.ANSWERED
-    assert trajectory.final_answer == "31 May 2002" and trajectory.rubric["answer_correct"] is True
-    assert trajectory.rubric["prompt_tokens"] == 200 and trajectory.rubric["completion_tokens"] == 40
-    assert [turn.cost for turn in trajectory.turns] == [pytest.approx(0.0002)] * 2
-    [_, (_, second)] = server.requests
-    told = [message["role"] for message in second["messages"]]
-    assert told == ["system", "user", "assistant", "tool"]
-    assert second["messages"][3]["tool_call_id"] == second["messages"][2]["tool_calls"][0]["id"] == "id0"
-    assert "ends on 31 May 2002" in second["messages"][3]["content"]
 
 
 def test_benchmark_end_to_end(
@@ -205,6 +162,14 @@ def test_benchmark_end_to_end(
     assert "cost" in told and "p = 0.25" in told  # 2 · (1/2)³
     played = list(read_trajectories(Path(good["trajectories"])))
     assert {t.policy_version for t in played} == {"good"} and all(not t.samples for t in played)
+    assert {
+        (t.stop_reason, t.final_answer, t.rubric["prompt_tokens"], t.rubric["completion_tokens"]) for t in played
+    } == {(StopReason.ANSWERED, "31 May 2002", 200, 40)}
+    assert [turn.cost for turn in played[0].turns] == [pytest.approx(0.0002)] * 2
+    asked = next(body["messages"] for _, body in server.requests if len(body["messages"]) == 4)
+    assert [message["role"] for message in asked] == ["system", "user", "assistant", "tool"]
+    assert asked[3]["tool_call_id"] == asked[2]["tool_calls"][0]["id"] == "id0"
+    assert "ends on 31 May 2002" in asked[3]["content"]
 
 
 @pytest.mark.parametrize("failure", [(429, {"error": "busy"}, {"Retry-After": "0.01"}), (503, {}), (None, {})])
@@ -213,8 +178,7 @@ def test_passing_failures_are_tried_again(
 ) -> None:
     count = itertools.count()
     server = serve(lambda body: failure if next(count) < 2 else (200, said("at last")))
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
-        [completion] = ask(engine, "?")
+    [completion] = ask(server.url, tmp_path, "?")
     assert completion.error is None and completion.message == Message("assistant", "at last")
     assert len(server.requests) == 3
 
@@ -231,8 +195,7 @@ def test_what_stays_wrong_ends_its_own_request_alone_and_shows_no_key(
         return 200, said("fine")
 
     server = serve(reply)
-    with closing(build_chat_engine(settings_for(server.url, tmp_path, openai_api_key="geheim"), [])) as engine:
-        refused, empty, fine = ask(engine, "refused", "empty", "fine")
+    refused, empty, fine = ask(server.url, tmp_path, "refused", "empty", "fine", openai_api_key="geheim")
     assert refused.error is not None and refused.error.startswith("HTTP 401") and "geheim" not in refused.error
     assert "sk-" not in refused.error
     assert empty.error is not None and "upstream is down" in empty.error and empty.finish_reason == "error"
@@ -248,8 +211,7 @@ def test_a_full_context_window_is_length_and_a_small_one_gives_what_is_left(
         return 200, said("fits", finish="length")
 
     server = serve(reply)
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
-        long, short = ask(engine, "long", "short")
+    long, short = ask(server.url, tmp_path, "long", "short")
     assert (long.finish_reason, long.error, long.message) == ("length", None, Message("assistant", ""))
     assert (short.finish_reason, short.error, short.message) == ("length", None, Message("assistant", "fits"))
     assert len(server.requests) == 4
@@ -413,9 +375,8 @@ def test_half_of_a_character_that_a_server_said_is_not_sent_back(
 ) -> None:
     server = serve(lambda body: (200, said("ja")))
     calls = [ToolCall("search_emails", {"keywords": ["a\ud83d"]}, "id0")]
-    with closing(build_chat_engine(settings_for(server.url, tmp_path), [])) as engine:
-        request = Request("0", SamplingParams(9), messages=[Message("assistant", "b\udcff", calls)], seed=1)
-        [completion] = engine.generate([request])
+    request = Request("0", SamplingParams(9), messages=[Message("assistant", "b\udcff", calls)], seed=1)
+    [completion] = OpenAIEngine(settings_for(server.url, tmp_path), []).generate([request])
     assert completion.error is None
     [(_, body)] = server.requests
     [message] = body["messages"]
@@ -425,7 +386,7 @@ def test_half_of_a_character_that_a_server_said_is_not_sent_back(
 def test_openrouter_needs_its_key_and_training_is_refused(tmp_path: Path) -> None:
     settings = load_settings({"engine": "openai", "openai_api_key": "sk-x"}, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="OPENROUTER_API_KEY"):
-        build_chat_engine(settings, [])
+        OpenAIEngine(settings, [])
     with pytest.raises(UsageError, match="no token ids"):
         check_engine(settings, trainable=True)
     assert "sk-x" not in json.dumps(settings.public())
@@ -438,7 +399,7 @@ def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def key(url: str) -> str:
         keys = {"openai_api_key": "sk-own", "openrouter_api_key": "sk-router"}
         with pytest.raises(ConnectionAbortedError) as aborted:
-            ask(build_chat_engine(settings_for(url, tmp_path, **keys), []), "?")
+            ask(url, tmp_path, "?", **keys)
         return str(aborted.value)
 
     monkeypatch.setattr("emailrl.base.chat.connect", connect)
@@ -454,12 +415,12 @@ def test_whose_key_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )  # fmt: skip
 def test_an_invalid_address_is_refused_at_the_start(tmp_path: Path, url: str) -> None:
     with pytest.raises(UsageError, match=r"^OPENAI_BASE_URL is not a valid URL\. Expected something like https://"):
-        build_chat_engine(settings_for(url, tmp_path), [])
+        OpenAIEngine(settings_for(url, tmp_path), [])
 
 
 @pytest.mark.parametrize("key", ["geheim\u2026", "geheim\n", "ge heim", "\x1b[31mgeheim"])
 def test_a_key_that_no_header_can_hold_is_refused_unshown(tmp_path: Path, key: str) -> None:
     for url, name in (("http://127.0.0.1:9/v1", "openai_api_key"), ("https://openrouter.ai/v1", "openrouter_api_key")):
         with pytest.raises(UsageError, match=rf"^{name.upper()} is not a valid key: ") as caught:
-            build_chat_engine(settings_for(url, tmp_path, **{name: key}), [])
+            OpenAIEngine(settings_for(url, tmp_path, **{name: key}), [])
         assert "heim" not in str(caught.value)

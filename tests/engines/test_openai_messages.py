@@ -7,16 +7,14 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from engines.asking import ask, settings_for
+from engines.chat_server import ask
 from local_server import Answer, answering
 
 from emailrl.base.errors import UsageError
-from emailrl.engines import build_chat_engine
 
 KEY = "my-own-key-0123"
 
@@ -56,9 +54,7 @@ def serve() -> Iterator[Callable[[Answer], str]]:
 
 def failure(url: str, tmp_path: Path, *, key: str | None = KEY, timeout: float = 30) -> str:
     """The error of one completion, with the server's address as ``URL``."""
-    settings = settings_for(url, tmp_path, openai_api_key=key, openai_retries=0, litellm_timeout=timeout)
-    with closing(build_chat_engine(settings, [])) as engine:
-        [completion] = ask(engine, "?")
+    [completion] = ask(url, tmp_path, "?", openai_api_key=key, openai_retries=0, litellm_timeout=timeout)
     error = completion.error
     assert error is not None and KEY not in error and "\n" not in error
     assert not re.search(r"\w(Error|Exception)\b", error), error
@@ -102,19 +98,15 @@ def test_a_failing_server(serve: Callable[[Answer], str], tmp_path: Path, answer
     assert failure(serve(answer), tmp_path) == error
 
 
-def test_a_missing_key_is_asked_for(serve: Callable[[Answer], str], tmp_path: Path) -> None:
+def test_a_missing_key_a_late_reply_and_servers_that_cannot_be_reached(
+    serve: Callable[[Answer], str], tmp_path: Path
+) -> None:
     error = failure(serve(refuse(401, "No key")), tmp_path, key=None)
     assert error == "HTTP 401: No key. Set OPENAI_API_KEY to a key of this server."
-
-
-def test_no_reply_in_time(serve: Callable[[Answer], str], tmp_path: Path) -> None:
     error = failure(serve(lambda _: time.sleep(1)), tmp_path, timeout=0.2)
     assert error == (
         "no complete reply within 0.2 s (URL/chat/completions). If the server is only slow, raise LITELLM_TIMEOUT."
     )
-
-
-def test_servers_that_cannot_be_reached(serve: Callable[[Answer], str], tmp_path: Path) -> None:
     check = "Check OPENAI_BASE_URL, and that the server runs."
     assert failure("http://127.0.0.1:9", tmp_path) == f"connection refused (URL/chat/completions). {check}"
     unknown = failure("http://no-such-host.invalid", tmp_path)

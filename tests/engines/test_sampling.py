@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import islice, repeat
 
 import pytest
 import torch
 
 from emailrl.engines.base import SamplingParams
-from emailrl.engines.local.passes import Uniforms, sample
+from emailrl.engines.local.passes import sample, uniforms
 
 # Probabilities 1/2, 1/4, 1/8, 1/8, not in order of size: cumulative 1/8, 5/8, 7/8, 1.
 LOGITS = torch.tensor([[1 / 8, 1 / 2, 1 / 4, 1 / 8]]).log()
 
 
-class Fixed(Uniforms):
-    """A row that always draws the same number."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def draw(self) -> float:
-        return self.value
-
-
 def one(draw: float, logits: torch.Tensor = LOGITS, **params: float) -> tuple[int, float]:
-    tokens, logprobs = sample(logits, [SamplingParams(1, **params)], [Fixed(draw)])
+    tokens, logprobs = sample(logits, [SamplingParams(1, **params)], [repeat(draw)])
     return tokens[0], logprobs[0]
 
 
@@ -73,14 +64,14 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 
 def test_rows_of_a_batch_keep_their_own_parameters() -> None:
     params = [SamplingParams(1, 0.0), SamplingParams(1, 0.5), SamplingParams(1, top_k=1), SamplingParams(1)]
-    tokens, logprobs = sample(LOGITS.expand(4, -1), params, [Fixed(0.9)] * 4)
+    tokens, logprobs = sample(LOGITS.expand(4, -1), params, [repeat(0.9)] * 4)
     assert tokens == [1, 2, 1, 3]
     assert [math.exp(logprob) for logprob in logprobs] == pytest.approx([1 / 2, 4 / 22, 1 / 2, 1 / 8], abs=1e-6)
 
 
 def test_frequencies_follow_the_distribution() -> None:
     rows = 20_000
-    row = Uniforms(7)
+    row = uniforms(7)
     tokens, _ = sample(LOGITS.expand(rows, -1), [SamplingParams(1)] * rows, [row] * rows)
     counts = torch.tensor(tokens).bincount(minlength=4) / rows
     # Five standard deviations of the largest share: 5 · sqrt(1/4 / 20,000) = 0.018.
@@ -88,9 +79,6 @@ def test_frequencies_follow_the_distribution() -> None:
 
 
 def test_a_seed_names_a_row_of_numbers() -> None:
-    one_row, same, other = Uniforms(3), Uniforms(3), Uniforms(4)
-    drawn = [one_row.draw() for _ in range(200)]
-    assert drawn == [same.draw() for _ in range(200)]
-    assert drawn != [other.draw() for _ in range(200)]
-    assert len(set(drawn)) > 190
+    drawn, same, other = (list(islice(uniforms(seed), 200)) for seed in (3, 3, 4))
+    assert drawn == same != other and len(set(drawn)) > 190
     assert all(0 <= number < 1 for number in drawn)

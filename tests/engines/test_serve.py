@@ -103,10 +103,6 @@ def lives(pid: int) -> bool:
         return False
 
 
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def all_gone(starts: list[dict[str, Any]]) -> bool:
     return not any(lives(one[name]) for one in starts for name in ("pid", "child"))
 

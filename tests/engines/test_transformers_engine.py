@@ -14,7 +14,7 @@ from emailrl.engines.base import Completion, LocalEngine, Request, SamplingParam
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockCache, Table
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.passes import Conversation, Uniforms, sample
+from emailrl.engines.local.passes import Conversation, sample, uniforms
 
 STOP = 1  # the stop id of the tests' model
 
@@ -27,7 +27,7 @@ def prompt(seed: int, length: int) -> list[int]:
 @torch.inference_mode()
 def reference(model: torch.nn.Module, request: Request) -> tuple[list[int], list[float]]:
     """Sample with a whole forward pass a token and no cache."""
-    ids, logprobs, row = list(request.prompt_ids), [], Uniforms(request.seed)
+    ids, logprobs, row = list(request.prompt_ids), [], uniforms(request.seed)
     for _ in range(request.sampling.max_tokens):
         tokens, found = sample(model(torch.tensor([ids])).logits[:, -1], [request.sampling], [row])
         ids += tokens
@@ -91,13 +91,10 @@ def test_greedy_equals_generate(model: Qwen3ForCausalLM) -> None:
         assert completion.token_ids == whole[0, len(request.prompt_ids) :].tolist()
 
 
-def test_the_same_request_twice_keeps_its_places(model: Qwen3ForCausalLM) -> None:
-    one, other = requests(2)
-    done = TransformersEngine(model, [STOP], max_rows=2).generate([one, other, one])
+def test_the_same_requests_give_the_same_bits_and_one_asked_twice_keeps_its_places(model: Qwen3ForCausalLM) -> None:
+    first, second = requests(2)
+    done = TransformersEngine(model, [STOP], max_rows=2).generate([first, second, first])
     assert [completion.trajectory_id for completion in done] == ["0", "1", "0"]
-
-
-def test_the_same_requests_give_the_same_bits(model: Qwen3ForCausalLM) -> None:
     one, other = (TransformersEngine(model, [STOP], max_rows=4).generate(requests(9)) for _ in range(2))
     assert [(c.token_ids, c.logprobs) for c in one] == [(c.token_ids, c.logprobs) for c in other]
 
@@ -210,19 +207,9 @@ def test_the_context_window_bounds_a_completion(make_model: Callable[..., Qwen3F
     [alone] = engine.generate([Request("alone", sampling, prompt(0, 20))])
     assert [(c.token_ids, c.logprobs, c.finish_reason) for c in (full, beyond, alone)] == [([], [], "length")] * 3
     assert TransformersEngine(make_model(), [39], max_rows=4, max_model_len=10**6).max_model_len == 256
-
-
-def test_a_follow_up_beyond_the_context_window_ends_there(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [39], max_rows=4, max_model_len=20)
-    ended: list[Completion] = []
-
-    def advance(completion: Completion) -> Request | None:
-        ended.append(completion)
-        return Request("a", SamplingParams(2), prompt(0, 30)) if len(ended) == 1 else None
-
-    assert engine.generate([Request("a", SamplingParams(2), prompt(0, 5))], advance) == ended
-    assert [completion.prompt_tokens for completion in ended] == [5, 30]
-    assert (ended[1].token_ids, ended[1].finish_reason) == ([], "length")
+    turns = iter([Request("a", sampling, prompt(0, 30)), None])  # a follow-up beyond it ends there
+    ended = engine.generate([Request("a", SamplingParams(2), prompt(0, 5))], lambda _: next(turns))
+    assert [(one.prompt_tokens, bool(one.token_ids), one.finish_reason) for one in ended[1:]] == [(30, False, "length")]
 
 
 def test_release_frees_the_cache_and_the_engine_goes_on(model: Qwen3ForCausalLM) -> None:

@@ -50,8 +50,7 @@ CUDA = torch.cuda.is_available()
 DTYPE = "bfloat16" if CUDA else "float32"
 LARGEST_GAP, MEAN_GAP = (0.6, 0.05) if CUDA else (1e-3, 1e-4)
 """Nats between a sampled token's log-probability and the trainer's: on a GPU both round to 16 bits, each in its way."""
-MEMORY_SHARE = 0.3
-"""Of the GPU, for each vLLM: servers, the engine in process and a trainer stand side by side."""
+MEMORY_SHARE = 0.3  # of the GPU, for each vLLM: servers, the engine in process and a trainer stand side by side
 
 
 def settings_for(folder: Path, **overrides: Any) -> Settings:

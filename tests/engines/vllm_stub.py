@@ -34,15 +34,12 @@ class VllmStub:
 
     def __init__(self, policy: Policy, *, delay: float = 0.0) -> None:
         self.adapters: dict[str, Path | None] = {BASE: None}
-        self.served: list[str] = []
-        """The model of each completion, probes apart."""
+        self.served: list[str] = []  # the model of each completion, probes apart
         self.ignore_adapters = False
         self.adapter_instead: Path | None = None
         self.list_loaded = True
-        self.dies_after: int | None = None
-        """Completions until it drops every connection."""
-        self.failures: list[tuple[Any, ...]] = []
-        """Answers to give before it works on."""
+        self.dies_after: int | None = None  # completions until it drops every connection
+        self.failures: list[tuple[Any, ...]] = []  # answers to give before it works on
         self.before_loading: Callable[[str], None] = lambda name: None
         """Called with each adapter's name before it is loaded, while other requests are answered."""
         self.untempered = False
@@ -138,10 +135,8 @@ class Params(SimpleNamespace):
 
 
 class StandIn:
-    """An ``LLMEngine`` over a tiny model that ends one request a step.
-
-    ``log`` keeps what was asked of it; once it ``ignores`` adapters it samples from the base model.
-    """
+    """An ``LLMEngine`` over a tiny model that ends one request a step. ``log`` keeps what was asked of it; once it
+    ``ignores`` adapters it samples from the base model."""
 
     policy: Policy
     started: list[StandIn] = []  # noqa: RUF012

@@ -87,18 +87,15 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def listed(text: str) -> list[str]:
-    """GPUs by number, separated by commas."""
     return text.split(",")
 
 
 def cases(given: Given) -> list[Row]:
-    """The runs beside servers, alone, in turns."""
     wanted = {SERVED: given.staleness, "one": given.one, "turns": given.turns_gpus}
     return [{"case": name} for name, asked in wanted.items() if asked]
 
 
 def measure(given: Given, case: Row) -> list[Row]:
-    """Prepare, serve, train, check."""
     for gpus in (given.train_gpus, given.turns_gpus):
         assert not gpus or given.questions % len(gpus) == 0, f"{given.questions} questions, {len(gpus)} ranks"
     prepare(given)
@@ -116,12 +113,10 @@ def seen_by(given: Given, gpus: Sequence[str]) -> dict[str, str]:
 
 
 def emailrl(*words: object) -> list[str]:
-    """The command line of a command."""
     return [sys.executable, "-m", "emailrl", *map(str, words)]
 
 
 def prepare(given: Given) -> None:
-    """Mail, questions and settings."""
     names = ("turns", "max_tokens", "steps", "rollouts", "update_epochs")
     values = {name: getattr(given, name) for name in names} | {"model": given.model, "tolerance": 0.1}
     if given.shape:  # random weights amplify rounding
@@ -156,7 +151,6 @@ def serving(given: Given) -> Iterator[str]:
 
 
 def train(given: Given, urls: str, name: str, gpus: Sequence[str]) -> Row:
-    """One run, until its time is up; its row, however it ends."""
     for old in given.out.glob(f"run-{name}_*"):
         shutil.rmtree(old)
     command = emailrl("train", "--engine", "vllm", "--out", f"run-{name}", "--json")

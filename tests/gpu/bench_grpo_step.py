@@ -113,7 +113,6 @@ def measure(given: Given, case: Row) -> list[Row]:
 
 
 def demo(folder: Path) -> Row:
-    """The demo's mailbox and questions."""
     from emailrl.questions.beside import questions_file, write_demo
     from emailrl.settings import load_settings
 
@@ -213,12 +212,10 @@ class Clocked(Scripted):
         self.clocks = clocks
 
     def start(self) -> Any:
-        """The first messages."""
         with self.clocks.span("sampling/mailbox"):
             return self.inner.start()
 
     def step(self, message: Any) -> Any:
-        """See ``Scripted``."""
         with self.clocks.span("sampling/mailbox"):
             return super().step(message)
 
@@ -264,7 +261,6 @@ def by_phase(own: dict[str, float]) -> dict[str, float]:
 
 
 def batch_of(groups: Sequence[Any], metrics: Row) -> Row:
-    """What a step was made of."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if raised := [trajectory.exception for trajectory in trajectories if trajectory.exception]:
         raise RuntimeError(f"{len(raised)} trajectories raised; the first: {raised[0]}")

@@ -29,8 +29,7 @@ from runner import Bench, Given, Row, now, peak_gib
 from shapes import LINEAR
 
 QUESTIONS, ROLLOUTS, ROWS = 8, 6, 4
-SHARE = 0.3
-"""Of the card's memory, for a vLLM that stays awake."""
+SHARE = 0.3  # of the card's memory, for a vLLM that stays awake
 AWAKE = ["vllm_enable_sleep=off", f"vllm_gpu_memory_utilization={SHARE}"]
 SIDES: dict[str, list[str]] = {
     "emailrl-asleep": ["vllm_enable_sleep=on"], "TRL-asleep": [], "emailrl-awake": AWAKE, "TRL-awake": [],
@@ -46,7 +45,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(given: Given, case: Row) -> list[Row]:
-    """The steps of one side, in common words."""
     side = case["case"]
     if side.startswith("TRL"):
         return trl(given, asleep=side.endswith("asleep"))
@@ -79,7 +77,6 @@ def prompts(model: Path, settings: Any) -> list[str]:
 
 
 def trl(given: Given, *, asleep: bool) -> list[Row]:
-    """Steps of TRL's GRPOTrainer."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
@@ -143,7 +140,6 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
 
 
 def timed(owner: Any, method: str, clocks: dict[str, float]) -> None:
-    """Sum the seconds of a method."""
     inner = getattr(owner, method)
 
     def timing(*given: Any, **named: Any) -> Any:

@@ -33,8 +33,7 @@ SIDES = {
     "vllm, eager": {"engine": "vllm", "vllm_enforce_eager": True, "vllm_enable_sleep": False},
 }
 AT_ONCE, GROUP_SIZE = 48, 6
-SHORTEST, LONGEST = 48, 144
-"""Tokens of a completion."""
+SHORTEST, LONGEST = 48, 144  # tokens of a completion
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +68,6 @@ def measure(given: Given, case: Row) -> Row:
 
 
 def random_adapter(policy: Any, folder: Path) -> Path:
-    """An adapter that changes every layer a little."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -119,7 +117,6 @@ class Scripted:
         return getattr(self.inner, name)
 
     def step(self, message: Any) -> Any:
-        """Play the next call of the script."""
         from emailrl.records.trajectory import Message, ToolCall
 
         words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
@@ -141,13 +138,10 @@ class Timed:
 
     engine: Any
     shortest: int = SHORTEST
-    longest: int = LONGEST
-    """Tokens of a completion."""
+    longest: int = LONGEST  # tokens of a completion
     between: float = 0.0
 
     def generate(self, requests: Sequence[Any], advance: Any) -> list[Any]:
-        """See ``Engine.generate``."""
-
         def of_length(request: Any) -> Any:
             length = self.shortest + request.seed % (self.longest - self.shortest + 1)
             return replace(request, sampling=replace(request.sampling, max_tokens=length))
@@ -166,7 +160,6 @@ class Timed:
 
 
 def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[str, float]:
-    """All trajectories at once; what they came to and took."""
     from emailrl.agent import MailEnvironment, tool_schemas
     from emailrl.agent.runner import run
     from emailrl.engines import SamplingParams

@@ -30,7 +30,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(given: Given, case: Row) -> list[Row]:
-    """As one of the ranks: meet the others, make the updater, take the times."""
     from emailrl.model.lora import checksum
     from emailrl.ranks import RankGroup, joined
 
@@ -114,14 +113,12 @@ def steps(updater: Any, given: Given) -> Iterator[Row]:
 
 
 def timed(updater: Any, samples: list[Any]) -> tuple[float, dict[str, float]]:
-    """Seconds of one step, and its metrics."""
     begun = now()
     result = updater.train(samples, {one.trajectory_id: advantage(one) for one in samples}, step=1)
     return now() - begun, result.metrics
 
 
 def add_shares(rows: list[Row]) -> None:
-    """The rate per GPU as a share of one rank's."""
     rows.sort(key=lambda row: row["ranks"])
     one = next((row["tokens_per_second_per_gpu"] for row in rows if row["ranks"] == 1 and "error" not in row), None)
     for row in rows:
@@ -130,7 +127,6 @@ def add_shares(rows: list[Row]) -> None:
 
 
 def check(rows: list[Row]) -> list[str]:
-    """The same gradient on any number of ranks."""
     problems = [f"{row['case']}: {row['error']}" for row in rows if "error" in row]
     norms = {row["ranks"]: row["grad_norm"] for row in rows if row.get("kind") == "strong"}
     one = norms.get(1)

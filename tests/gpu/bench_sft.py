@@ -37,7 +37,6 @@ TRL_WAYS = [(8, True, VARLEN), (2, True, VARLEN), (8, False, VARLEN), (1, False,
 
 
 def cases(given: Given) -> Sequence[Row]:
-    """The most telling first."""
     sides: list[tuple[str, Row]] = [("emailrl 8 rows", {"micro": 8 * ROW})]
     for rows, liger, attention in [] if given.smoke else TRL_WAYS:
         side = f"TRL {rows} rows{' Liger' if liger else ''}{' sdpa' if attention == SDPA else ''}"
@@ -52,7 +51,6 @@ def cases(given: Given) -> Sequence[Row]:
 
 
 def measure(given: Given, case: Row) -> Row:
-    """Some steps of one side."""
     full, folder = case["trains"] == "all weights", given.folder / ("smoke" if given.smoke else "135M")
     shared = (60 if given.smoke else 600) if case.get("shared") else 0
     groups = conversations(shared, smoke=given.smoke)
@@ -103,7 +101,6 @@ def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | Non
 def theirs(
     folder: Path, groups: list[list[Example]], full: bool, rows: int, liger: bool, attention: str
 ) -> dict[str, Any]:
-    """Steps of TRL's SFTTrainer, timed by a callback."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -153,10 +150,8 @@ def theirs(
 
 
 def register_varlen() -> None:
-    """Give transformers PyTorch's own variable-length FlashAttention, which TRL's packing asks for.
-
-    Where a sample begins its position is 0.
-    """
+    """Give transformers PyTorch's own variable-length FlashAttention, which TRL's packing asks for. Where a sample
+    begins its position is 0."""
     from torch.nn.attention.varlen import varlen_attn
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -179,13 +174,11 @@ def register_varlen() -> None:
 
 
 def result(tokens: int, seconds: float, loss: float) -> dict[str, Any]:
-    """A side's figures."""
     return {"tokens_per_second": round(tokens / seconds), "step_seconds": round(seconds / STEPS, 3),
             "peak_gib": round(peak_gib(), 1), "loss": round(loss, 3)}  # fmt: skip
 
 
 def add_rates(rows: list[Row]) -> None:
-    """A side's rate over that of TRL's best way to train the same."""
     for trains in {row["trains"] for row in rows}:
         alike = [row for row in rows if row["trains"] == trains and "error" not in row]
         best = max((row["tokens_per_second"] for row in alike if "way" in row), default=None)

@@ -48,7 +48,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(given: Given, case: Row) -> Row:
-    """Warm up, agree, and take the time."""
     shape, side = case["shape"], case["side"]
     if side == "unsloth":
         import unsloth  # noqa: F401  before transformers, which it patches
@@ -132,7 +131,6 @@ def flops(shape: str, work: Any, trained: int) -> float:
 
 
 def add_ratios(rows: list[Row]) -> None:
-    """How many times as fast as TRL and Unsloth's layers."""
     seconds = {(row["shape"], row["side"]): row["seconds"] for row in rows if "seconds" in row}
     for row in rows:
         for peer in ("trl", "unsloth"):

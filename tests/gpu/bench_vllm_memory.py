@@ -26,7 +26,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(given: Given, case: Row) -> Row:
-    """Start vLLM beside a trainer, let it sleep and wake, and say what it holds."""
     from emailrl.engines import build_engine
     from emailrl.model.load import load_policy
     from emailrl.plan import make_plan, this_machine

@@ -19,24 +19,19 @@ OTHER = "other"
 
 @dataclass
 class Frame:
-    """A clocked method that is running."""
-
     name: str
     begun: float
-    inner: float = 0.0
-    """Seconds in clocked methods that it called."""
+    inner: float = 0.0  # seconds in clocked methods that it called
 
 
 @dataclass
 class Clocks:
     """The clocks of one run; ``cut`` ends a step, ``restore`` takes them off again."""
 
-    settle: Callable[[], object] = lambda: None
-    """Waits for the GPU, so that its work counts where it was asked for."""
+    settle: Callable[[], object] = lambda: None  # waits for the GPU, so that its work counts where it was asked for
     clock: Callable[[], float] = time.perf_counter
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    failed_in: list[str] = field(default_factory=list)
-    """What was running, outermost first, where an exception began."""
+    failed_in: list[str] = field(default_factory=list)  # what was running, outermost first, where an exception began
 
     def __post_init__(self) -> None:
         self._open: list[Frame] = []
@@ -45,10 +40,8 @@ class Clocks:
 
     @contextmanager
     def span(self, name: str | None, *, settled: bool = False) -> Iterator[Frame]:
-        """Time the block, under the name of what it is inside of where ``name`` is None.
-
-        ``settled`` waits for the GPU before the end.
-        """
+        """Time the block, under the name of what it is inside of where ``name`` is None. ``settled`` waits for the GPU
+        before the end."""
         frame = Frame(name or (self._open[-1].name if self._open else OTHER), self.clock())
         self._open.append(frame)
         try:
@@ -85,13 +78,11 @@ class Clocks:
         self.put(path, make)
 
     def restore(self) -> None:
-        """Put all methods back."""
         while self._before:
             setattr(*self._before.pop())
 
     @property
     def now(self) -> Frame:
-        """What is running, innermost."""
         return self._open[-1]
 
     def cut(self) -> tuple[float, dict[str, float]]:

@@ -60,13 +60,10 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunLeft:
-    """What a run recorded."""
-
     directory: Path
 
     @property
     def metrics(self) -> list[Record]:
-        """One record a step."""
         return list(read_records(self.directory / "metrics.jsonl"))
 
     def samples(self, step: int) -> list[TrainingSample]:
@@ -83,7 +80,6 @@ class RunLeft:
         return sorted(found, key=lambda sample: sample.trajectory_id)
 
     def training(self, step: int) -> list[Record]:
-        """What training noted of each trajectory of a step."""
         return list(read_records(self.directory / "training" / f"step-{step:06d}.jsonl"))
 
     def old_logprobs(self, step: int) -> dict[str, list[float]]:
@@ -95,7 +91,6 @@ class RunLeft:
         }
 
     def adapter(self, name: str) -> dict[str, Tensor]:
-        """The adapter in a folder of the run."""
         return load_file(self.directory / name / "adapter_model.safetensors")
 
 

@@ -40,33 +40,24 @@ class Bench:
 
     file: str
     doc: str | None
-    cases: Callable[[Given], Sequence[Row]]
-    """What tells the cases apart: one word of each (``case``) names its log."""
+    cases: Callable[[Given], Sequence[Row]]  # what tells the cases apart: one word of each (``case``) names its log
     measure: Callable[[Given, Row], Row | list[Row]]
-    columns: Mapping[str, str]
-    """By title the key of a row, with a format behind a colon."""
+    columns: Mapping[str, str]  # by title the key of a row, with a format behind a colon
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    smoke: Mapping[str, Any] = field(default_factory=dict)
-    """What options are in a rehearsal."""
-    shapes: Callable[[Given], Sequence[str]] = lambda given: ()
-    """The random models it needs (see ``shapes``)."""
-    launcher: Callable[[Row], Sequence[str]] = lambda case: [sys.executable]
-    """What runs the script for a case."""
-    add: Callable[[list[Row]], None] = lambda rows: None
-    """Adds to the rows what compares them."""
-    check: Callable[[list[Row]], Sequence[str]] = lambda rows: ()
-    """What is not as it must be: the exit code is 1 then."""
+    smoke: Mapping[str, Any] = field(default_factory=dict)  # what options are in a rehearsal
+    shapes: Callable[[Given], Sequence[str]] = lambda given: ()  # the random models it needs (see ``shapes``)
+    launcher: Callable[[Row], Sequence[str]] = lambda case: [sys.executable]  # what runs the script for a case
+    add: Callable[[list[Row]], None] = lambda rows: None  # adds to the rows what compares them
+    check: Callable[[list[Row]], Sequence[str]] = lambda rows: ()  # what is not as it must be: the exit code is 1 then
     gpus: str = "0"
     seconds: float = 600
     limit: float = 300
 
     @property
     def name(self) -> str:
-        """The script's."""
         return Path(self.file).stem
 
     def main(self, argv: Sequence[str] | None = None, *, apart: bool = True) -> list[Row]:
-        """Measure what the command line asks for and print the table; ``apart`` False: in this process."""
         given = self.arguments(sys.argv[1:] if argv is None else argv)
         if given.case:
             self._one(given, json.loads(given.case))
@@ -100,7 +91,6 @@ class Bench:
         return rows
 
     def arguments(self, argv: Sequence[str]) -> Given:
-        """Read the command line."""
         parser = argparse.ArgumentParser(
             description=self.doc, epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -135,7 +125,6 @@ class Bench:
         os._exit(0)  # vLLM's own end may hang
 
     def table(self, rows: Sequence[Row]) -> str:
-        """Markdown, under where and with what it was measured."""
         heads = {f"{one['machine']}, {one['date']}, {one['versions']}": None for one in rows if "machine" in one}
         cells = [
             [shown(row, key) for key in self.columns.values()] if "error" not in row else [row["case"], row["error"]]
@@ -152,13 +141,11 @@ def shown(row: Row, key: str) -> str:
 
 
 def last_of_each(rows: Sequence[Row]) -> list[Row]:
-    """The rows of each case's last run."""
     last = {row["case"]: row["of"] for row in rows}
     return [row for row in rows if row["of"] == last[row["case"]]]
 
 
 def torchrun(case: Row) -> list[str]:
-    """What runs a script on as many ranks as a case says."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case["ranks"])]
 
 
@@ -182,14 +169,12 @@ def records(path: Path) -> list[Row]:
 
 
 def machine() -> str:
-    """The GPU's name, or the processor's."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
 
 
 def versions() -> str:
-    """Of the libraries that this process has loaded."""
     names = ("torch", "transformers", "vllm", "trl", "unsloth")
     return ", ".join(f"{name} {version(name)}" for name in names if name in sys.modules)
 
@@ -214,7 +199,6 @@ def peak_gib() -> float:
 
 
 def forget_peak() -> None:
-    """Begin to look for a new peak."""
     import torch
 
     if torch.cuda.is_available():
@@ -273,9 +257,7 @@ def environment(gpu: str, **more: str) -> dict[str, str]:
 
 def rows_of(command: Sequence[str], *, log: Path, limit: float, environ: Mapping[str, str] | None = None) -> list[Row]:
     """The rows (JSON) in the last line that a command prints, with its seconds as ``wall``; an error is a row as well.
-
-    The command is interrupted after ``limit`` seconds. What it writes to stderr is in ``log``.
-    """
+    The command is interrupted after ``limit`` seconds. What it writes to stderr is in ``log``."""
     begun = time.monotonic()
     with log.open("wb") as errors, tempfile.TemporaryFile("w+") as lines:
         process = subprocess.Popen(command, stdout=lines, stderr=errors, env=environ)

@@ -27,7 +27,6 @@ SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 3
 
 
 def config_of(shape: str) -> Any:
-    """The transformers config of a shape."""
     from transformers import LlamaConfig, Qwen3Config
 
     if shape == "135M":
@@ -41,7 +40,6 @@ def config_of(shape: str) -> Any:
 
 
 def save_model(shape: str, tokenizer: Path | str, folder: Path | str) -> None:
-    """Write random weights in bf16 and a copy of a tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     kept, config = AutoTokenizer.from_pretrained(tokenizer), config_of(shape)
@@ -75,7 +73,6 @@ def make_samples(shape: str, *, questions: int = 8, members: int = 6, seed: int 
 
 
 def advantage(sample: TrainingSample) -> float:
-    """One for all tokens, always the same."""
     return random.Random(sample.trajectory_id).uniform(-1, 1)
 
 

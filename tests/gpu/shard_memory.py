@@ -46,13 +46,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def cases(given: Given) -> list[Row]:
-    """The check and the shapes."""
     named = ["check"] * given.check + list(given.shape)
     return [{"case": name, "ranks": given.ranks} for name in named]
 
 
 def measure(given: Given, case: Row) -> list[Row]:
-    """As one of the ranks: both ways, side by side."""
     device, shape = meet(on_gpu=not given.smoke), case["case"]
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
     if shape == "check":
@@ -165,7 +163,6 @@ def step_of(
 
 
 def compare(whole: Row, sharded: Row, *, offload: bool) -> list[Row]:
-    """Both ways side by side; the worst rank's figures."""
     expected, found = whole["gradients"], sharded["gradients"]
     distance = math.sqrt(sum(float((found[name] - one).square().sum()) for name, one in expected.items()))
     norm = math.sqrt(sum(float(one.square().sum()) for one in expected.values()))

@@ -61,7 +61,6 @@ def make_samples(count: int, shortest: int, longest: int, *, seed: int = 0) -> l
 
 
 def paid(samples: list[TrainingSample]) -> dict[str, float]:
-    """What the trajectories earn, always the same."""
     return {one.trajectory_id: random.Random(one.trajectory_id).uniform(-1, 1) for one in samples}
 
 
@@ -81,7 +80,6 @@ def make_updater(folder: Path, **changes: Any) -> Updater:
 
 
 def weights(updater: Updater) -> list[Tensor]:
-    """A copy of the adapter."""
     return [parameter.detach().clone() for parameter in updater.parameters]
 
 
@@ -92,5 +90,4 @@ def distance(left: list[Tensor], right: list[Tensor]) -> float:
 
 
 def moved(before: list[Tensor], after: list[Tensor]) -> list[Tensor]:
-    """What was added."""
     return [new - old for new, old in zip(after, before, strict=True)]

@@ -8,19 +8,15 @@
 side on that GPU, in the folder NAME. Training stops ``--reserve`` seconds before the end, and the benchmarks follow.
 Killed and started again with the same words, it goes on for what is left of its time.
 
-``collect`` writes at most eight files into OUT, anew every minute until the runs have ended or ``--wait`` is over, and
-prints the table last: ``table.txt``, ``results.tar.xz`` (metrics, evaluations, benchmarks, logs, failures by class),
-the three best adapters in bf16, each followed by the adapter it started from, and as many of the benchmarks'
-trajectories, all as far as they fit: of rank 24, three adapters and two starts.
+``collect`` writes ``table.txt`` and ``results.tar.xz`` into OUT and prints the table: metrics, evaluations, benchmarks
+with trajectories, logs, failures by class, and of the three best runs the adapter and the one it started from.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -34,17 +30,12 @@ from runner import records
 from small_model import RUN, SFT, settings_text
 
 HERE = Path(__file__).parent
-LARGEST, LARGEST_SUM, MOST = 15_000_000, 60_000_000, 8
-"""Bytes of a file, bytes of all of them, and their number."""
 NOTED = (".json", ".jsonl", ".csv", ".log", ".toml", ".md")
-EVERY = 60
-"""Seconds between two collections."""
+LEFT = {"training", "policy", "in_flight.jsonl", "warm.jsonl", "tokenizer.json"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One part of the plan."""
-
     gpu: str
     name: str
     seeds: list[str]
@@ -52,13 +43,11 @@ class Entry:
 
     @classmethod
     def read(cls, text: str) -> Entry:
-        """From GPU:NAME:SEEDS[:SETTING=VALUE,…]."""
         gpu, name, seeds, *changes = text.split(":")
         return cls(gpu, name, seeds.split(","), changes[0].split(",") if changes else [])
 
 
 def run(options: argparse.Namespace) -> None:
-    """Start the plan's processes and wait for them."""
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
     end = work / "end"
@@ -120,7 +109,6 @@ class Run:
         return max(self.validated.values(), default=0.0)
 
     def row(self) -> str:
-        """The run in one line."""
         losses = [one["val_loss"] for one in self.sft if one.get("val_loss") is not None]
         sampled = [one["accuracy"] for one in self.steps if one["accuracy"] is not None]
         cells = [
@@ -133,7 +121,6 @@ class Run:
 
 
 def report(folder: Path) -> dict[str, Any]:
-    """A benchmark's results, if it has any."""
     path = folder / "results.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -152,100 +139,28 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def table(runs: Iterable[Run]) -> str:
-    """All runs, the best in validation first."""
     head = "| run | SFT | RL | validation, greedy | test: SFT → RL | second table: SFT → RL |"
     return "\n".join([head, "|---|---|---|---|---|---|", *(one.row() for one in runs)]) + "\n"
 
 
 def collect(options: argparse.Namespace) -> None:
-    """Pack again and again, until the runs have ended or the time to wait is over."""
-    until = time.monotonic() + options.wait
-    while True:
-        ended = (options.work / "ended").exists()
-        shown = pack(options.work, options.out)
-        if ended or time.monotonic() > until:
-            break
-        time.sleep(max(0.0, min(EVERY, until - time.monotonic())))
-    print(shown)
-
-
-def pack(work: Path, out: Path) -> str:
-    """Write the files; returns the table."""
+    work, out = options.work, options.out
     runs = sorted((Run(folder) for folder in work.glob("*/seed-*")), key=lambda one: one.best, reverse=True)
     out.mkdir(parents=True, exist_ok=True)
-    packed = work / "packed"
-    packed.mkdir(exist_ok=True)
-    shown = table(runs)
-    (out / "table.txt").write_text(shown)
-    for one in runs:
-        fail(one)
-    made = [notes(work, packed / "results.tar.xz")]
-    for number, one in enumerate(runs[:3], 1):
-        made.append(adapter(one.folder / RUN / "best_model", packed / f"adapter-{number}-{one.name}.tar.xz"))
-        made.append(adapter(one.folder / SFT / "best_model", packed / f"start-{number}-{one.name}.tar.xz"))
-    for old in out.glob("*.tar*"):
-        old.unlink()
-    room, files = LARGEST_SUM, MOST - 2  # table.txt and trajectories.tar are the other two
-    for path in filter(None, made):
-        if files and path.stat().st_size <= min(room, LARGEST):
-            shutil.copyfile(path, out / path.name)
-            room, files = room - path.stat().st_size, files - 1
-    trajectories(runs, packed, out / "trajectories.tar", min(room, LARGEST))
-    return shown
-
-
-def notes(work: Path, target: Path) -> Path:
-    """All that is small and says what happened: no weights, no trajectories, no tokenizers."""
-    with tarfile.open(target, "w:xz", preset=1) as tar:
-        for path in sorted(work.rglob("*")):
-            inside = set(path.relative_to(work).parts)
-            if path.suffix in NOTED and path.name != "tokenizer.json" and not inside & {
-                "trajectories", "training", "packed", "policy", "in_flight.jsonl", "warm.jsonl"
-            }:  # fmt: skip
-                tar.add(path, path.relative_to(work))
-    return target
-
-
-def adapter(folder: Path, target: Path) -> Path | None:
-    """A copy of an adapter in bf16, with its configuration and without its tokenizer; made once for each version."""
-    weights = folder / "adapter_model.safetensors"
-    if not weights.exists():
-        return None
-    if target.exists() and target.stat().st_mtime > weights.stat().st_mtime:
-        return target
-    from safetensors.torch import load_file, save_file
-
-    small = target.with_suffix(".safetensors")
-    save_file({name: tensor.bfloat16() for name, tensor in load_file(weights).items()}, small, {"format": "pt"})
-    with tarfile.open(target, "w:xz", preset=1) as tar:
-        tar.add(small, weights.name)
-        for path in folder.glob("*.json"):
-            if path.name != "tokenizer.json":
-                tar.add(path, path.name)
-    return target
-
-
-def fail(one: Run) -> None:
-    """Beside each benchmark that has ended, its failures by class."""
-    for path in one.folder.glob("*/trajectories/*.jsonl"):
+    (out / "table.txt").write_text(shown := table(runs))
+    for path in (path for one in runs for path in one.folder.glob("*/trajectories/*.jsonl")):
         target = path.parents[1] / f"failures-{path.stem}.md"
         if (path.parents[1] / "results.json").exists() and not target.exists():
             subprocess.run([sys.executable, HERE / "small_failures.py", path, "--out", target], check=False)
-
-
-def trajectories(runs: Sequence[Run], packed: Path, target: Path, room: int) -> None:
-    """The benchmarks' trajectories, of the best run first, as far as there is room."""
-    with tarfile.open(target, "w") as tar:
-        for one in runs:
-            for path in sorted(one.folder.glob("*/trajectories/*.jsonl")):
-                if not (path.parents[1] / "results.json").exists():
-                    continue
-                name = f"{one.name}-{path.parents[1].name}-{path.name}.xz"
-                if not (packed / name).exists():
-                    (packed / name).write_bytes(lzma.compress(path.read_bytes(), preset=1))
-                if (size := (packed / name).stat().st_size + 10_240) <= room:
-                    tar.add(packed / name, name)
-                    room -= size
+    best = [one.folder / part / "best_model" for one in runs[:3] for part in (RUN, SFT)]
+    taken = {path for folder in best for path in folder.glob("adapter_*")}
+    with tarfile.open(out / "results.tar.xz", "w:xz", preset=1) as tar:
+        for path in sorted(work.rglob("*")):
+            inside = set(path.relative_to(work).parts)
+            rollouts = "trajectories" in inside and "outputs" in inside
+            if path in taken or (path.suffix in NOTED and not rollouts and not inside & LEFT):
+                tar.add(path, path.relative_to(work))
+    print(shown)
 
 
 def main() -> None:
@@ -266,7 +181,6 @@ def main() -> None:
     gather = commands.add_parser("collect")
     gather.add_argument("work", type=Path)
     gather.add_argument("--out", type=Path, required=True)
-    gather.add_argument("--wait", type=float, default=0)
     gather.set_defaults(act=collect)
     options = parser.parse_args()
     options.act(options)

@@ -35,8 +35,7 @@ CLASSES = (
     "no answer",
 )
 MALFORMED = {StopReason.CANT_PARSE_TOOL_CALL, StopReason.BAD_TOOL_CALL_NAME, StopReason.BAD_TOOL_CALL_ARGS}
-LONGEST = 160
-"""Characters of a question, call or answer in an example."""
+LONGEST = 160  # characters of a question, call or answer in an example
 
 
 def failure(trajectory: Trajectory) -> str | None:
@@ -70,7 +69,6 @@ def _by_progress(trajectory: Trajectory) -> str:
 
 
 def report(trajectories: Sequence[Trajectory]) -> str:
-    """The table and the examples as Markdown."""
     found = {id(each): failure(each) for each in trajectories}
     kinds = sorted({each.scenario.kind or "–" for each in trajectories})
     counts = Counter((found[id(each)], each.scenario.kind or "–") for each in trajectories)

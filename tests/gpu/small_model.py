@@ -81,8 +81,7 @@ vllm_gpu_memory_utilization = 0.15
 vllm_probe_tolerance = 0.3
 """
 INTERRUPTED = 130
-MEASURING = {"KV_CACHE_GIB": "8"}
-"""Two benchmarks of a seed run side by side."""
+MEASURING = {"KV_CACHE_GIB": "8"}  # two benchmarks of a seed run side by side
 SFT, RUN = Path("outputs/sft"), Path("outputs/grpo_masked")
 
 
@@ -97,8 +96,6 @@ def settings_text(base: Path, data: Path, seed: str, changes: Sequence[str] = ()
 
 
 class Seed:
-    """One seed's folder and the command that runs in it."""
-
     def __init__(self, folder: Path, deadline: float, train_until: float, second: Path) -> None:
         self.folder, self.deadline, self.train_until, self.second = folder, deadline, train_until, second
 
@@ -197,7 +194,6 @@ def main() -> None:
 
 
 def summary(folder: Path) -> list[str]:
-    """What a seed has come to."""
     lines = [f"== {folder.name}"]
     for record in records(folder / SFT / "metrics.jsonl")[-1:]:
         lines.append(f"sft step {record['step']}: loss {record['loss']:.4f}, val {record.get('val_loss')}")

@@ -31,8 +31,7 @@ from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
 
 FROZEN = Path(__file__).with_suffix(".json")
-LIMIT, HARD_LIMIT = 9000, 2000
-"""Questions asked for; the mails give fewer of the usual kinds."""
+LIMIT, HARD_LIMIT = 9000, 2000  # questions asked for; the mails give fewer of the usual kinds
 TEST_QUESTIONS = 600
 SEED = 42
 PER_KIND, PER_COUNT, FREE_VAL = 150, 25, 60
@@ -129,7 +128,6 @@ def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:
 
 
 def digest(scenarios: list[Scenario]) -> str:
-    """A hash that does not depend on the order."""
     rows = sorted([s.id, s.question, s.answer, *s.message_ids] for s in scenarios)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 

@@ -16,8 +16,7 @@ from emailrl.training.update import Updater
 
 pytestmark = pytest.mark.gpu
 Report = Callable[[str], None]
-WHOLE, SAFE = 65536, 4096
-"""Tokens of a micro-batch that holds all samples, and of one that always fits."""
+WHOLE, SAFE = 65536, 4096  # tokens of a micro-batch that holds all samples, and of one that always fits
 
 
 @pytest.fixture

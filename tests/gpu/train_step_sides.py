@@ -30,8 +30,7 @@ class Work:
     """What a side has to compute of a list of samples: no padding, nothing twice, shared prefixes once."""
 
     tokens: int
-    pairs: int
-    """Twice the pairs of a token and one that it attends to."""
+    pairs: int  # twice the pairs of a token and one that it attends to
 
 
 def work_apart(samples: list[TrainingSample]) -> Work:
@@ -44,12 +43,10 @@ class Side:
     """How a side runs a list of samples: forward and backward, gradients left in ``parameters``."""
 
     model: Any
-    run: Callable[[list[TrainingSample]], list[Tensor]]
-    """Returns the log-probabilities of each sample's trained tokens."""
+    run: Callable[[list[TrainingSample]], list[Tensor]]  # returns the log-probabilities of each sample's trained tokens
     work: Callable[[list[TrainingSample]], Work] = work_apart
 
     def gradients(self) -> dict[str, Tensor]:
-        """The adapter's gradients by name."""
         return {
             name[name.index("layers.") :].replace(".default", ""): one.grad.float().cpu()
             for name, one in self.model.named_parameters()
@@ -57,12 +54,10 @@ class Side:
         }
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
         self.model.zero_grad(set_to_none=True)
 
 
 def lora_settings(folder: Path, *, dtype: str = "bf16", backend: str = "transformers", **training: Any) -> Settings:
-    """Settings of a policy over the model in ``folder``."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = {"name": str(folder), "dtype": dtype, "device": device, "backend": backend, "max_model_len": 8192}
     lora = {"lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
@@ -118,10 +113,8 @@ def _loss(batch: MicroBatch, logprobs: Tensor, advantages: Tensor, denominator: 
 
 
 def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
-    """TRL's GRPOTrainer with its own model preparation; only its loss and the backward pass are run.
-
-    Batches are padded to their own longest row, which is less than the trainer itself pads to.
-    """
+    """TRL's GRPOTrainer with its own model preparation; only its loss and the backward pass are run. Batches are padded
+    to their own longest row, which is less than the trainer itself pads to."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer

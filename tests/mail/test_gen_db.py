@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from emailrl.cli.app import main
-from emailrl.cli.gen_db import time_left
 from emailrl.mail import open_mailbox
 from emailrl.questions import read_jsonl
 from emailrl.settings import load_settings
@@ -94,14 +93,6 @@ def test_limit_append_overwrite_and_the_filters_as_settings(maildir: Path, tmp_p
     none = gen_db(*source, "--overwrite", cwd=tmp_path)
     assert none.returncode == 2 and "3 many_recipients" in none.stderr
     assert len(open_mailbox(tmp_path / "mail.db", "b@x").search(["gas"])) == 3, "the old database is still there"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "fraction", "left"),
-    [(2.9, 0.5, ""), (3, 0.5, "0:00:03 left"), (60, 0.25, "0:03:00 left"), (60, 0, ""), (60, 1, "")],
-)
-def test_the_time_left_is_told_once_there_is_a_basis(seconds: float, fraction: float, left: str) -> None:
-    assert time_left(seconds, fraction) == left
 
 
 def test_a_table_of_many_rows(tmp_path: Path) -> None:

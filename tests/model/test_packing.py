@@ -15,8 +15,7 @@ SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
 
 
-Tree = list[tuple[int, int]]
-"""Rows of a batch: tokens shared with the row before, and tokens in all."""
+Tree = list[tuple[int, int]]  # rows of a batch: tokens shared with the row before, and tokens in all
 
 TREE: Tree = [(0, 9), (4, 7), (6, 12), (2, 2), (0, 5), (5, 5), (3, 8)]
 """A branch off a branch; a row that is the beginning of another; a second root; the same row twice."""

@@ -34,8 +34,7 @@ from emailrl.settings import Settings, load_settings
 
 gguf = pytest.importorskip("gguf")
 
-HIDDEN = 32
-"""One block of Q4_1: 32 numbers d · q + m with q from 0 to 15."""
+HIDDEN = 32  # one block of Q4_1: 32 numbers d · q + m with q from 0 to 15
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>")
 
 

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 from chromium import CHROMIUM, needs_chromium
-from two_turns import UNSEEN, trajectory
+from page.conftest import make_run, written
 
-from emailrl.page import gather, page, place_of
-from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
-
-__all__ = ["trajectory"]
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
-WRONG = {"answer_correct": False, "attempted_answer": True} | UNSEEN
 VIEWS = {
     "overview": "#view=overview",
     "list": "#view=list",
@@ -46,46 +40,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
-    """Two steps of two groups of three, of which the third rollout is right; evaluations before and after."""
-    folder = tmp_path / "run"
-    scenarios = [replace(trajectory.scenario, id=f"q{n}", question=f"Who paid bill {n}?") for n in (0, 1)]
-    for step in (1, 2):
-        made = [
-            replace(
-                trajectory, id=f"s{step}-{group}-{n}", group_id=f"g{step}-{group}", step=step, reward=float(n),
-                rubric=trajectory.rubric if n == 2 else WRONG, scenario=scenarios[group],
-            )
-            for group in (0, 1) for n in range(3)
-        ]  # fmt: skip
-        write_trajectories(folder / "trajectories" / f"step-{step:06}.jsonl", made)
-        numbers = [None, None, -0.3, -0.02, None, None, -3.0, -0.4]
-        sample = {"loss_mask": [0, 0, 1, 1, 0, 0, 1, 1], "old_logprobs": numbers, "ratio": numbers}
-        notes = [{"id": each.id, "advantage": each.reward - 1, "dropped": None, "samples": [sample]} for each in made]
-        write_records(folder / "training" / f"step-{step:06}.jsonl", notes)
-    for step, rubric in ((0, WRONG), (2, trajectory.rubric)):
-        made = [replace(trajectory, id=f"e{step}-{s.id}", step=step, rubric=rubric, scenario=s) for s in scenarios]
-        write_trajectories(folder / "trajectories" / f"eval-{step:06}.jsonl", made)
-    steps = [
-        {"step": step, "reward_mean": 1.0, "accuracy": 1 / 3, "entropy": 0.5 / step, "loss": -0.01 * step, "kl": 0.001,
-         "dropped": {"zero_spread": step}, "seconds": {"rollout": 2.0, "update": 1.5, "total": 3.5}}
-        for step in (1, 2)
-    ]  # fmt: skip
-    write_records(folder / "metrics.jsonl", steps)
-    held = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 2, "num_turns": 2.0}
-    write_records(folder / "evaluations.jsonl", [{"step": step, "accuracy": step / 2, **held} for step in (0, 2)])
-    return folder
-
-
-@pytest.fixture
-def file(run_dir: Path) -> Path:
-    return written(run_dir)
-
-
-def written(run_dir: Path) -> Path:
-    target = run_dir.with_suffix(".html")
-    target.write_text(page(gather(place_of(run_dir), model_name="nano")), encoding="utf-8")
-    return target
+def file(tmp_path: Path, trajectory: Trajectory) -> Path:
+    return written(make_run(tmp_path / "run", trajectory, groups=2))
 
 
 def opened(browser: Any, address: str, *, width: int = 1280, scheme: str = "light") -> Any:

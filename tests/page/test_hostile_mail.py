@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 from chromium import needs_chromium, shown
-from two_turns import trajectory
+from page.conftest import written
 
-from emailrl.page import gather, page, place_of
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Message, Trajectory
-
-__all__ = ["trajectory"]
 
 
 @pytest.fixture
@@ -80,8 +77,7 @@ def test_nothing_in_a_mail_runs_or_loads(trajectory: Trajectory, tmp_path: Path,
     file = tmp_path / "mail.jsonl"
     texts = payloads(port)
     write_trajectories(file, [hostile(trajectory, text) for text in ("\n".join(texts), *texts)])
-    target = tmp_path / "page.html"
-    target.write_text(page(gather(place_of(file), model_name="nano")), encoding="utf-8")
+    target = written(file)
     whole = "#view=list&t=mail.jsonl%400"
     for fragment in ("#view=overview", whole, f"{whole}&side=group", "#view=about"):
         markup = shown(target, tmp_path / "profile", fragment)
@@ -101,10 +97,9 @@ def test_even_markup_that_got_in_would_not_run(
     port, paths = asked
     file = tmp_path / "mail.jsonl"
     write_trajectories(file, [trajectory])
-    broken = page(gather(place_of(file), model_name="nano")).replace(
-        "<body>", f'<body><script>document.title = "ran"</script><img src="http://127.0.0.1:{port}/image">'
-    )
-    target = tmp_path / "page.html"
+    target = written(file)
+    markup = f'<body><script>document.title = "ran"</script><img src="http://127.0.0.1:{port}/image">'
+    broken = target.read_text(encoding="utf-8").replace("<body>", markup)
     target.write_text(broken, encoding="utf-8")
     assert "<title>ran" not in shown(target, tmp_path / "profile") and paths == []
     target.write_text(broken.replace("Content-Security-Policy", "X-Nothing"), encoding="utf-8")

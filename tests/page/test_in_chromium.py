@@ -9,49 +9,22 @@ from pathlib import Path
 
 import pytest
 from chromium import needs_chromium, shown
-from two_turns import UNSEEN, trajectory
+from page.conftest import WRONG, make_run, written
 
-from emailrl.page import gather, page, place_of
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 
-__all__ = ["trajectory"]
-
-WRONG = {"answer_correct": False, "attempted_answer": True} | UNSEEN
-
 
 @pytest.fixture
-def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
-    """Two steps with a group of three each, of which one is right; two evaluations of the same question."""
-    folder = tmp_path / "run"
-    for step in (1, 2):
-        group = [
-            replace(trajectory, id=f"s{step}-{n}", group_id=f"g{step}", step=step, reward=float(n), rubric=rubric)
-            for n, rubric in enumerate((WRONG, WRONG, trajectory.rubric))
-        ]
-        write_trajectories(folder / "trajectories" / f"step-{step:06}.jsonl", group)
-    before = replace(trajectory, id="before", step=0, rubric=WRONG, final_answer="Bob")
-    write_trajectories(folder / "trajectories" / "eval-000000.jsonl", [before])
-    write_trajectories(folder / "trajectories" / "eval-000002.jsonl", [replace(trajectory, id="after", step=2)])
-    steps = [
-        {"step": step, "reward_mean": 1.0, "accuracy": 1 / 3, "entropy": 0.5, "seconds": {"rollout": 2.0, "total": 2.0}}
-        for step in (1, 2)
-    ]
-    write_records(folder / "metrics.jsonl", steps)
+def file(tmp_path: Path, trajectory: Trajectory) -> Path:
+    """The page of a run that was confirmed on other questions and benchmarked."""
+    folder = make_run(tmp_path / "run", trajectory, groups=1)
     held = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
-    write_records(folder / "evaluations.jsonl", [{"step": step, "accuracy": step / 2, **held} for step in (0, 2)])
     (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **held}))
     tested = {"checkpoint": str(folder / "best_model"), "complete": True, "accuracy": 0.375, **held}
     (tmp_path / "benchmarks" / "one").mkdir(parents=True)
     (tmp_path / "benchmarks" / "one" / "results.json").write_text(json.dumps({"results": [{"model": "x"}, tested]}))
-    return folder
-
-
-@pytest.fixture
-def file(run_dir: Path, tmp_path: Path) -> Path:
-    target = tmp_path / "page.html"
-    target.write_text(page(gather(place_of(run_dir), model_name="nano")), encoding="utf-8")
-    return target
+    return written(folder)
 
 
 def text_of(markup: str, name: str) -> str:
@@ -91,11 +64,8 @@ def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, c
 @needs_chromium
 def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -> None:
     markup = shown(file, tmp_path / "profile", "#view=list&t=step-000001.jsonl%400&side=group")
-    assert re.findall(r'<section class="column" aria-label="([^"]*)"', markup) == [
-        "Rollout 1",
-        "Rollout 2",
-        "Rollout 3",
-    ]
+    columns = re.findall(r'<section class="column" aria-label="([^"]*)"', markup)
+    assert columns == ["Rollout 1", "Rollout 2", "Rollout 3"]
     assert "rewards from 0 to 2, mean 1" in markup.replace(".00", "")
     markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=question")
     columns = re.findall(r'<section class="column" aria-label="([^"]*)"', markup)
@@ -106,8 +76,7 @@ def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -
 def test_a_run_without_trajectories_shows_its_curves_and_says_so(tmp_path: Path) -> None:
     steps = [{"step": 1, "loss": 0.5, "val_loss": None}, {"step": 2, "loss": 0.25, "val_loss": 0.4}]
     write_records(tmp_path / "sft" / "metrics.jsonl", steps)
-    target = tmp_path / "page.html"
-    target.write_text(page(gather(place_of(tmp_path / "sft"), model_name="nano")), encoding="utf-8")
+    target = written(tmp_path / "sft")
     markup = shown(target, tmp_path / "profile")
     assert "loss from 0.500 at step 1 to 0.250 at step 2; validation from 0.400 at step 2" in markup
     assert "0.500 → 0.250" in markup and "This run kept no trajectories" in markup
@@ -133,8 +102,7 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     compared = {"num_questions": 12, "better_first": 0, "better_second": 10, "p_value": 0.00195, "unit": "inbox"}
     comparisons = [{"first": results[0]["model"], "second": "large"} | compared]
     (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": comparisons}))
-    target = tmp_path / "page.html"
-    target.write_text(page(gather(place_of(folder), model_name="nano")), encoding="utf-8")
+    target = written(folder)
     markup = shown(target, tmp_path / "profile")
     assert "<dt>Accuracy, large</dt>" in markup and "91.7%" in markup and "11 of 24" not in markup
     assert 'Correct only in the benchmark of large <span class="count">10</span>' in markup

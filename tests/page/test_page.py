@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import UsageError
-from emailrl.page import gather, page, place_of, redacted, served_page
+from emailrl.page.build import PageData, gather, page, served_page
+from emailrl.page.place import place_of
+from emailrl.page.redact import redacted
 from emailrl.page.server import Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 from emailrl.training.report import DROPPED
-
-__all__ = ["tokenizer_folder", "trajectory"]
 
 
 def block(text: str, name: str) -> Any:
@@ -32,6 +31,10 @@ def block(text: str, name: str) -> Any:
     packed = re.search(rf'id="{name}">"([^"]*)"</script>', text)
     assert packed
     return json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
+
+def data_of(subject: Path) -> PageData:
+    return gather(place_of(subject), model_name="nano")
 
 
 @pytest.fixture
@@ -46,31 +49,29 @@ def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
 
 
 def test_a_run_holds_its_files_in_the_order_of_the_steps(run_dir: Path) -> None:
-    data = gather(place_of(run_dir), model_name="nano")
-    assert [file["name"][:-6] for file in data.run["files"]] == [
-        "eval-000000", "step-000001", "step-000010", "eval-000010"
-    ]  # fmt: skip
+    data = data_of(run_dir)
+    names = [file["name"][:-6] for file in data.run["files"]]
+    assert names == ["eval-000000", "step-000001", "step-000010", "eval-000010"]
     assert [step["loss"] for step in data.run["steps"]] == [0.5, 0.25]
     assert [row["advantage"] for row in data.rows] == [None, None, None, -0.75, None, None, None, None]
     assert [each["id"] for each in data.details()] == [row["id"] for row in data.rows]
+    assert place_of(run_dir.parent).root == place_of(run_dir / "trajectories").root == run_dir
     labels = [file["label"] for file in data.run["files"]]
     assert labels[1] == "training step 1" and labels[3] == "evaluation at step 10"
 
 
-def test_one_trajectory_says_that_the_others_are_left_out(run_dir: Path) -> None:
+def test_what_is_left_out_of_a_file_is_said(run_dir: Path) -> None:
     file = run_dir / "trajectories" / "step-000001.jsonl"
     data = gather(place_of(file, -2), model_name="nano")
     assert [row["id"] for row in data.rows] == ["step-000001-1"]
     assert "2 of the 3 trajectories in step-000001.jsonl" in data.run["left_out"]
     with pytest.raises(UsageError, match="holds 3 trajectories; there is no --index 3"):
         gather(place_of(file, 3), model_name="nano")
-
-
-def test_an_unfinished_line_is_said_to_be_left_out(run_dir: Path) -> None:
-    file = run_dir / "trajectories" / "step-000001.jsonl"
+    cut = gather(place_of(file), model_name="nano", max_trajectories=2)
+    assert len(cut.rows) == 2 and "1 of the 3 trajectories in step-000001.jsonl" in cut.run["left_out"]
     with file.open("a") as stream:
         stream.write('{"id": "torn')
-    data = gather(place_of(file), model_name="nano")
+    data = data_of(file)
     assert len(data.rows) == 3
     assert data.run["left_out"] == ["step-000001.jsonl, line 4: incomplete (still being written, or cut off)"]
 
@@ -79,21 +80,15 @@ def test_over_the_budget_the_evaluations_stay_and_the_page_says_what_is_missing(
     data = gather(place_of(run_dir), model_name="nano", max_trajectories=5)
     assert [row["file"][:-6] for row in data.rows] == ["eval-000000"] * 2 + ["step-000010"] + ["eval-000010"] * 2
     assert data.run["left_out"] == ["step-000001.jsonl (1 of 4 files)"]
-    cut = gather(place_of(run_dir / "trajectories" / "step-000001.jsonl"), model_name="nano", max_trajectories=2)
-    assert len(cut.rows) == 2 and "1 of the 3 trajectories in step-000001.jsonl" in cut.run["left_out"]
 
 
-def test_the_file_holds_everything_and_names_no_host(run_dir: Path) -> None:
-    text = page(gather(place_of(run_dir), model_name="nano"))
+def test_the_file_holds_everything_names_no_host_and_runs_its_own_script_alone(run_dir: Path) -> None:
+    text = page(data_of(run_dir))
     assert [row["id"] for row in block(text, "rows")][:3] == ["eval-000000-0", "eval-000000-1", "step-000001-0"]
     assert block(text, "chunk-0")[2]["question"] == "Who paid?"
     assert not re.search(r"""\b(?:src|href)\s*=\s*["']?(?:[a-z]+:)?//""", text)
     assert "@import" not in text and "url(" not in text
     assert re.findall(r"https?://[^\s\"']+", text) == ["http://www.w3.org/2000/svg"]  # a namespace, never loaded
-
-
-def test_the_policy_allows_the_page_its_own_script_and_style_alone(run_dir: Path) -> None:
-    text = page(gather(place_of(run_dir), model_name="nano"))
     [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
@@ -111,19 +106,11 @@ def test_the_policy_allows_the_page_its_own_script_and_style_alone(run_dir: Path
     assert "connect-src 'self'" in policy and policy in document and "&lt;b&gt;" in document
 
 
-def test_a_folder_means_the_newest_run_below_it(run_dir: Path, tmp_path: Path) -> None:
-    assert place_of(tmp_path).root == run_dir
-    assert place_of(run_dir / "trajectories").root == run_dir
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="No trajectory file under"):
-        place_of(tmp_path / "empty")
-
-
 def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) -> None:
     folder = tmp_path / "sft"
     write_records(folder / "metrics.jsonl", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
     (folder / "trajectories").mkdir()
-    data = gather(place_of(folder), model_name="nano")
+    data = data_of(folder)
     assert (data.run["title"], data.run["kind"], data.run["total"], data.rows) == ("sft", "run", 0, [])
     assert [step["loss"] for step in data.run["steps"]] == [0.5, 0.25]
     served = Served(folder, model_name="nano")
@@ -141,32 +128,28 @@ def test_what_is_no_file_is_said_to_be_left_out(run_dir: Path, tmp_path: Path) -
     (run_dir / "training" / "step-000010.jsonl").mkdir()
     for name in ("evaluations.jsonl", "confirmed.json", "results.json"):
         os.mkfifo(run_dir / name)
-    data = gather(place_of(run_dir), model_name="nano")
-    assert data.run["left_out"] == [
-        "step-000002.jsonl is a folder",
-        "step-000003.jsonl is a broken link",
-        "evaluations.jsonl is a device or pipe",
-        "training/step-000010.jsonl is a folder",
-    ]
+    data = data_of(run_dir)
+    trajectories = ["step-000002.jsonl is a folder", "step-000003.jsonl is a broken link"]
+    others = ["evaluations.jsonl is a device or pipe", "training/step-000010.jsonl is a folder"]
+    assert data.run["left_out"] == trajectories + others
     assert data.run["total"] == 8  # a link to a file is read
     assert Served(run_dir, model_name="nano").run()["left_out"] == data.run["left_out"][:3]
     shutil.rmtree(run_dir / "trajectories")
     (run_dir / "trajectories" / "step-000001.jsonl").mkdir(parents=True)
-    assert "step-000001.jsonl is a folder" in gather(place_of(run_dir), model_name="nano").run["left_out"]
+    assert "step-000001.jsonl is a folder" in data_of(run_dir).run["left_out"]
 
 
 def test_a_benchmark_shows_its_results_and_what_it_was_run_with(tmp_path: Path, trajectory: Trajectory) -> None:
     file = tmp_path / "bench" / "trajectories" / "00-nano.jsonl"
     write_trajectories(file, [trajectory])
-    (tmp_path / "bench" / "results.json").write_text(
-        json.dumps({"results": [{"model": "nano", "accuracy": 1.0, "trajectories": str(file)}]})
-    )
+    results = [{"model": "nano", "accuracy": 1.0, "trajectories": str(file)}]
+    (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
     (tmp_path / "bench" / "conditions.json").write_text('{"temperature": 0.5}')
-    run = gather(place_of(tmp_path / "bench"), model_name="nano").run
+    run = data_of(tmp_path / "bench").run
     assert run["results"][0]["accuracy"] == 1.0 and run["settings"] == {"conditions": {"temperature": 0.5}}
     assert [(each["source"], each["label"]) for each in run["files"]] == [("benchmark", "benchmark of nano")]
     (tmp_path / "bench" / "conditions.json").write_text("half a li")
-    assert gather(place_of(tmp_path / "bench"), model_name="nano").run["settings"] == {}
+    assert data_of(tmp_path / "bench").run["settings"] == {}
 
 
 def test_a_page_has_the_notes_of_its_results_and_of_a_shared_inbox(tmp_path: Path, trajectory: Trajectory) -> None:
@@ -177,8 +160,8 @@ def test_a_page_has_the_notes_of_its_results_and_of_a_shared_inbox(tmp_path: Pat
     result = {"model": "nano", "accuracy": 1.0, "checkpoint": str(run_dir / "final"), "complete": True, "notes": [note]}
     (bench / "results.json").write_text(json.dumps({"results": [result], "notes": [note, 3]}))
     (run_dir / "training.log").write_text(f"2026-01-01 10:00:00 Note: x\nNote: {note}\nNote: {note}\n")
-    assert gather(place_of(bench), model_name="nano").run["notes"][0] == note
-    data = gather(place_of(run_dir), model_name="nano")
+    assert data_of(bench).run["notes"][0] == note
+    data = data_of(run_dir)
     assert data.run["notes"][:2] == [note, f"Test: {note}"]
     assert all("a@x" not in each for each in redacted(data).run["notes"])
 

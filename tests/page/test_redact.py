@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_turns import trajectory
 
-from emailrl.page import gather, page, place_of
+from emailrl.page.build import gather, page
+from emailrl.page.place import place_of
 from emailrl.page.redact import Redactor, redacted
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Message, Scenario, Trajectory
-
-__all__ = ["trajectory"]
 
 
 def learned(*texts: str) -> Redactor:
@@ -31,9 +29,8 @@ def learned(*texts: str) -> Redactor:
 
 def test_a_name_has_one_pseudonym_in_addresses_and_in_texts() -> None:
     redactor = learned("ann.lee@acme.com", "lee@other.org")
-    assert redactor.record("Lee (LEE, ann.lee@acme.com) wrote to lee@other.org") == (
-        "Name2 (Name2, name1.name2@org1.example) wrote to name2@org2.example"
-    )
+    shown = redactor.record("Lee (LEE, ann.lee@acme.com) wrote to lee@other.org")
+    assert shown == "Name2 (Name2, name1.name2@org1.example) wrote to name2@org2.example"
     web = learned("https://x.com/click/market?who=ann@x.com")
     assert web.record("click, market, ann") == "click, market, Name1"
     assert redactor.record({"to": ["Annex", "Ann's"]}) == {"to": ["Annex", "Name1's"]}
@@ -41,18 +38,13 @@ def test_a_name_has_one_pseudonym_in_addresses_and_in_texts() -> None:
 
 def test_headers_in_bodies_give_names_and_common_words_do_not() -> None:
     redactor = learned("> From: Jane Roe [mailto:jr7@x.com]\nTo: Support\n", "will.info@x.com", "don@x.com", "it will")
-    assert (
-        redactor.record("jane asked support; Will will not, Don. Don't")
-        == "Name2 asked support; Name6 will not, Name8. Don't"
-    )
-
-
-def test_a_line_break_inside_json_is_no_letter_of_the_name_after_it() -> None:
+    shown = redactor.record("jane asked support; Will will not, Don. Don't")
+    assert shown == "Name2 asked support; Name6 will not, Name8. Don't"
+    # A line break inside JSON is no letter of the name after it.
     result = json.dumps({"body": "Hello,\nPemin called.\nFrom: Olga Hart\nann@x.com"})
     redactor = learned(result, "pemin@x.com")
-    assert json.loads(redactor.record(result)) == {
-        "body": "Hello,\nName4 called.\nFrom: Name2 Name3\nname1@org1.example"
-    }
+    body = "Hello,\nName4 called.\nFrom: Name2 Name3\nname1@org1.example"
+    assert json.loads(redactor.record(result)) == {"body": body}
 
 
 def test_the_tokens_of_a_name_are_replaced_and_their_ids_withheld() -> None:
@@ -62,6 +54,9 @@ def test_the_tokens_of_a_name_are_replaced_and_their_ids_withheld() -> None:
         "pieces": ["Hi", " Name1", "", "", ", bye", ""], "ids": [1, None, None, None, 5, 6], "mask": [0] * 6
     }  # fmt: skip
     assert redactor.sample({"pieces": None, "ids": [1, 2], "mask": [0, 1]})["ids"] is None
+    sample = {"pieces": ["Hi ken", "&#x40;", "x.com", " bye"], "ids": [1, 2, 3, 4], "mask": [0] * 4}
+    shown = learned("ken@x.com").sample(sample)  # an address spelled otherwise
+    assert (shown["pieces"], shown["ids"]) == (["Hi name1@org1.example", "", "", " bye"], [None, None, None, 4])
 
 
 @pytest.mark.parametrize(
@@ -104,12 +99,6 @@ def test_no_spelling_of_an_address_or_name_is_left(text: str, later: str, left: 
 )
 def test_paths_are_cut_and_the_text_between_them_stays(text: str, shown: str) -> None:
     assert learned().record(text) == shown
-
-
-def test_tokens_of_an_address_spelled_otherwise_lose_their_ids() -> None:
-    sample = {"pieces": ["Hi ken", "&#x40;", "x.com", " bye"], "ids": [1, 2, 3, 4], "mask": [0] * 4}
-    shown = learned("ken@x.com").sample(sample)
-    assert (shown["pieces"], shown["ids"]) == (["Hi name1@org1.example", "", "", " bye"], [None, None, None, 4])
 
 
 def test_no_name_and_no_address_is_left_in_a_page(trajectory: Trajectory, tmp_path: Path) -> None:

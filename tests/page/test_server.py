@@ -15,14 +15,11 @@ from typing import Any
 
 import pytest
 from chromium import needs_chromium, shown
-from two_turns import tokenizer_folder, trajectory
 
 from emailrl.base.errors import UsageError
 from emailrl.page.server import PageServer, Served
 from emailrl.records import TrajectoryWriter, write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
-
-__all__ = ["tokenizer_folder", "trajectory"]
 
 
 @pytest.fixture
@@ -49,9 +46,8 @@ def server(run_dir: Path) -> Iterator[PageServer]:
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
     """Ask as the page does; a header given as "" is left out."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    sent = {"Host": f"127.0.0.1:{server.server_port}"} | {
-        name.replace("_", "-"): value for name, value in headers.items()
-    }
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {"Host": f"127.0.0.1:{server.server_port}"} | given
     if "token=" not in path:
         path += f"{'&' if '?' in path else '?'}token={server.token}"
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -70,9 +66,8 @@ def answer(server: PageServer, path: str) -> Any:
 
 def test_the_page_asks_for_the_run_its_rows_and_the_whole_of_one(server: PageServer) -> None:
     run = answer(server, "/data/run.json")
-    assert [(file["name"], file["count"]) for file in run["files"]] == [
-        ("step-000001.jsonl", 3), ("step-000002.jsonl", 2)
-    ]  # fmt: skip
+    counts = [(file["name"], file["count"]) for file in run["files"]]
+    assert counts == [("step-000001.jsonl", 3), ("step-000002.jsonl", 2)]
     assert run["total"] == 5 and run["steps"] == [{"step": 1, "loss": 0.5}]
     rows = answer(server, "/data/trajectories?from=1&to=4")
     assert [row["id"] for row in rows] == ["step-000001-1", "step-000001-2", "step-000002-0"]
@@ -129,9 +124,7 @@ def test_bad_lines_are_passed_over_and_said(run_dir: Path) -> None:
         ({"Sec_Fetch_Site": "same-origin"}, 200),
     ],
 )
-def test_only_a_browser_that_was_given_the_address_is_answered(
-    server: PageServer, headers: dict[str, str], status: int
-) -> None:
+def test_only_a_browser_with_the_address_is_answered(server: PageServer, headers: dict[str, str], status: int) -> None:
     for path in ("/", "/data/run.json"):
         response = ask(server, path, **headers)
         assert response.status == status
@@ -177,9 +170,7 @@ def raw(server: PageServer, *lines: str) -> bytes:
     """What the server answers to the lines of a request, the token in place of TOKEN, and whether it then hangs up."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
         text = "\r\n".join([*lines, "Connection: close", "", ""])
-        own = {"OWN": f"127.0.0.1:{server.server_port}", "TOKEN": server.token}
-        for name, value in own.items():
-            text = text.replace(name, value)
+        text = text.replace("OWN", f"127.0.0.1:{server.server_port}").replace("TOKEN", server.token)
         connection.sendall(text.encode("latin-1"))
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -201,26 +192,12 @@ def raw(server: PageServer, *lines: str) -> bytes:
         (["GET /" + "a" * 70_000 + " HTTP/1.1", "Host: OWN"], 414),
     ],
 )
-def test_malformed_and_ambiguous_requests_are_refused(
-    server: PageServer, lines: list[str], status: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_and_ambiguous_requests_are_refused(server: PageServer, lines: list[str], status: int, capfd) -> None:
     head, _, body = raw(server, *lines).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"default-src 'none'" in head and b"nosniff" in head
     assert (set(json.loads(body)) == {"error"}) is (status != 200) and b"<b>" not in body
     assert capfd.readouterr() == ("", "")
-
-
-def remove(file: Path) -> None:
-    file.unlink()
-
-
-def shorten(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:100])
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
 
 
 def reverse(file: Path) -> None:
@@ -229,34 +206,32 @@ def reverse(file: Path) -> None:
     other.replace(file)
 
 
-def link_to_nothing(file: Path) -> None:
+def gone(file: Path) -> Path:
     file.unlink()
-    file.symlink_to("/nowhere")
+    return file
 
 
-def put_a_pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
+CHANGES: dict[str, tuple[Callable[[Path], object], int]] = {
+    "removed": (gone, 2),
+    "shortened": (lambda file: file.write_bytes(file.read_bytes()[:100]), 2),
+    "emptied": (lambda file: file.write_bytes(b""), 2),
+    "reversed": (reverse, 5),
+    "a link to nothing": (lambda file: gone(file).symlink_to("/nowhere"), 2),
+    "a pipe": (lambda file: os.mkfifo(gone(file)), 2),
+    "a folder": (lambda file: gone(file).mkdir(), 2),
+}
+"""What happens to a file, and how many trajectories are then left."""
 
 
-def put_a_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-@pytest.mark.parametrize(
-    ("change", "left"),
-    [
-        (remove, 2), (shorten, 2), (empty, 2), (reverse, 5), (link_to_nothing, 2), (put_a_pipe, 2), (put_a_folder, 2),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_while_it_is_served_leaves_the_others(
-    server: PageServer, run_dir: Path, change: Callable[[Path], None], left: int, capfd: pytest.CaptureFixture[str]
+    server: PageServer, run_dir: Path, change: str, capfd
 ) -> None:
     file = run_dir / "trajectories" / "step-000001.jsonl"
     answer(server, "/data/run.json")
     before = answer(server, "/data/trajectories?from=0&to=9")
-    change(file)
+    make, left = CHANGES[change]
+    make(file)
     for path in ("/data/trajectories?from=0&to=9", f"/data/trajectory?file={file.name}&offset={before[1]['offset']}"):
         assert ask(server, path).status in (200, 404)  # between two looks at the run
     assert answer(server, "/data/run.json")["total"] == left
@@ -275,13 +250,10 @@ def test_a_run_that_is_removed_is_said(server: PageServer, run_dir: Path) -> Non
     assert ask(server, "/data/run.json").status == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
-def test_only_get_is_allowed(server: PageServer, method: str) -> None:
-    response = ask(server, "/data/run.json", method)
-    assert (response.status, response.headers["Allow"]) == (405, "GET")
-
-
-def test_a_port_that_is_taken_is_an_error(server: PageServer, run_dir: Path) -> None:
+def test_only_get_is_allowed_and_a_port_is_served_once(server: PageServer, run_dir: Path) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+        response = ask(server, "/data/run.json", method)
+        assert (response.status, response.headers["Allow"]) == (405, "GET")
     with pytest.raises(UsageError, match=f"Port {server.server_port}: Address already in use"):
         PageServer(Served(run_dir, model_name="nano"), server.server_port)
 

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from two_turns import tokenizer_folder, trajectory
 
-from emailrl.page import detail, rows
-from emailrl.page.shapes import evidence, failure
+from emailrl.page.shapes import detail, evidence, failure, rows
 from emailrl.page.tokens import TokenTexts
 from emailrl.records import Entry, TrainingNote, TrajectoryIndex, write_trajectories
 from emailrl.records.training import SampleNote
 from emailrl.records.trajectory import Message, Trajectory, Turn
-
-__all__ = ["tokenizer_folder", "trajectory"]
 
 
 def played(trajectory: Trajectory, *turns: tuple[str, object], answer: str | None, sources: list[str]) -> Trajectory:
@@ -57,9 +53,6 @@ def test_a_failure_says_how_far_the_search_came(found: bool, read: bool, attempt
     rubric = {"answer_correct": False, "attempted_answer": attempted}
     reached = {"ever_found_right_email": found, "ever_read_right_email": read}
     assert failure(entry(rubric=rubric | reached)) == named
-
-
-def test_other_failures_are_named_by_how_they_ended() -> None:
     failed = entry(rubric={"answer_correct": False}, stop_reason="cant_parse_tool_call")
     assert failure(failed) == "tool call not readable"
     assert failure(failed._replace(stop_reason="exception", exception="OSError: disk")) == "crashed"
@@ -123,14 +116,12 @@ def test_tokens_carry_what_training_computed(trajectory: Trajectory) -> None:
     assert "ratio" not in detail(trajectory, note=short)["samples"][0]  # of other tokens: shown as if not recorded
 
 
-def test_a_character_split_over_tokens_stands_at_its_last_id(tokenizer_folder: Path) -> None:
+def test_a_character_stands_at_its_last_id_and_a_tokenizer_fits_only_its_own_trajectories(
+    trajectory: Trajectory, tokenizer_folder: Path
+) -> None:
     tokens = TokenTexts.load(tokenizer_folder)
     assert tokens.pieces([4, 7, 8, 9, 2]) == ["Ann", "", "", "€", " paid"]
     assert tokens.pieces([4, 7, 8]) == ["Ann", "", "⟨7⟩⟨8⟩"]
-
-
-def test_a_tokenizer_fits_only_its_own_trajectories(trajectory: Trajectory, tokenizer_folder: Path) -> None:
-    tokens = TokenTexts.load(tokenizer_folder)
     assert tokens.fits(trajectory)
     trajectory.turns[0].completion_ids = [2, 0]
     assert not tokens.fits(trajectory)

@@ -13,8 +13,7 @@ from plan.planned import H200, settings_with
 from emailrl.cli.app import app
 from emailrl.plan import Known, Plan, find_device, make_plan
 from emailrl.plan.devices import Cluster
-from emailrl.plan.several import Split
-from emailrl.plan.time import HANDED_OVER, HANDOVER, MOVED, WAKING
+from emailrl.plan.time import HANDED_OVER, HANDOVER, MOVED, WAKING, Split
 
 H100 = find_device("H100")
 A_TOKEN = 7_266_631_680 / 791.2e12

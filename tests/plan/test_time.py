@@ -13,7 +13,7 @@ from emailrl.model.layout import Keep
 from emailrl.model.shape import Shape
 from emailrl.plan import Known, Plan, make_plan
 from emailrl.plan.memory import Layout
-from emailrl.plan.time import HANDOVER, MOVED, WAKING, prefix_share, scoring_passes, training_flops
+from emailrl.plan.time import HANDOVER, MOVED, WAKING, prefix_share, training_flops
 from emailrl.plan.tokens import Tokens
 
 
@@ -222,4 +222,4 @@ def test_a_decode_step_as_measured(tmp_path: Path) -> None:
     ],
 )
 def test_passes_before_an_update(tmp_path: Path, values: dict[str, Any], passes: int) -> None:
-    assert scoring_passes(settings_with(tmp_path, **values)) == passes
+    assert make_plan(settings_with(tmp_path, **values), H200).job.scoring_passes == passes

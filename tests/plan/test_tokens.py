@@ -1,4 +1,4 @@
-"""Tokens and steps of a run, and what another run says of them."""
+"""Tokens and steps of a run, its questions, and what another run says of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from plan.planned import H200, plan_for, settings_with, write_metrics
+from questions.questions import scenario
 
 from emailrl import checkpoints
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import Metadata
 from emailrl.cli.app import app
 from emailrl.plan import Known, make_plan, measure_run
+from emailrl.questions import write_scenarios
 
 
 def test_tokens_and_steps(tmp_path: Path) -> None:
@@ -81,3 +83,37 @@ def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: p
         assert other["model"]["name"] == "Qwen/Qwen3-0.6B" and other["tokens"]["per_trajectory"] == 429
         assert other["seconds"]["measured"] is None  # they were nano's
         assert other["notes"][0] == ("the run used nano, not Qwen/Qwen3-0.6B: its token counts apply, its times do not")
+
+
+def write_questions(file: Path) -> None:
+    """Ten questions for training on one mailbox, four for validation on another."""
+    inboxes = [("ann@corvane.test", "train")] * 10 + [("bob@corvane.test", "val")] * 4
+    write_scenarios(file, [scenario(number, *inbox) for number, inbox in enumerate(inboxes)])
+
+
+def test_questions_are_counted_in_the_file_next_to_the_database(tmp_path: Path) -> None:
+    write_questions(tmp_path / "mail_questions.jsonl")
+    values = {"db": tmp_path / "mail.db", "mode": "rollout", "per_device_train_batch_size": 4}
+    made = plan_for(tmp_path, **values, num_train_epochs=2, max_steps=100)
+    tokens = made.tokens
+    assert (tokens.questions, tokens.steps, tokens.epochs, tokens.eval_trajectories) == (10, 6, 2.0, 4)  # 4 + 4 + 2
+    assert not any("question file" in note for note in made.notes)
+    fewer = plan_for(tmp_path, **values, num_train_epochs=2, max_steps=100, train_dataset_size=8, eval_dataset_size=3)
+    assert (fewer.tokens.questions, fewer.tokens.steps, fewer.tokens.eval_trajectories) == (8, 4, 3)
+    # The fourth, and no other, measures the best model again.
+    assert fewer.tokens.confirmed == pytest.approx(1 / 3) and tokens.confirmed == 0
+    assert plan_for(tmp_path, **values, eval_dataset_size=1).tokens.confirmed == 1
+
+
+def test_without_questions_the_assumed_number_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "elsewhere.jsonl"
+    made = plan_for(tmp_path, questions=file, train_dataset_size=1200)
+    assert made.tokens.questions == 1200
+    assert f"no question file at {file}: assuming 1,200 training questions" in made.notes
+
+
+def test_questions_that_training_refuses_cannot_be_planned(tmp_path: Path) -> None:
+    file = tmp_path / "mail_questions.jsonl"
+    write_scenarios(file, [scenario(1, "ann@corvane.test", "train"), scenario(2, "ann@corvane.test", "test")])
+    with pytest.raises(UsageError, match=r"inbox ann@corvane\.test is in the splits train and test"):
+        make_plan(settings_with(tmp_path, db=tmp_path / "mail.db"), H200)

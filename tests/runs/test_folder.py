@@ -14,14 +14,7 @@ from runs.run_files import PLANTED, plant, tree, write
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.runs import folder
-from emailrl.runs.folder import (
-    RECORD_FOLDERS,
-    clear_run,
-    discard_replaced,
-    give_back_replaced,
-    held,
-    new_directory,
-)
+from emailrl.runs.folder import RECORD_FOLDERS, clear_run, discard_replaced, give_back_replaced, held, new_directory
 from emailrl.runs.resume import rewind, run_to_resume
 from emailrl.training.state import RunState
 

@@ -16,14 +16,7 @@ from runs.run_files import settings, write
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints, read_checkpoint
 from emailrl.runs.folder import held
-from emailrl.runs.resume import (
-    load_state,
-    lost_metrics,
-    resumed,
-    rewind,
-    run_to_resume,
-    seed_generators,
-)
+from emailrl.runs.resume import load_state, lost_metrics, resumed, rewind, run_to_resume, seed_generators
 from emailrl.runs.start import find_start
 from emailrl.settings import OutputSettings, Settings, load_settings
 from emailrl.training.state import Cursor, RunState

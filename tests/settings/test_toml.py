@@ -100,13 +100,13 @@ def test_a_directory_in_its_place(tmp_path: Path) -> None:
         load_settings(cwd=tmp_path, environ={})
 
 
-def test_a_file_that_nests_too_deep(tmp_path: Path) -> None:
-    (tmp_path / "emailrl.toml").write_text("a = " + "[" * 5000)
-    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: it is nested too deeply"):
-        load_settings({}, environ={}, cwd=tmp_path)
-
-
-def test_a_home_of_nobody(tmp_path: Path) -> None:
-    (tmp_path / "emailrl.toml").write_text('db = "~no such user/mail.db"')
-    with pytest.raises(UsageError, match=r"~no such user/mail\.db: no such user"):
-        load_settings({}, environ={}, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a = " + "[" * 5000, r"emailrl\.toml cannot be read: it is nested too deeply"),
+        ('db = "~no such user/mail.db"', r"~no such user/mail\.db: no such user"),
+    ],
+)
+def test_a_file_that_nests_too_deep_and_a_home_of_nobody(read: Read, text: str, line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        read(text)

@@ -13,7 +13,7 @@ import pytest
 from emailrl.base.errors import EmailRLError
 from emailrl.settings import Settings, Untrusted, folder_risks, load_settings, trust_folder
 from emailrl.settings.names import leaves
-from emailrl.settings.trust import folders, forget, record_file, wandb_risks
+from emailrl.settings.trust import folders, record_file, remember, wandb_risks
 
 READ_ONLY = {"questions", "chat_template", "smol_base", "adapter"}
 """Paths that are only ever read."""
@@ -183,7 +183,7 @@ def test_trust_is_given_once_and_asked_for_anew_when_a_value_changes(tmp_path: P
     toml(tmp_path, f'openai_base_url = "{EVIL}"')  # the same value for another setting
     refused(tmp_path)
     toml(tmp_path, f'judge_base_url = "{EVIL}"')
-    assert forget(tmp_path) and not forget(tmp_path)
+    assert remember(tmp_path, None) and not remember(tmp_path, None)
     refused(tmp_path)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
-from emailrl.settings import AlgorithmSettings
+from emailrl.runs.log import Display
+from emailrl.settings import AlgorithmSettings, TrainingSettings
 from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.rollouts import Collected, Filter, collect_groups, make_filter
+from emailrl.training.rollouts import Collected, Filter, Rollouts, make_filter
 
 
 def scenario(name: str) -> Scenario:
@@ -33,9 +35,10 @@ def group(
 
 
 def sift(groups: Sequence[TrajectoryGroup], wanted: Filter) -> Collected:
-    collected = Collected()
-    collected.add(groups, wanted)
-    return collected
+    sifted = {group.id: wanted.sift(group) for group in groups}
+    kept = [found for found in sifted.values() if not isinstance(found, str)]
+    reasons = {name: found for name, found in sifted.items() if isinstance(found, str)}
+    return Collected(list(groups), kept, reasons)
 
 
 def test_drops_are_counted_by_reason() -> None:
@@ -124,50 +127,52 @@ def test_without_dynamic_filtering_there_is_no_range_and_no_refill() -> None:
 class Game:
     """Questions 0, 1, 2, …; the group of each is kept if ``good`` says so."""
 
-    def __init__(self, good: set[int], last: int = 99) -> None:
-        self.good, self.left, self.asked = good, list(range(last + 1)), list[int]()
-        self.rounds: list[tuple[int, list[int]]] = []
+    def __init__(self, folder: Path, good: set[int], last: int = 99) -> None:
+        self.folder, self.good, self.left = folder, good, list(range(last + 1))
+        self.rounds: list[tuple[str, list[int]]] = []
 
-    def ask(self, count: int) -> list[Scenario]:
-        self.asked.append(count)
+    def take(self, count: int) -> list[Scenario]:
         taken, self.left = self.left[:count], self.left[count:]
         return [scenario(str(number)) for number in taken]
 
-    def play(self, scenarios: Sequence[Scenario], refill: int) -> list[TrajectoryGroup]:
+    def collect(self, scenarios: Sequence[Scenario], size: int, *, split_label: str, **how: Any) -> Any:
         numbers = [int(one.id) for one in scenarios]
-        self.rounds.append((refill, numbers))
+        self.rounds.append((split_label, numbers))
         return [group(0, 1, name=str(n), right=(1,) if n in self.good else ()) for n in numbers]
 
-    def collect(self, rounds: int, count: int = 3) -> Collected:
-        return collect_groups(
-            self.ask, self.play, Filter(2, 0.0, between=(0, 1), max_refill_rounds=rounds), count=count
-        )
+    def play(self, wanted: Filter | int) -> Collected:
+        """With a filter, or so many rounds of refills."""
+        if isinstance(wanted, int):
+            wanted = Filter(2, 0.0, between=(0, 1), max_refill_rounds=wanted)
+        training = TrainingSettings(per_device_train_batch_size=3, gradient_accumulation_steps=1)
+        both: Any = self
+        return Rollouts(training, [], self.folder, wanted, both, None).play(1, both, Display())
 
 
-def test_a_refill_asks_as_many_as_are_missing_until_the_step_is_full() -> None:
-    game = Game(good={1, 4, 6})
-    collected = game.collect(rounds=9)
-    assert game.rounds == [(0, [0, 1, 2]), (1, [3, 4]), (2, [5]), (3, [6])]
+def test_a_refill_asks_as_many_as_are_missing_until_the_step_is_full(tmp_path: Path) -> None:
+    game = Game(tmp_path, good={1, 4, 6})
+    collected = game.play(9)
+    assert game.rounds == [("train", [0, 1, 2]), ("refill-1", [3, 4]), ("refill-2", [5]), ("refill-3", [6])]
     assert [one.id for one in collected.kept] == ["1", "4", "6"]
     assert [one.id for one in collected.groups] == ["0", "1", "2", "3", "4", "5", "6"]
     assert collected.refill_rounds == 3 and collected.dropped()["groups_below_range"] == 4
+    assert Game(tmp_path, good={0, 1, 2}).play(9).refill_rounds == 0  # a full step asks nothing further
 
 
-def test_a_refill_ends_after_its_rounds_and_where_the_questions_do() -> None:
-    game = Game(good={1})
-    assert [one.id for one in game.collect(rounds=2).kept] == ["1"]
-    assert game.rounds == [(0, [0, 1, 2]), (1, [3, 4]), (2, [5, 6])]
-    game = Game(good={1}, last=3)
-    assert game.collect(rounds=9).refill_rounds == 1
-    assert game.rounds == [(0, [0, 1, 2]), (1, [3])]
-    game = Game(good=set())
-    assert game.collect(rounds=0).kept == [] and game.rounds == [(0, [0, 1, 2])]
-
-
-def test_without_a_range_the_first_questions_are_all() -> None:
-    game = Game(good=set())
-    collected = collect_groups(game.ask, game.play, Filter(2, 9.0), count=3)  # drops every group
-    assert game.rounds == [(0, [0, 1, 2])] and collected.kept == [] and collected.refill_rounds == 0
-    assert Game(good={0, 1, 2}).collect(rounds=9).refill_rounds == 0  # a full step asks nothing further
-    nothing = collect_groups(lambda count: [], game.play, Filter(2, 9.0, max_refill_rounds=2), count=3)
+def test_a_refill_ends_after_its_rounds_and_where_the_questions_do(tmp_path: Path) -> None:
+    game = Game(tmp_path, good={1})
+    assert [one.id for one in game.play(2).kept] == ["1"]
+    assert game.rounds == [("train", [0, 1, 2]), ("refill-1", [3, 4]), ("refill-2", [5, 6])]
+    game = Game(tmp_path, good={1}, last=3)
+    assert game.play(9).refill_rounds == 1
+    assert game.rounds == [("train", [0, 1, 2]), ("refill-1", [3])]
+    game = Game(tmp_path, good=set())
+    assert game.play(0).kept == [] and game.rounds == [("train", [0, 1, 2])]
+    nothing = Game(tmp_path, good=set(), last=-1).play(2)
     assert (nothing.groups, nothing.refill_rounds) == ([], 0)
+
+
+def test_without_a_range_the_first_questions_are_all(tmp_path: Path) -> None:
+    game = Game(tmp_path, good=set())
+    collected = game.play(Filter(2, 9.0))  # drops every group
+    assert game.rounds == [("train", [0, 1, 2])] and collected.kept == [] and collected.refill_rounds == 0

@@ -47,7 +47,7 @@ def test_every_way_to_end_without_an_answer_counts() -> None:
     members[-1].rubric = {"returned_i_dont_know": True}
     members[ends.index(StopReason.EXCEPTION)].exception = "OSError: gone"
     collected = Collected(groups=[TrajectoryGroup("g", SCENARIO, members)])
-    assert rollout_metrics(collected)["unanswered"] == pytest.approx(6 / 8)
+    assert rollout_metrics(collected, 0)["unanswered"] == pytest.approx(6 / 8)
 
 
 def test_an_advantage_is_the_trajectorys_where_all_its_tokens_share_it_and_else_the_tokens() -> None:

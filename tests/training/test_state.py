@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from runs.run_files import evaluation
 from emailrl.measure.evaluation import wilson_interval
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
-from emailrl.settings.presets import PRESETS
+from emailrl.settings.sources import PRESETS
 from emailrl.training.algorithms import count_steps, questions_per_step
 from emailrl.training.state import Cursor, RunState, StepQuestions, change, no_longer_rising
 
@@ -48,7 +49,7 @@ def test_the_order_depends_on_the_seed_alone_and_goes_on_from_a_saved_cursor() -
     whole, _ = walk(7, 2)
     first, cursor = walk(4, 2)
     state = RunState(step=4, cursor=cursor)
-    restored = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
+    restored = RunState.from_dict(json.loads(json.dumps(asdict(state))))
     rest, _ = walk(3, 2, cursor=restored.cursor)
     assert first + rest == whole
     assert walk(3, 2, seed=2)[0] != whole[:3]
@@ -73,7 +74,7 @@ def test_a_step_that_crosses_into_the_next_epoch_meets_no_question_twice_and_non
     others = [name for name in second if name not in met]
     assert rounds == [met, others[:2], others[2:]] and cursor == Cursor(1, 3, last=tuple(met))
     # The epoch's rest are the two that were met before, in its own order; then the next one is as it always was.
-    restored = RunState.from_dict(json.loads(json.dumps(RunState(cursor=cursor).to_dict()))).cursor
+    restored = RunState.from_dict(json.loads(json.dumps(asdict(RunState(cursor=cursor))))).cursor
     assert restored == cursor
     rest, behind = walk(1, 9, cursor=restored)
     assert rest == [[name for name in second if name in met]] and behind == Cursor(2)

@@ -14,7 +14,7 @@ from training.updaters import LENGTHS, PAID, TEMPERATURE, Make, assert_close, gr
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import SamplingParams
-from emailrl.engines.local.passes import Uniforms, sample
+from emailrl.engines.local.passes import sample, uniforms
 from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.batch import TrainingSample, micro_batches
 from emailrl.training.update import Updater
@@ -141,7 +141,7 @@ def test_weights_are_one_under_temperature_top_p_and_top_k(make: Make, top_p: fl
     for n in range(8):
         with torch.no_grad():
             logits = updater.policy.model(input_ids=torch.tensor([[7, n + 1]])).logits[0, -1:]
-        (token,), (logprob,) = sample(logits, [params], [Uniforms(n)])
+        (token,), (logprob,) = sample(logits, [params], [uniforms(n)])
         made.append(TrainingSample(f"t{n}", "g", [7, n + 1, token], [0, 0, 1], [None, None, logprob]))
     metrics = updater.train(made, {one.trajectory_id: 1.0 for one in made}, step=1).metrics
     assert metrics["correction_min"] == pytest.approx(1, abs=1e-4)

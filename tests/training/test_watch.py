@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def run(steps: int, *, kl_target: float | None = None, **numbers: Number) -> lis
             (step, alarm)
             for alarm in watch(state, {name: of(step) for name, of in (healthy | numbers).items()}, kl_target)
         ]
-        state = RunState.from_dict(json.loads(json.dumps(state.to_dict())))  # as a resume would take it up
+        state = RunState.from_dict(json.loads(json.dumps(asdict(state))))  # as a resume would take it up
     return alarms
 
 

@@ -1,12 +1,9 @@
-"""A key-value cache in blocks of ``BLOCK`` tokens: a conversation uses only the memory its tokens need.
-
-PagedAttention's layout (Kwon et al. 2023, https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are
-``[blocks, kv_heads, BLOCK, head_dim]``, the values likewise; a conversation's table names its blocks in order, and
-conversations with a common prefix share its blocks. Attention gets the blocks of rows of similar length gathered
-together, copied one layer at a time; the caller's mask hides positions past a row's tokens.
-
-With an explicit mask, transformers repeats keys and values once per query head before every call. Here the heads that
-share a key head are folded into the query length instead, which copies nothing that grows with the conversation.
+"""A key-value cache in blocks of ``BLOCK`` tokens: PagedAttention's layout (Kwon et al. 2023,
+https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are ``[blocks, kv_heads, BLOCK, head_dim]``, the
+values likewise; a conversation's table names its blocks in order, and common prefixes share blocks. Attention gets the
+blocks of rows of similar length gathered together, one layer at a time; the caller's mask hides what lies past a row's
+tokens. transformers repeats keys and values once per query head if there is a mask: here the heads that share a key
+head are folded into the query length instead, which copies nothing that grows with the conversation.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -30,12 +27,9 @@ Table: TypeAlias = "array[int]"
 Gathered = Iterator[Tensor]
 """Keys or values of successive rows, [rows, kv_heads, window, head_dim] each, every group with its own window."""
 
-PADDING = {"cpu": 32, "cuda": 8192}
-"""Maximum padding when rows are gathered together: this many tokens cost as much as one more call."""
-TOGETHER = {"cpu": 1024, "cuda": 1 << 30}
-"""Maximum tokens gathered together: on a CPU, what its cache holds until attention reads it."""
-ATTENTION = "emailrl_blocks"
-"""transformers' name for ``block_attention``."""
+PADDING = {"cpu": 32, "cuda": 8192}  # most in rows gathered together: so many tokens cost as much as one more call
+TOGETHER = {"cpu": 1024, "cuda": 1 << 30}  # most tokens gathered: on a CPU, what its cache holds until they are read
+ATTENTION = "emailrl_blocks"  # transformers' name for ``block_attention``
 QUERY_BLOCK = 64
 """Queries per attention block on a CPU. Each block attends only as far as its last query may see; with a mask, the
 kernel would compute the masked half too."""
@@ -51,26 +45,24 @@ class Filled(Exception):
 
 
 class BlockCache(Cache):
-    """The cache of all layers; call ``place`` before each forward pass to set where its new tokens go.
+    """The cache of all layers; call ``place`` before each forward pass to set where its new tokens go. A pass that only
+    ``fills`` it ends with ``Filled``. All tables together never hold more than ``most`` blocks."""
 
-    A pass that only ``fills`` it ends with ``Filled``. All tables together never hold more than ``most`` blocks.
-    """
+    layers: list[BlockLayer]  # type: ignore[assignment]
 
     def __init__(self, num_layers: int, kv_heads: int) -> None:
         super().__init__(layers=[BlockLayer(self, last=layer == num_layers - 1) for layer in range(num_layers)])
         self.kv_heads = kv_heads
         self.most = 0
-        self.users = [0]
-        """Reference count of each block. Block 0 is in no table: it receives padding writes."""
+        self.users = [0]  # reference count of each block; block 0 is in no table: it receives padding writes
         self._free: list[int] = []
+        # Of this pass: whether it only needs keys and values; the window of its longest row, in whole blocks of tokens;
+        # where its new tokens go, among all places of all blocks and heads [rows · kv_heads · new]; the rows gathered
+        # together: their number, and the block heads that they see [rows · kv_heads · width].
         self.fills = False
-        """This pass only needs keys and values."""
         self.window = 0
-        """Window of the longest row of this pass, in whole blocks of tokens."""
         self.written = torch.empty(0)
-        """Where the new tokens of this pass go, among all places of all blocks and heads [rows · kv_heads · new]."""
         self.groups: list[tuple[int, Tensor]] = []
-        """Rows gathered together: their number, and the block heads that they see [rows · kv_heads · width]."""
 
     @property
     def is_empty(self) -> bool:
@@ -83,8 +75,7 @@ class BlockCache(Cache):
         return len(self.users) - 1 - len(self._free)
 
     def extend(self, table: Table, tokens: int, spare: int = 0) -> bool:
-        """Grow a table to hold ``tokens``; returns False, taking nothing, if fewer than ``spare`` blocks would be
-        left."""
+        """Grow a table to hold ``tokens``; False, taking nothing, if fewer than ``spare`` blocks would be left."""
         missing = blocks_of(tokens) - len(table)
         if missing <= 0:
             return True
@@ -115,11 +106,10 @@ class BlockCache(Cache):
     def place(
         self, tables: Sequence[Table], starts: Sequence[int], new: int, device: torch.device, *, fills: bool
     ) -> Tensor:
-        """Set where the next forward pass writes: rows of ``new`` tokens beginning at ascending ``starts``.
-
-        A row's table covers its own tokens; padding goes to block 0. Returns positions [rows, new].
-        """
-        self.grow()
+        """Set where the next forward pass writes: rows of ``new`` tokens beginning at ascending ``starts``. A row's
+        table covers its own tokens; padding goes to block 0. Returns positions [rows, new]."""
+        for layer in self.layers:
+            layer.grow()
         widths = [blocks_of(start + new) for start in starts]
         padded = np.zeros((len(tables), widths[-1]), dtype=np.int64)
         for row, table in enumerate(tables):
@@ -138,21 +128,12 @@ class BlockCache(Cache):
         self.fills = fills
         return positions
 
-    def grow(self) -> None:
-        """Resize the tensors of all layers to the number of blocks."""
-        for layer in self._block_layers():
-            layer.grow()
-
     def free(self) -> None:
         """Drop all tensors, which invalidates every table."""
         self._free.clear()
         self.users = [0]
-        for layer in self._block_layers():
+        for layer in self.layers:
             layer.free()
-
-    def _block_layers(self) -> list[BlockLayer]:
-        layers: list[BlockLayer] = self.layers  # type: ignore[assignment]
-        return layers
 
 
 def groups_of(widths: Sequence[int], *, on_cpu: bool) -> list[slice]:
@@ -192,7 +173,7 @@ class BlockLayer(CacheLayerMixin):
     def grow(self) -> None:
         """Resize to the cache's number of blocks."""
         if self.is_initialized and len(self.keys) < len(self.cache.users):
-            self.keys = self.grown(self.keys)
+            self.keys = self.grown(self.keys)  # one after the other: the budget has room for one copy
             self.values = self.grown(self.values)
 
     def grown(self, held: Tensor) -> Tensor:
@@ -203,15 +184,13 @@ class BlockLayer(CacheLayerMixin):
         return grown
 
     def free(self) -> None:
-        """Drop the tensors."""
         self.keys = self.values = torch.empty(0)
         self.is_initialized = False
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Gathered, Gathered]:
-        """Write new tokens [rows, kv_heads, new, head_dim] at the placed positions; returns everything the pass may
-        see."""
+        """Write new tokens [rows, kv_heads, new, head_dim] at the placed positions; returns what the pass may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self.cache
@@ -226,55 +205,36 @@ class BlockLayer(CacheLayerMixin):
         for rows, blocks in self.cache.groups:
             yield held.flatten(0, 1).index_select(0, blocks).view(rows, held.shape[1], -1, held.shape[3])
 
+    # The caller gives positions and mask itself, and nothing but the budget limits the length.
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The caller gives the mask itself."""
         return 0, 0
 
     def get_seq_length(self) -> int:
-        """Rows differ in length; the caller gives positions and mask itself."""
         return 0
 
     def get_max_length(self) -> int:
-        """No limit but the budget."""
         return -1
 
 
 def block_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Iterator[Tensor],
-    value: Iterator[Tensor],
-    attention_mask: Tensor,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
+    module: Any, query: Tensor, key: Gathered, value: Gathered, mask: Tensor, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, None]:
-    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window.
-
-    ``key`` and ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``attention_mask``, [rows, 1, new,
-    longest window], is added to the scores. Returns [rows, new, heads, head_dim].
-    """
-    outs = []
-    start = 0
+    """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
+    ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``mask``, [rows, 1, new, longest window], is
+    added to the scores. Returns [rows, new, heads, head_dim]."""
+    outs, begun, new = [], 0, query.shape[2]
+    block = QUERY_BLOCK if query.device.type == "cpu" else new
     for keys, values in zip(key, value, strict=True):
-        rows = slice(start, start := start + len(keys))
-        outs.append(_causal(query[rows], keys, values, attention_mask[rows, :, :, : keys.shape[2]], scaling))
+        rows, pieces = slice(begun, begun := begun + len(keys)), []
+        for start in range(0, new, block):
+            end = min(start + block, new)
+            seen = slice(keys.shape[2] - new + end)  # no query of this block looks further in any row
+            part = query[rows, :, start:end], keys[:, :, seen], values[:, :, seen], mask[rows, :, start:end, seen]
+            pieces.append(_folded(*part, scaling))
+        outs.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention of one group, on a CPU in blocks of queries; [rows, heads, new, head_dim]."""
-    new, window = query.shape[2], key.shape[2]
-    block = QUERY_BLOCK if query.device.type == "cpu" else new
-    pieces = []
-    for start in range(0, new, block):
-        end = min(start + block, new)
-        seen = window - new + end  # no query of this block looks further in any row
-        pieces.append(
-            _folded(query[:, :, start:end], key[:, :, :seen], value[:, :, :seen], mask[:, :, start:end, :seen], scaling)
-        )
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
 def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
@@ -289,7 +249,7 @@ def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after; [rows, 1,
+    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after. [rows, 1,
     new, window]."""
     seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
     return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))

@@ -1,11 +1,7 @@
-"""The in-process engine: any full-attention ``transformers`` model, with continuous batching.
-
-Every step of the loop first prefills new tokens (prompts of newly admitted conversations, tool results of finished
-turns), then samples one token for every running conversation. When a turn ends, ``advance`` gives the next prompt at
-once, which reuses the KV cache of earlier turns. Members of a group read their common prompt once.
-
-The cache has a budget. When it is full, the latest conversations pause: they release their blocks, and once there is
-room again, their tokens are prefilled again and they continue with the same samples.
+"""The in-process engine: any full-attention ``transformers`` model, with continuous batching. Every step prefills new
+tokens (new prompts, tool results), then samples one token for every running conversation. A next turn reuses the KV
+cache of earlier ones; members of a group read their prompt once. When the cache's budget is used up, the latest
+conversations pause: their tokens are prefilled again later, and they continue with the same samples.
 """
 
 from __future__ import annotations
@@ -13,19 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Ended, Request, report
 from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, kv_heads_of, token_bytes_of
 from emailrl.engines.local.cache import BlockCache, block_attention_in
 from emailrl.engines.local.passes import Conversation, Passes, Schedule
-from emailrl.engines.local.weights import adapter_sha256, check_full_attention, device_of, sampling_weights
-
-if TYPE_CHECKING:
-    from torch import nn
+from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
 
 
 class TransformersEngine:
@@ -34,8 +27,9 @@ class TransformersEngine:
 
     ``stop_ids`` end a completion, in addition to those of the model's generation config. At most ``max_rows``
     conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None:
-    ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``default_budget``) the
-    key-value cache. Identical requests give identical completions.
+    ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``default_budget``) the key-value cache.
+    Identical requests give identical completions. Raises EmailRLError for a model with state other than the keys and
+    values of all tokens.
     """
 
     def __init__(
@@ -49,30 +43,31 @@ class TransformersEngine:
         cache_bytes: int | None = None,
     ) -> None:
         self.weights = sampling_weights(model)
-        self._config = self.weights.model.config.get_text_config()
-        check_full_attention(self._config)
+        self._config = config = self.weights.model.config.get_text_config()
+        layer_types = getattr(config, "layer_types", None)
+        sliding = getattr(config, "sliding_window", None) if layer_types is None else None
+        if sliding or any(kind != "full_attention" for kind in layer_types or ()):
+            raise EmailRLError(
+                f"The in-process engine needs full attention in every layer, which {config.model_type} does not have.",
+                "Use --engine vllm.",
+            )
         self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self.weights.model)
-        own = int(self._config.max_position_embeddings)
+        own = int(config.max_position_embeddings)
         self.max_model_len = min(max_model_len or own, own)
         self.version = ""
         self.adapter_sha256: str | None = None
         self.steps = 0
-        self.cache = BlockCache(self._config.num_hidden_layers, kv_heads_of(self._config))
+        self.cache = BlockCache(config.num_hidden_layers, kv_heads_of(config))
         self._cache_bytes = cache_bytes
-        self._shape = (self._config.num_hidden_layers, token_bytes_of(self._config, self.weights.model.dtype))
-        self._blocks = 0
-        """Blocks within the budget; the cache's own limit is lowered if memory runs out first."""
+        self._shape = (config.num_hidden_layers, token_bytes_of(config, self.weights.model.dtype))
+        self._blocks = 0  # within the budget; the cache's own limit is lowered if memory runs out first
         self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
-        self.passes = Passes(
-            self.weights, self.cache, max_model_len=self.max_model_len, max_pass_tokens=max_pass_tokens
-        )
+        self.passes = Passes(self.weights, self.cache, self.max_model_len, max_pass_tokens)
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache.
-
-        On failure the previous version stays loaded.
-        """
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache. On
+        failure the previous version stays loaded."""
         self.release()
         self.weights.load(path)
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
@@ -91,7 +86,17 @@ class TransformersEngine:
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
         ended = Ended(advance)
-        self._set_budget(requests)
+        if self.cache.is_empty:
+            budget = self._cache_bytes or default_budget(device_of(self.weights.model))
+            self.cache.most = self._blocks = blocks_within(budget, *self._shape)
+        for tokens in (len(request.prompt_ids) for request in requests):
+            if self.window <= tokens < self.max_model_len:
+                gib = gib_for(blocks_of(self.max_model_len), *self._shape)
+                raise EmailRLError(
+                    f"A prompt of {tokens} tokens does not fit: the KV cache holds {self.window}.",
+                    f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
+                    "leaves more room.",
+                )
         try:
             with torch.inference_mode(), self.weights.active(), block_attention_in(self._config):
                 self._run(deque(enumerate(requests)), ended)
@@ -99,20 +104,6 @@ class TransformersEngine:
             self.schedule.clear()  # an interrupted step leaves rows and tables half-written
             raise
         return ended.completions()
-
-    def _set_budget(self, requests: Sequence[Request]) -> None:
-        """Set the block limit of an empty cache; EmailRLError if a prompt needs more."""
-        if self.cache.is_empty:
-            budget = self._cache_bytes or default_budget(device_of(self.weights.model))
-            self.cache.most = self._blocks = blocks_within(budget, *self._shape)
-        gib = gib_for(blocks_of(self.max_model_len), *self._shape)
-        for tokens in (len(request.prompt_ids) for request in requests):
-            if self.window <= tokens < self.max_model_len:
-                raise EmailRLError(
-                    f"A prompt of {tokens} tokens does not fit: the KV cache holds {self.window}.",
-                    f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
-                    "leaves more room.",
-                )
 
     @property
     def window(self) -> int:
@@ -150,21 +141,32 @@ class TransformersEngine:
                     schedule.leave(conversation)
 
     def _pass(self) -> list[tuple[Conversation, str]]:
-        """Prefill new tokens, then sample one for every running conversation; returns those that ended, and why.
-
-        If memory runs out, nothing is sampled and ``_start_over`` makes room.
-        """
+        """Prefill new tokens, then sample one for every running conversation; returns those that ended, and why. If
+        memory runs out, nothing is sampled and ``_start_over`` makes room."""
+        rows = None
         try:
             if self.schedule.make_room():
                 self._tell(
                     "The KV cache is full: the newest trajectories wait and are prefilled again (raise KV_CACHE_GIB)."
                 )
             self.passes.read(self.schedule.running)
-            return self._step()
+            rows = self.passes.sample_next(self.schedule.running)
         except torch.OutOfMemoryError:
             pass  # handled below, where the traceback holds no tensors any more
-        self._start_over()
-        return []
+        if rows is None:
+            self._start_over()
+            return []
+        self.steps += 1
+        finished = []
+        for row in rows:
+            if row.tokens[-1] in self.stop_ids:
+                finished.append((row, "stop"))
+            elif len(row.logprobs) == row.request.sampling.max_tokens:
+                finished.append((row, "length"))
+            elif len(row.tokens) >= self.window:
+                self._tell_if_cut(len(row.tokens))
+                finished.append((row, "length"))
+        return finished
 
     def _start_over(self) -> None:
         """Restart all running conversations with an empty cache, a smaller one if the old was mostly full."""
@@ -200,25 +202,10 @@ class TransformersEngine:
                 f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self.window} to make this limit explicit."
             )
 
-    def _tell(self, line: str) -> None:
-        """Report a line once."""
+    def _tell(self, line: str) -> None:  # once
         if line not in self._told:
             self._told.add(line)
             report(line)
-
-    def _step(self) -> list[tuple[Conversation, str]]:
-        """Sample one token for every running conversation; returns those that ended, with the finish reason."""
-        finished = []
-        self.steps += 1
-        for row in self.passes.sample_next(self.schedule.running):
-            if row.tokens[-1] in self.stop_ids:
-                finished.append((row, "stop"))
-            elif len(row.logprobs) == row.request.sampling.max_tokens:
-                finished.append((row, "length"))
-            elif len(row.tokens) >= self.window:
-                self._tell_if_cut(len(row.tokens))
-                finished.append((row, "length"))
-        return finished
 
 
 def generation_stop_ids(model: nn.Module) -> frozenset[int]:

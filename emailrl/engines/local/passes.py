@@ -1,19 +1,16 @@
-"""Forward passes over conversations: prefill new prompt tokens into the cache, then sample one token for each.
-
-Logits exist at sampled positions only: a prompt is read without the LM head up to its last token, and the last token
-goes through the same step as every sampled one.
-
-A token is the first whose cumulative probability exceeds the request's next uniform number (inverse CDF), so the i-th
-token of a request depends only on its seed and logits, not on the rest of the batch.
+"""Forward passes over conversations: prefill new prompt tokens into the cache, then sample one token for each; logits
+exist at sampled positions only. A token is the first whose cumulative probability exceeds the request's next uniform
+number (inverse CDF), so the i-th token depends only on the request's seed and logits, not on the rest of the batch.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,25 +21,15 @@ from emailrl.engines.budget import BLOCK, PREFILL_TOKENS, blocks_of
 from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask, new_table
 from emailrl.engines.local.weights import Weights, device_of
 
-UNIFORMS_PER_DRAW = 64
-"""Numbers drawn from a generator at a time; changing it changes the samples of every seed."""
+UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
+PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many tokens cost as much as one more pass
 
 
-class Uniforms:
+def uniforms(seed: int) -> Iterator[float]:
     """An endless stream of uniform numbers in [0, 1 − 2⁻²⁴], determined by the seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self._row: list[float] = []
-        self._next = UNIFORMS_PER_DRAW
-
-    def draw(self) -> float:
-        """The next number."""
-        if self._next == UNIFORMS_PER_DRAW:
-            self._row = torch.rand(UNIFORMS_PER_DRAW, generator=self._generator).tolist()
-            self._next = 0
-        self._next += 1
-        return self._row[self._next - 1]
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.rand(UNIFORMS_PER_DRAW, generator=generator).tolist()
 
 
 @dataclass(slots=True, eq=False)
@@ -50,23 +37,18 @@ class Conversation:
     """One trajectory in the engine: its tokens and how many of them are cached."""
 
     request: Request
-    place: int = 0
-    """Index of its first request in the call to ``generate``."""
-    tokens: list[int] = field(init=False)
-    """Prompt and sampled tokens; the model has not read the last one yet."""
-    blocks: Table = field(default_factory=new_table)
-    """Its cache blocks, in order."""
-    held: int = 0
-    """The first ``held`` tokens are cached in the blocks, once ``source`` has read that many."""
-    source: Conversation | None = None
-    """The conversation that fills its shared prefix blocks."""
+    place: int = 0  # index of its first request in the call to ``generate``
+    tokens: list[int] = field(init=False)  # prompt and sampled tokens; the model has not read the last one yet
+    blocks: Table = field(default_factory=new_table)  # its cache blocks, in order
+    held: int = 0  # the first ``held`` tokens are cached in the blocks, once ``source`` has read that many
+    source: Conversation | None = None  # the conversation that fills its shared prefix blocks
     logprobs: list[float] = field(default_factory=list)
-    uniforms: Uniforms = field(init=False)
+    uniforms: Iterator[float] = field(init=False)
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
-        self.uniforms = Uniforms(self.request.seed)
+        self.uniforms = uniforms(self.request.seed)
         self.started = time.perf_counter()
 
     @property
@@ -81,35 +63,23 @@ class Conversation:
 
     def rewind(self) -> None:
         """Rewind the random stream after a failed step to the number of the next token."""
-        self.uniforms = Uniforms(self.request.seed)
-        if self.request.sampling.temperature:
-            for _ in self.logprobs:
-                self.uniforms.draw()
+        drawn = len(self.logprobs) if self.request.sampling.temperature else 0
+        self.uniforms = islice(uniforms(self.request.seed), drawn, None)
 
     def completion(self, finish_reason: str) -> Completion:
         """What was sampled."""
-        prompt_tokens = len(self.request.prompt_ids)
-        return Completion(
-            self.request.trajectory_id,
-            token_ids=self.tokens[prompt_tokens:],
-            logprobs=self.logprobs,
-            finish_reason=finish_reason,
-            seconds=time.perf_counter() - self.started,
-            prompt_tokens=prompt_tokens,
-        )
+        known, seconds = len(self.request.prompt_ids), time.perf_counter() - self.started
+        sampled = self.tokens[known:]
+        return Completion(self.request.trajectory_id, sampled, self.logprobs, finish_reason, seconds, known)
 
 
 class Schedule:
     """Every conversation that has blocks, or lost them and resumes when enough are free."""
 
     def __init__(self, cache: BlockCache, limit: int) -> None:
-        self.cache = cache
-        self.limit = limit
-        """Maximum concurrent conversations."""
-        self.running: list[Conversation] = []
-        """In arrival order."""
-        self.paused: deque[Conversation] = deque()
-        """Started but without blocks; they resume in order before new ones start."""
+        self.cache, self.limit = cache, limit  # at most ``limit`` concurrent conversations
+        self.running: list[Conversation] = []  # in arrival order
+        self.paused: deque[Conversation] = deque()  # without blocks; they resume in order before new ones start
 
     @property
     def has_place(self) -> bool:
@@ -117,8 +87,15 @@ class Schedule:
         return len(self.running) < self.limit
 
     def admit(self, conversation: Conversation) -> bool:
-        """Run a conversation if its tokens fit with one spare block per running one; else pause it."""
-        self._share_beginning(conversation)
+        """Run a conversation if its tokens fit with one spare block per running one; else pause it. It starts with the
+        blocks of the conversation with the longest common prefix; of several, the first."""
+        same, source = 0, None
+        for other in self.running:
+            if (longer := blocks_alike(conversation, other, same)) > same:
+                same, source = longer, other
+        if source is not None:
+            self.cache.share(source.blocks[:same], conversation.blocks)
+            conversation.held, conversation.source = same * BLOCK, source
         if not self.running:
             self._let_alone(conversation)
         if not self.cache.extend(conversation.blocks, len(conversation.tokens), spare=len(self.running)):
@@ -130,9 +107,7 @@ class Schedule:
 
     def make_room(self) -> int:
         """Give every running conversation blocks for all its tokens; if too few are left, pause the latest ones.
-
-        Returns how many were paused. The first always continues.
-        """
+        Returns how many were paused. The first always continues."""
         place = pauses = 0
         if self.running:
             self._let_alone(self.running[0])
@@ -150,8 +125,14 @@ class Schedule:
             self._pause()
 
     def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
-        """Replace a conversation by its next turn."""
-        self._take_over(next_turn, conversation)
+        """Replace a conversation by its next turn, in its blocks; if history changed, from the first that differs.
+        Blocks are reused whole or not at all, because others may share them."""
+        next_turn.held = conversation.held
+        if next_turn.tokens[:-1][: conversation.held] != conversation.tokens[: conversation.held]:
+            same = blocks_alike(next_turn, conversation)
+            self.cache.release(conversation.blocks, keep=same)
+            next_turn.held = same * BLOCK
+        next_turn.blocks, conversation.blocks = conversation.blocks, new_table()
         self.running[self.running.index(conversation)] = next_turn
 
     def leave(self, conversation: Conversation) -> None:
@@ -169,29 +150,6 @@ class Schedule:
         """Ignore a limit lowered after an out-of-memory error when only one conversation runs."""
         self.cache.most = max(self.cache.most, blocks_of(len(first.tokens)))
 
-    def _take_over(self, conversation: Conversation, before: Conversation) -> None:
-        """Continue in an earlier turn's blocks; if history changed, from the first block that differs.
-
-        Blocks are reused whole or not at all, because others may share them.
-        """
-        conversation.held = before.held
-        if conversation.tokens[:-1][: before.held] != before.tokens[: before.held]:
-            same = blocks_alike(conversation, before)
-            self.cache.release(before.blocks, keep=same)
-            conversation.held = same * BLOCK
-        conversation.blocks, before.blocks = before.blocks, new_table()
-
-    def _share_beginning(self, conversation: Conversation) -> None:
-        """Start with the blocks of the conversation with the longest common prefix; of several, the first."""
-        same, source = 0, None
-        for other in self.running:
-            if (longer := blocks_alike(conversation, other, same)) > same:
-                same, source = longer, other
-        if source is not None:
-            self.cache.share(source.blocks[:same], conversation.blocks)
-            conversation.held = same * BLOCK
-            conversation.source = source
-
     def _pause(self) -> None:
         conversation = self.running.pop()
         self._forget(conversation)
@@ -203,10 +161,8 @@ class Schedule:
 
 
 def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
-    """The number of another's blocks that a new conversation can share, at least ``least``.
-
-    Only whole blocks, which their owner no longer writes to once it has read its tokens.
-    """
+    """The number of another's blocks that a new conversation can share, at least ``least``. Only whole blocks, which
+    their owner no longer writes to once it has read its tokens."""
     most = min((len(new.tokens) - 1) // BLOCK, (len(other.tokens) - 1) // BLOCK, len(other.blocks))
     if least >= most or new.tokens[: least * BLOCK] != other.tokens[: least * BLOCK]:
         return least
@@ -216,21 +172,12 @@ def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
     return most
 
 
-PASS_TOKENS = {"cpu": 48, "cuda": 4096}
-"""Padding allowed per pass: this many tokens cost as much as one more pass."""
-
-
 class Passes:
-    """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens.
+    """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens. ``max_model_len``
+    bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass."""
 
-    ``max_model_len`` bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass.
-    """
-
-    def __init__(
-        self, weights: Weights, cache: BlockCache, *, max_model_len: int, max_pass_tokens: int | None = None
-    ) -> None:
-        self._weights = weights
-        self._cache = cache
+    def __init__(self, weights: Weights, cache: BlockCache, max_model_len: int, max_pass_tokens: int | None) -> None:
+        self._weights, self._cache = weights, cache
         device = "cpu" if device_of(weights.model).type == "cpu" else "cuda"
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
@@ -252,13 +199,12 @@ class Passes:
 
     def read_shortest(self, unread: Sequence[Conversation]) -> None:
         """One pass over the shortest unread prompts."""
-        first, *others = sorted(unread, key=lambda row: row.unread)
-        rows = [first]
-        total = first.unread
-        for row in others:
+        rows: list[Conversation] = []
+        total = 0
+        for row in sorted(unread, key=lambda row: row.unread):
             total += row.unread
             padded = (len(rows) + 1) * row.unread
-            if padded > self._prefill_tokens or padded - total > self._pass_tokens:
+            if rows and (padded > self._prefill_tokens or padded - total > self._pass_tokens):
                 break
             rows.append(row)
         new = min(rows[-1].unread, self._prefill_tokens)
@@ -272,24 +218,17 @@ class Passes:
 
     def sample_next(self, running: Sequence[Conversation]) -> list[Conversation]:
         """Sample one token for every conversation; returns them, the shortest first."""
-        if not running:  # no prompt fitted
-            return []
         rows = sorted(running, key=lambda row: row.held)
-        if not rows:  # no prompt had room for a token
+        if not rows:  # no prompt fitted
             return []
-        logits = self._logits(rows)
+        inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
+        logits: Tensor = self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
         tokens, logprobs = sample(logits, [row.request.sampling for row in rows], [row.uniforms for row in rows])
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.held += 1
             row.tokens.append(token)
             row.logprobs.append(logprob)
         return rows
-
-    def _logits(self, rows: Sequence[Conversation]) -> Tensor:
-        """The model's logits after the last token of each row [rows, vocabulary]."""
-        inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
-        plain: Tensor = self._weights.model(**inputs, logits_to_keep=1).logits
-        return plain[:, -1]
 
     def _inputs(self, rows: Sequence[Conversation], ids: list[list[int]], *, fills: bool) -> dict[str, Any]:
         """Place a pass over new tokens, shortest conversation first, in the cache; returns the model's arguments."""
@@ -306,36 +245,29 @@ class Passes:
 
 
 def sample(
-    logits: Tensor, sampling: Sequence[SamplingParams], uniforms: Sequence[Uniforms]
+    logits: Tensor, sampling: Sequence[SamplingParams], uniforms: Sequence[Iterator[float]]
 ) -> tuple[list[int], list[float]]:
-    """One token per row of ``logits`` (rows, vocabulary), and its log-probability.
-
-    Log-probabilities are natural, float32, after temperature and before top-p / top-k; at temperature 0 the token is
-    the first of the most likely ones and its log-probability that of the untempered distribution.
-    """
+    """One token per row of ``logits`` (rows, vocabulary), and its log-probability. Log-probabilities are natural,
+    float32, after temperature and before top-p / top-k; at temperature 0 the token is the first of the most likely ones
+    and its log-probability that of the untempered distribution."""
     logits = logits.float()
     greedy = [params.temperature == 0 for params in sampling]
-    if not all(greedy):
-        temperatures = [params.temperature or 1.0 for params in sampling]
-        if any(temperature != 1 for temperature in temperatures):
-            logits = logits / logits.new_tensor(temperatures)[:, None]
+    temperatures = [params.temperature or 1.0 for params in sampling]
+    if any(temperature != 1 for temperature in temperatures):
+        logits = logits / logits.new_tensor(temperatures)[:, None]
     logprobs = logits.log_softmax(-1)
     best = logprobs.argmax(-1)
     if all(greedy):
         tokens = best
     else:
-        draws = [0.0 if chosen else row.draw() for chosen, row in zip(greedy, uniforms, strict=True)]
-        tokens = _inverse_cdf(_filtered(logprobs.exp(), sampling), draws)
+        draws = [0.0 if chosen else next(row) for chosen, row in zip(greedy, uniforms, strict=True)]
+        # Float64: a float32 sum over 150,000 words loses the rare ones, and u · total must stay below the total.
+        cdf = _filtered(logprobs.exp(), sampling).double().cumsum(-1)
+        targets = cdf.new_tensor(draws)[:, None] * cdf[:, -1:]
+        tokens = torch.searchsorted(cdf, targets, right=True)[:, 0]
         if any(greedy):
             tokens = torch.where(torch.tensor(greedy, device=tokens.device), best, tokens)
     return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-
-
-def _inverse_cdf(probs: Tensor, draws: list[float]) -> Tensor:
-    # Float64: a float32 running sum over 150,000 words loses the rare ones, and u · total must stay below the total.
-    cdf = probs.double().cumsum(-1)
-    targets = cdf.new_tensor(draws)[:, None] * cdf[:, -1:]
-    return torch.searchsorted(cdf, targets, right=True)[:, 0]
 
 
 def _filtered(probs: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:

@@ -1,8 +1,6 @@
-"""The weights the in-process engine samples from: the trainer's frozen base plus the adapter of one version.
-
-Small models get a separate copy with merged weights, which decodes faster than base plus adapter: every version is W₀ +
-scale · B·A recomputed from the frozen W₀, so errors do not accumulate. Large models are used directly, with the
-version's adapter active while sampling.
+"""The weights the in-process engine samples from. Small models get a separate copy with merged weights, which decodes
+faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
+accumulate. Large models are used directly, with the version's adapter active while sampling.
 """
 
 from __future__ import annotations
@@ -10,53 +8,24 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import cast
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from emailrl.base.errors import EmailRLError
 from emailrl.engines.budget import merges
 from emailrl.model.adapter import WEIGHTS
 from emailrl.model.fused.model import disable_fused
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
 from emailrl.model.shard import is_sharded
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from transformers import PreTrainedModel
-
-SAMPLER = "sampler"
-"""The adapter besides the trainer's."""
-
-
-class Weights(Protocol):
-    """A model with the weights of one version."""
-
-    model: PreTrainedModel
-
-    def load(self, path: Path | None) -> None:
-        """Load the adapter in ``path`` (None: the bare base model). On failure the weights are unchanged."""
-        ...
-
-    def active(self) -> AbstractContextManager[None]:
-        """Context in which ``model`` has this version's weights and is in evaluation mode."""
-        ...
-
-
-def sampling_weights(model: nn.Module) -> Weights:
-    """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
-    base = causal_lm(model)
-    parameters = sum(parameter.numel() for parameter in base.parameters())
-    quantized = getattr(base, "quantization_method", None) is not None
-    merged = merges(parameters, quantized=quantized) and not is_sharded(base)
-    return MergedWeights(base) if merged else SharedWeights(model)
+SAMPLER = "sampler"  # the adapter besides the trainer's
 
 
 def adapter_sha256(path: Path) -> str:
@@ -84,19 +53,15 @@ class MergedWeights:
         if path is not None:
             lora = read_plain_lora(path, self.model)
             for name, (lora_a, lora_b) in lora.pairs.items():
-                weight = frozen.setdefault(name, self._linear(name).weight.detach())
+                weight = frozen.setdefault(name, self.model.get_submodule(name).get_parameter("weight").detach())
                 delta = lora.scale * (lora_b.to(weight.device).float() @ lora_a.to(weight.device).float())
                 merged[name] = (weight.float() + delta).to(weight.dtype)
         self._frozen = frozen
         for name, weight in (frozen | merged).items():
-            self._linear(name).weight = nn.Parameter(weight, requires_grad=False)
+            self.model.get_submodule(name).register_parameter("weight", nn.Parameter(weight, requires_grad=False))
 
     def active(self) -> AbstractContextManager[None]:
-        """Do nothing: the engine owns the model."""
-        return nullcontext()
-
-    def _linear(self, name: str) -> nn.Linear:
-        return cast("nn.Linear", self.model.get_submodule(name))
+        return nullcontext()  # the engine owns the model
 
 
 class SharedWeights:
@@ -108,11 +73,24 @@ class SharedWeights:
 
     def load(self, path: Path | None) -> None:
         """Load the version's adapter under a separate name; the trainer's is untouched."""
-        if path is not None:
-            lora = read_plain_lora(path, self.model)
-            if not _overwrite(self.model, lora):
-                self._add(path)
+        if path is not None and not self._overwrite(read_plain_lora(path, self.model)):
+            self._add(path)
         self._bare = path is None
+
+    def _overwrite(self, lora: PlainLora) -> bool:
+        """Copy ``lora`` into the sampler's adapter, if the model has one of the same rank on the same layers. PEFT
+        takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of
+        modules."""
+        modules = ((name.removeprefix("base_model.model."), module) for name, module in self.model.named_modules())
+        layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and SAMPLER in one.lora_A}
+        if layers.keys() != lora.pairs.keys() or any(one.r[SAMPLER] != lora.rank for one in layers.values()):
+            return False
+        with torch.no_grad():
+            for name, (lora_a, lora_b) in lora.pairs.items():
+                layers[name].lora_A[SAMPLER].get_parameter("weight").copy_(lora_a)
+                layers[name].lora_B[SAMPLER].get_parameter("weight").copy_(lora_b)
+                layers[name].scaling[SAMPLER] = lora.scale
+        return True
 
     def _add(self, path: Path) -> None:
         if not isinstance(self.model, PeftModel):
@@ -128,53 +106,34 @@ class SharedWeights:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Switch to evaluation mode and the version's adapter; restore both afterwards."""
-        training = self.model.training
+        training, own = self.model.training, None
         if training:  # thousands of modules, most often in evaluation mode already
             self.model.eval()
         try:
-            if not isinstance(self.model, PeftModel):
-                yield
-            elif self._bare:
-                with self.model.disable_adapter():
-                    yield
-            else:
-                before = self.model.active_adapter
+            if isinstance(self.model, PeftModel) and not self._bare:
+                own = self.model.active_adapter
                 self.model.set_adapter(SAMPLER, inference_mode=True)
-                try:
-                    yield
-                finally:
-                    self.model.set_adapter(before)
+            off = isinstance(self.model, PeftModel) and self._bare
+            with cast("PeftModel", self.model).disable_adapter() if off else nullcontext():
+                yield
         finally:
+            if own is not None:
+                self.model.set_adapter(own)
             if training:
                 self.model.train()
 
 
-def _overwrite(model: nn.Module, lora: PlainLora) -> bool:
-    """Copy ``lora`` into the sampler's adapter, if the model has one of the same rank on the same layers.
-
-    PEFT takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of modules.
-    """
-    modules = ((name.removeprefix("base_model.model."), module) for name, module in model.named_modules())
-    layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and SAMPLER in one.lora_A}
-    if layers.keys() != lora.pairs.keys() or any(one.r[SAMPLER] != lora.rank for one in layers.values()):
-        return False
-    with torch.no_grad():
-        for name, (lora_a, lora_b) in lora.pairs.items():
-            layers[name].lora_A[SAMPLER].get_parameter("weight").copy_(lora_a)
-            layers[name].lora_B[SAMPLER].get_parameter("weight").copy_(lora_b)
-            layers[name].scaling[SAMPLER] = lora.scale
-    return True
+Weights = MergedWeights | SharedWeights
+"""A model with one version's weights, unchanged if ``load`` fails; in evaluation mode in the context ``active``."""
 
 
-def check_full_attention(config: Any) -> None:
-    """Raise EmailRLError for models with state other than the keys and values of all tokens."""
-    layer_types = getattr(config, "layer_types", None)
-    sliding = getattr(config, "sliding_window", None) if layer_types is None else None
-    if sliding or any(kind != "full_attention" for kind in layer_types or ()):
-        raise EmailRLError(
-            f"The in-process engine needs full attention in every layer, which {config.model_type} does not have.",
-            "Use --engine vllm.",
-        )
+def sampling_weights(model: nn.Module) -> Weights:
+    """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
+    base = causal_lm(model)
+    parameters = sum(parameter.numel() for parameter in base.parameters())
+    quantized = getattr(base, "quantization_method", None) is not None
+    merged = merges(parameters, quantized=quantized) and not is_sharded(base)
+    return MergedWeights(base) if merged else SharedWeights(model)
 
 
 def device_of(model: nn.Module) -> torch.device:

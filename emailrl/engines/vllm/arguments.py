@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,26 +18,18 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from emailrl.base.credentials import check_key, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.budget import GIB
 from emailrl.model.adapter import read_adapter_config
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.alone import Place
-from emailrl.settings import (
-    AgentSettings,
-    ModelSettings,
-    PolicySettings,
-    TrainingSettings,
-    VllmSettings,
-    check_key,
-    without_credentials,
-)
+from emailrl.settings import AgentSettings, ModelSettings, PolicySettings, TrainingSettings, VllmSettings
 
 if TYPE_CHECKING:
     from emailrl.model.policy import Policy
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values vLLM takes for ``max_lora_rank``."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values vLLM takes for ``max_lora_rank``
 EXAMPLE = """Example: VLLM_ENGINE_ARGS='{"max_num_batched_tokens": 4096}'."""
 SET_BY = {
     "model": "MODEL_NAME",
@@ -54,40 +46,26 @@ SET_BY = {
     "max_cpu_loras": "MAX_STALENESS",
     "max_lora_rank": "LORA_RANK",
     "kv_cache_memory_bytes": "KV_CACHE_GIB",
-    "served_model_name": "",
-    "config": "",
-    "host": "",
-    "port": "",
-    "enable_lora": "",
-    "logprobs_mode": "",
-    "skip_tokenizer_init": "",
-    "disable_log_stats": "",
 }
-"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; empty: emailrl depends on the
-value."""
-VLLM_WORK: Final = 2 * GIB
-"""Part of vLLM's share reserved for activations and CUDA graphs. Assumed."""
+"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead."""
+_OWN = (
+    "served_model_name config host port enable_lora logprobs_mode skip_tokenizer_init disable_log_stats"  # no setting
+)
+VLLM_WORK: Final = 2 * GIB  # part of vLLM's share reserved for activations and CUDA graphs; assumed
 ADAPTER_BYTES: Final = 24
-"""Per parameter of the adapter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's
-dtype."""
-SHARE_FOR_BOTH: Final = 0.9
-"""Share of a GPU that trainer and sampler may take together; the rest is CUDA's, the logits and fragmentation."""
-GRAPHS_FROM_GIB: Final = 64
-"""Memory of a GPU from which graphs are captured for steps that read prompts. Smaller ones need it for the cache."""
+"""Per parameter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's dtype."""
+SHARE_FOR_BOTH: Final = 0.9  # of a GPU for trainer and sampler; the rest is CUDA's, the logits and fragmentation
+GRAPHS_FROM_GIB: Final = 64  # smaller GPUs need the memory of graphs for steps that read prompts for the cache
 LARGE_STEPS: Final = (96, 128, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Tokens of such steps: tool results, of one conversation or several, and a token each of the others.
-
-By itself, vLLM captures up to twice MAX_BATCH_TRAJECTORIES, and launches the kernels of longer steps one by one: on 14B
-and an H200 a step of reading prompts and sampling then takes 82 ms instead of 47 (docs/evidence/performance.md).
-"""
+"""Tokens of such steps: tool results, of one conversation or several, and a token each of the others. By itself, vLLM
+captures up to twice MAX_BATCH_TRAJECTORIES, and launches the kernels of longer steps one by one: on 14B and an H200 a
+step of reading prompts and sampling then takes 82 ms instead of 47 (docs/evidence/performance.md)."""
 
 
 def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSettings, *, on_gpu: bool) -> dict[str, Any]:
-    """The fields of ``vllm.EngineArgs`` that servers and in-process vLLM have in common.
-
-    Log-probabilities are taken after temperature, unless top-p or top-k would change them too (``check_sampling``).
-    vLLM loads no tokenizer: ids in, ids out, which with no statistics halves a server's own time per sampled token.
-    """
+    """The fields of ``vllm.EngineArgs`` that servers and in-process vLLM have in common. Log-probabilities are taken
+    after temperature, unless top-p or top-k would change them too (``check_sampling``). vLLM loads no tokenizer: ids
+    in, ids out, which with no statistics halves a server's own time per sampled token."""
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
         "max_model_len": model.max_model_len,
@@ -109,20 +87,10 @@ def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSetti
 
 
 def engine_arguments(
-    settings: PolicySettings,
-    *,
-    model: str,
-    dtype: str,
-    lora_rank: int,
-    on_gpu: bool,
-    sleeps: bool,
-    graphs: Sequence[int] = (),
+    settings: PolicySettings, *, model: str, dtype: str, lora_rank: int, on_gpu: bool, sleeps: bool, graphs: list[int]
 ) -> dict[str, Any]:
-    """The fields of ``vllm.EngineArgs`` for vLLM in this process.
-
-    ``lora_rank`` is the maximum adapter rank; ``dtype`` a torch dtype's name; ``sleeps`` as decided by ``sleeps``,
-    ``graphs`` by ``capture_sizes``.
-    """
+    """The fields of ``vllm.EngineArgs`` for vLLM in this process. ``lora_rank`` is the maximum adapter rank; ``dtype``
+    a torch dtype's name; ``sleeps`` as decided by ``sleeps``, ``graphs`` by ``capture_sizes``."""
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
@@ -134,7 +102,7 @@ def engine_arguments(
         "max_lora_rank": lora_rank_limit(lora_rank),
     }
     if graphs:
-        arguments["cudagraph_capture_sizes"] = list(graphs)
+        arguments["cudagraph_capture_sizes"] = graphs
     if Place.here().world > 1:
         # One engine per tensor_parallel_size neighboring ranks, in the ranks' existing process group.
         arguments["distributed_executor_backend"] = "external_launcher"
@@ -149,13 +117,14 @@ def further_arguments(vllm: VllmSettings, model: ModelSettings) -> dict[str, Any
         raise UsageError(f"VLLM_ENGINE_ARGS is not JSON: {error}.", EXAMPLE) from error
     if not isinstance(arguments, dict):
         raise UsageError("VLLM_ENGINE_ARGS is not a JSON object.", EXAMPLE)
-    owned = SET_BY | ({"quantization": "LOAD_IN_4BIT"} if model.load_in_4bit else {})
+    owned = SET_BY | dict.fromkeys(_OWN.split(), "") | ({"quantization": "LOAD_IN_4BIT"} if model.load_in_4bit else {})
     owned |= {"distributed_executor_backend": ""} if Place.here().world > 1 else {}
     for name in arguments:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise UsageError(f"VLLM_ENGINE_ARGS: {name!r} is not an argument name.", EXAMPLE)
+        # Also abbreviated, as on vLLM's command line.
         setting = next((owned[each] for each in owned if each.startswith(name.removeprefix("no_"))), None)
-        if setting is not None:  # also abbreviated, as on vLLM's command line
+        if setting is not None:
             hint = f"Set {setting} instead." if setting else "emailrl depends on its value."
             raise UsageError(f"VLLM_ENGINE_ARGS cannot set {name}.", hint)
     return arguments
@@ -175,10 +144,9 @@ def as_flags(arguments: Mapping[str, Any]) -> list[str]:
 
 def lora_rank_limit(rank: int) -> int:
     """The smallest ``max_lora_rank`` that holds adapters of this rank; UsageError if vLLM has none."""
-    for limit in LORA_RANKS:
-        if rank <= limit:
-            return limit
-    raise UsageError(f"vLLM supports adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
+    if rank > LORA_RANKS[-1]:
+        raise UsageError(f"vLLM supports adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
+    return next(limit for limit in LORA_RANKS if rank <= limit)
 
 
 def adapter_rank(path: Path) -> int:
@@ -192,12 +160,10 @@ def is_filtered(agent: AgentSettings) -> bool:
 
 
 def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
-    """Raise for every problem that can be detected before a model is loaded.
-
-    EmailRLError if in-process vLLM is not installed; UsageError for unusable addresses, keys, paths and sampling
-    settings, for the Unsloth backend with in-process vLLM (its patches affect vLLM's model too), and for ranks of a
-    host that cannot be divided into engines.
-    """
+    """Raise for every problem that can be detected before a model is loaded. EmailRLError if in-process vLLM is not
+    installed; UsageError for unusable addresses, keys, paths and sampling settings, for the Unsloth backend with
+    in-process vLLM (its patches affect vLLM's model too), and for ranks of a host that cannot be divided into
+    engines."""
     agent, vllm = settings.agent, settings.vllm
     # vLLM returns log-probabilities before temperature, or after top-p and top-k; training needs those in between.
     if is_filtered(agent) and agent.temperature not in (0, 1):
@@ -244,7 +210,19 @@ def read_urls(text: str) -> list[str]:
     urls = []
     for number, address in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
         try:
-            urls.append(_read_url(address))
+            parts = urlsplit(address)
+            wrong = {
+                "it does not start with http:// or https://": parts.scheme not in ("http", "https"),
+                "it has a space or a control character": not address.isprintable() or " " in address,
+                "it has a query or a fragment": "?" in address or "#" in address,
+                "it has no host name": not parts.hostname,
+                "port 0 cannot be used": parts.port == 0,  # the attribute raises for all other invalid ports
+            }
+            for reason in (reason for reason, holds in wrong.items() if holds):
+                raise ValueError(reason)
+            userinfo, at, host = parts.netloc.rpartition("@")
+            host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
+            urls.append(f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}")
         except (ValueError, httpx.InvalidURL) as error:
             if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
                 hint = "Expected http://user:password@host:8000, percent-encoded."
@@ -252,23 +230,6 @@ def read_urls(text: str) -> list[str]:
             what = f"{without_credentials(address)!r} is not a server's address ({error})"
             raise UsageError(f"VLLM_URLS: {what}.", "Expected http://host:8000.") from None
     return list(dict.fromkeys(urls))
-
-
-def _read_url(address: str) -> str:
-    """A server's address in its shortest form; ValueError or httpx.InvalidURL if no request can be sent to it."""
-    parts = urlsplit(address)
-    wrong = {
-        "it does not start with http:// or https://": parts.scheme not in ("http", "https"),
-        "it has a space or a control character": not address.isprintable() or " " in address,
-        "it has a query or a fragment": "?" in address or "#" in address,
-        "it has no host name": not parts.hostname,
-        "port 0 cannot be used": parts.port == 0,  # the attribute raises for all other invalid ports
-    }
-    if reason := next((reason for reason, holds in wrong.items() if holds), None):
-        raise ValueError(reason)
-    userinfo, at, host = parts.netloc.rpartition("@")
-    host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
-    return f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def read_path_map(text: str) -> tuple[Path, Path] | None:
@@ -288,13 +249,10 @@ def read_path_map(text: str) -> tuple[Path, Path] | None:
 class Trainer:
     """What a trainer with fused layers needs of a GPU, in bytes."""
 
-    weights: int
-    """Of the frozen base."""
+    weights: int  # of the frozen base
     adapter: int
-    activations: int
-    """Of a full micro-batch, with everything kept that GRADIENT_CHECKPOINTING keeps where memory is ample."""
-    graphs: int = 0
-    """Of vLLM's CUDA graphs for this model, if it captures ``LARGE_STEPS``."""
+    activations: int  # of a full micro-batch, with all kept that GRADIENT_CHECKPOINTING keeps where memory is ample
+    graphs: int = 0  # of vLLM's CUDA graphs for this model, if it captures ``LARGE_STEPS``
 
     @classmethod
     def of_sizes(
@@ -327,10 +285,8 @@ class Trainer:
 
 
 def sleeps(agent: AgentSettings, vllm: VllmSettings, trainer: Trainer | None, card_bytes: float) -> bool:
-    """Whether vLLM releases a GPU of ``card_bytes`` to the trainer between rollouts.
-
-    It does as VLLM_ENABLE_SLEEP says; with ``auto``, unless both are known to fit.
-    """
+    """Whether vLLM releases a GPU of ``card_bytes`` to the trainer between rollouts. It does as VLLM_ENABLE_SLEEP says;
+    with ``auto``, unless both are known to fit."""
     if vllm.vllm_enable_sleep != "auto" or trainer is None:
         return vllm.vllm_enable_sleep != "off"
     both: float = trainer.weights + trainer.adapter + trainer.activations
@@ -348,11 +304,8 @@ def vllm_share(agent: AgentSettings, vllm: VllmSettings, weight_bytes: int, card
 
 
 def capture_sizes(agent: AgentSettings, vllm: VllmSettings, card_bytes: float) -> list[int]:
-    """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them.
-
-    It chooses on small GPUs and on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if
-    VLLM_ENGINE_ARGS bears on it.
-    """
+    """Numbers of tokens to capture graphs for, ascending; empty if vLLM is to choose them. It chooses on small GPUs and
+    on CPUs (``card_bytes`` infinite), with tensor parallelism (not measured), and if VLLM_ENGINE_ARGS bears on it."""
     given = any(word in vllm.vllm_engine_args for word in ("cudagraph", "compilation", "batched_tokens", "speculative"))
     is_large = GRAPHS_FROM_GIB * GIB <= card_bytes < math.inf
     if not is_large or given or vllm.vllm_enforce_eager or vllm.vllm_tensor_parallel_size > 1:

@@ -22,8 +22,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-_prctl: Callable[..., int] = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: 0
-"""Does nothing outside Linux, which vLLM does not support."""
+_prctl: Callable[..., int] = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: 0  # vLLM needs Linux
 
 
 def keep(command: Sequence[str], grace: float) -> int:
@@ -35,28 +34,22 @@ def keep(command: Sequence[str], grace: float) -> int:
         start_new_session=True,
         preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # nothing else runs here between fork and exec
     )
-    threading.Thread(target=_end_when_released, args=(server.pid, grace), daemon=True).start()
+
+    def signal_group(number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+
+    def end_when_released() -> None:
+        while os.read(0, 1):  # not sys.stdin: interpreter shutdown would wait for its lock
+            pass
+        signal_group(signal.SIGTERM)
+        threading.Event().wait(grace)  # the process exits earlier if the server does
+        signal_group(signal.SIGKILL)
+
+    threading.Thread(target=end_when_released, daemon=True).start()
     code = server.wait()
-    _signal_group(server.pid, signal.SIGKILL)
-    _end_children()
-    return code if code >= 0 else 128 - code
-
-
-def _end_when_released(server: int, grace: float) -> None:
-    while os.read(0, 1):  # not sys.stdin: interpreter shutdown would wait for its lock
-        pass
-    _signal_group(server, signal.SIGTERM)
-    threading.Event().wait(grace)  # the process exits earlier if the server does
-    _signal_group(server, signal.SIGKILL)
-
-
-def _signal_group(server: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(server, number)
-
-
-def _end_children() -> None:
-    """Kill this process's children, and theirs as they are adopted, and wait until all have ended."""
+    signal_group(signal.SIGKILL)
+    # Kill this process's children, and theirs as they are adopted, and wait until all have ended.
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
     while listed.exists() and (children := [int(pid) for pid in listed.read_text().split()]):
         for child in children:
@@ -65,6 +58,7 @@ def _end_children() -> None:
         for child in children:
             with suppress(ChildProcessError):
                 os.waitpid(child, 0)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
 
 With several ranks, each group of VLLM_TENSOR_PARALLEL_SIZE neighbors shares one engine (vLLM's ``external_launcher``):
-they start and stop it together, and make the same calls in the same order.
-
-Adapters are loaded under a new id for each version and after each wake, never merged or updated in place, and their
-log-probabilities are verified before sampling (``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
-Follow-ups join the running batch in the step after their turn ended.
+they start and stop it together, and make the same calls in the same order. Adapters are loaded under a new id for each
+version and after each wake, never merged or updated in place, and their log-probabilities are verified before sampling
+(``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,10 +25,8 @@ from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingPa
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import Probe
 from emailrl.model.device import card_bytes
+from emailrl.model.policy import Policy
 from emailrl.settings import PolicySettings
-
-if TYPE_CHECKING:
-    from emailrl.model.policy import Policy
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that no other process holds the GPU
@@ -42,19 +38,13 @@ ENVIRONMENT = {
 
 
 class VllmEngine:
-    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` sets a version.
-
-    vLLM starts with the first adapter or request, so that it can make room for the adapter's rank.
-    ``check_vllm`` checks the preconditions.
-    """
+    """Samples from ``policy``'s base model in vLLM, until ``load_adapter`` sets a version. vLLM starts with the first
+    adapter or request, so that it can make room for the adapter's rank. ``check_vllm`` checks the preconditions."""
 
     def __init__(self, settings: PolicySettings, policy: Policy, probe: Probe, stop_ids: Collection[int]) -> None:
-        self._settings = settings
-        self._model = str(policy.path)
-        self._dtype = str(policy.dtype).removeprefix("torch.")
+        self._settings, self._probe, self._stop_ids = settings, probe, sorted(stop_ids)
+        self._model, self._dtype = str(policy.path), str(policy.dtype).removeprefix("torch.")
         self._lora_rank: int = policy.lora.get("rank") or settings.lora.lora_rank
-        self._probe = probe
-        self._stop_ids = sorted(stop_ids)
         self.can_sleep = policy.device.type == "cuda"
         card = card_bytes(policy.device)
         self._graphs = capture_sizes(settings.agent, settings.vllm, card)
@@ -63,19 +53,15 @@ class VllmEngine:
             report("vLLM cannot sleep without a GPU: it holds its memory during training.")
         self._engine: Any = None
         self._lora: Any = None
-        self._loras = 0
+        self._loras = self._requests = self.steps = 0
         self._path: Path | None = None
         self._proven = False
-        self._requests = 0
-        self.steps = 0
         self.version = ""
         self.adapter_sha256: str | None = None
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it is verified.
-
-        Raises ProbeError if verification fails, UsageError if its rank is too large.
-        """
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, once it is verified. Raises
+        ProbeError if verification fails, UsageError if its rank is too large."""
         self._path = None if path is None else path.absolute()
         self.version, self._proven = version, False
         self._prove()
@@ -89,15 +75,15 @@ class VllmEngine:
 
         def begin(place: int, request: Request | None) -> None:
             while request is not None:
-                room = self.max_model_len - len(request.prompt_ids)
+                room = int(self._engine.model_config.max_model_len) - len(request.prompt_ids)
                 if room >= 1:
                     params = self._params(request.sampling, request.seed, min(request.sampling.max_tokens, room))
                     running[self._add(request.prompt_ids, params)] = place, request, time.perf_counter()
                     return
-                full = Completion(request.trajectory_id, [], [], "length", prompt_tokens=len(request.prompt_ids))
-                request = end(place, full)
+                request = end(place, Completion(request.trajectory_id, [], [], "length"), request)
 
-        def end(place: int, completion: Completion) -> Request | None:
+        def end(place: int, completion: Completion, request: Request) -> Request | None:
+            completion.prompt_tokens = len(request.prompt_ids)
             completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
             return ended.add(place, completion)
 
@@ -107,16 +93,17 @@ class VllmEngine:
             while running:
                 for output in self._step():
                     place, request, started = running.pop(output.request_id)
-                    begin(place, end(place, read_output(output, request, time.perf_counter() - started)))
+                    drawn, ids = output.outputs[0], list(output.outputs[0].token_ids)
+                    completion = Completion(request.trajectory_id, ids, logprobs_of(drawn), str(drawn.finish_reason))
+                    completion.seconds = time.perf_counter() - started
+                    if drawn.finish_reason not in ("stop", "length"):
+                        completion.finish_reason = "error"
+                        completion.error = f"vLLM ended a completion by {drawn.finish_reason!r}"
+                    begin(place, end(place, completion, request))
         except BaseException:
             self._engine.abort_request(list(running))
             raise
         return ended.completions()
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum tokens of prompt and completion together."""
-        return int(self._engine.model_config.max_model_len)
 
     def release(self) -> None:
         """Sleep (level 1: weights to host memory, cache dropped) while the trainer works."""
@@ -131,10 +118,8 @@ class VllmEngine:
             self._proven = False
 
     def close(self) -> None:
-        """Stop vLLM and free its memory; if it hangs, the process ends (``bounded``).
-
-        It also destroys the torch.distributed process group, so ranks must leave it first.
-        """
+        """Stop vLLM and free its memory; if it hangs, the process ends (``bounded``). It also destroys the
+        torch.distributed process group, so ranks must leave it first."""
         if self._engine is None:
             return
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -167,12 +152,11 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        rank = self._lora_rank if self._path is None else max(self._lora_rank, adapter_rank(self._path))
         arguments = engine_arguments(
             self._settings,
             model=self._model,
             dtype=self._dtype,
-            lora_rank=rank,
+            lora_rank=max(self._lora_rank, adapter_rank(self._path) if self._path else 0),
             on_gpu=self.can_sleep,
             sleeps=self._may_sleep,
             graphs=self._graphs,
@@ -197,7 +181,23 @@ class VllmEngine:
         expected = self._probe.load(self._path)  # also checks its files before vLLM reads them
         if self._engine is None:
             self._start()
-        self._take_adapter()
+        from vllm.lora.request import LoRARequest
+
+        if self._lora is not None:
+            self._engine.remove_lora(self._lora.lora_int_id)
+            self._lora = None
+        if self._path is not None:
+            rank, room = adapter_rank(self._path), self._engine.vllm_config.lora_config.max_lora_rank
+            if rank > room:
+                raise UsageError(
+                    f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}.",
+                    f"Set LORA_RANK={rank}.",
+                )
+            self._loras += 1
+            request = LoRARequest(f"{self.version}-{self._loras}", self._loras, str(self._path))
+            if not self._engine.add_lora(request):
+                raise EmailRLError(f"vLLM did not load the adapter {self._path}.")
+            self._lora = request
         agent = self._settings.agent
         params = self._params(SamplingParams(1, agent.temperature, agent.top_p, agent.top_k), 0, 1)
         names = [self._add(prefix, params) for prefix in self._probe.prefixes]
@@ -207,26 +207,6 @@ class VllmEngine:
         tokens = [drawn[name].token_ids[0] for name in names]
         self._probe.check("vLLM", tokens, [logprobs_of(drawn[name])[0] for name in names], expected)
         self.adapter_sha256, self._proven = expected.adapter_sha256, True
-
-    def _take_adapter(self) -> None:
-        from vllm.lora.request import LoRARequest
-
-        if self._lora is not None:
-            self._engine.remove_lora(self._lora.lora_int_id)
-            self._lora = None
-        if self._path is None:
-            return
-        rank, room = adapter_rank(self._path), self._engine.vllm_config.lora_config.max_lora_rank
-        if rank > room:
-            raise UsageError(
-                f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}.",
-                f"Set LORA_RANK={rank}.",
-            )
-        self._loras += 1
-        request = LoRARequest(f"{self.version}-{self._loras}", self._loras, str(self._path))
-        if not self._engine.add_lora(request):
-            raise EmailRLError(f"vLLM did not load the adapter {self._path}.")
-        self._lora = request
 
     def _params(self, sampling: SamplingParams, seed: int, max_tokens: int) -> Any:
         from vllm import SamplingParams as Params
@@ -253,22 +233,6 @@ class VllmEngine:
     def _step(self) -> list[Any]:
         self.steps += 1
         return [output for output in self._engine.step() if output.finished]
-
-
-def read_output(output: Any, request: Request, seconds: float) -> Completion:
-    """A finished ``vllm.RequestOutput`` as a completion."""
-    sampled = output.outputs[0]
-    completion = Completion(
-        request.trajectory_id,
-        list(sampled.token_ids),
-        logprobs_of(sampled),
-        str(sampled.finish_reason),
-        seconds=seconds,
-        prompt_tokens=len(request.prompt_ids),
-    )
-    if sampled.finish_reason not in ("stop", "length"):
-        completion.finish_reason, completion.error = "error", f"vLLM ended a completion by {sampled.finish_reason!r}"
-    return completion
 
 
 def logprobs_of(sampled: Any) -> list[float]:

@@ -1,10 +1,8 @@
-"""Check that an engine samples from the weights it was given, by the log-probabilities of tokens that it draws.
-
-A silently ignored or stale adapter is the costliest failure of training with a separate sampler (verl #7495, vLLM
-#42125, #53888). Two checks on the tokens drawn after prefixes of a text: their log-probabilities must agree with those
-of the trainer's own model to rounding; and if the trainer's changed between two adapters, an engine whose output is
-bit-identical has not changed its weights, which rounding may hide from the first check. The log-probabilities of a
-prompt would say as much, but asking for them beside other requests may crash vLLM (#16668).
+"""Check that an engine samples from the weights it was given, by the log-probabilities of tokens that it draws after
+prefixes of a text: they must agree with those of the trainer's own model to rounding; and if the trainer's changed
+between two adapters, bit-identical output means unchanged weights. A silently ignored or stale adapter is the costliest
+failure of a separate sampler (verl #7495, vLLM #42125, #53888). The log-probabilities of a prompt would say as much,
+but asking for them beside other requests may crash vLLM (#16668).
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,9 +19,7 @@ from torch import Tensor
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
 from emailrl.model.logprobs import hidden_states, projection
-
-if TYPE_CHECKING:
-    from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy
 
 TEXT = (
     "You search a mailbox with tools. When does the lease on the office end, and who signed it? "
@@ -34,15 +29,11 @@ TEXT = (
 LONGEST = 120
 """Length of the text in tokens, and how many tokens of a rollout's completion are compared. All prefixes together have
 fewer than the 2,048 tokens that a server reads in one step: on a CPU, vLLM fails on a seeded prompt read in parts."""
-SHORTEST = 8
-"""Tokens that a rollout's completion needs to be compared."""
-PREFIXES = 32
-"""Prefixes of the text, of evenly spaced lengths, after each of which an engine draws one token."""
+SHORTEST = 8  # tokens that a rollout's completion needs to be compared
+PREFIXES = 32  # prefixes of the text, of evenly spaced lengths, after each of which an engine draws one token
 TOLERANCE = {torch.float32: 3e-3, torch.float64: 3e-3}
-ROUNDING = 0.3
-"""Mean gap allowed in 16 bits, as different kernels round differently."""
-STALE = 300
-"""An unchanged answer is wrong if the trainer's own moved by more than this part of the tolerance."""
+ROUNDING = 0.3  # mean gap allowed in 16 bits, as different kernels round differently
+STALE = 300  # an unchanged answer is wrong if the trainer's own moved by more than this part of the tolerance
 
 
 class ProbeError(EmailRLError):
@@ -53,37 +44,26 @@ class ProbeError(EmailRLError):
 class Expected:
     """What an engine must answer under one adapter, by the trainer's model; usable in any thread."""
 
-    adapter_sha256: str | None
-    """None is the bare base model."""
-    logits: Tensor
-    """``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU."""
+    adapter_sha256: str | None  # None is the bare base model
+    logits: Tensor  # ``(PREFIXES, vocabulary)``, of the tokens after each of ``Probe.prefixes``; float32, on the CPU
 
 
 class Probe:
-    """A text, and what the trainer's base model with one adapter after another makes of it.
-
-    ``temperature`` is the training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype).
-    """
+    """A text, and what the trainer's base model with one adapter after another makes of it. ``temperature`` is the
+    training rollouts'; ``tolerance`` bounds the mean gap in nats (None: depends on the dtype)."""
 
     def __init__(self, policy: Policy, *, temperature: float, tolerance: float | None = None) -> None:
         self._policy, self._weights = policy, sampling_weights(policy.model)
-        self.temperature = temperature
+        self.vocabulary, self.temperature = policy.vocabulary, temperature
         self.tolerance = tolerance or TOLERANCE.get(policy.dtype, ROUNDING)
         self.ids: list[int] = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:LONGEST]
         self.prefixes = [self.ids[: len(self.ids) * number // PREFIXES] for number in range(1, PREFIXES + 1)]
         self._answers: dict[str, tuple[Expected, list[int], list[float]]] = {}
         """The last tokens that every engine drew after the prefixes, and what was expected."""
 
-    @property
-    def vocabulary(self) -> int:
-        """Vocabulary size of the trainer's model."""
-        return self._policy.vocabulary
-
     def load(self, path: Path | None) -> Expected:
         """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.
-
-        ``score`` and ``check_completion`` use that adapter from now on.
-        """
+        ``score`` and ``check_completion`` use that adapter from now on."""
         with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
             sha256 = None if path is None else pool.submit(adapter_sha256, path)
             self._weights.load(path)
@@ -106,10 +86,8 @@ class Probe:
         return logits
 
     def check(self, who: str, drawn: Sequence[int], logprobs: Sequence[float], expected: Expected) -> None:
-        """Compare the token that an engine drew after each of ``prefixes`` with the expected logits.
-
-        Raises ProbeError naming ``who``, also if they are those of another adapter bit for bit.
-        """
+        """Compare the token that an engine drew after each of ``prefixes`` with the expected logits. Raises ProbeError
+        naming ``who``, also if they are those of another adapter bit for bit."""
         own = partial(_logprobs, expected.logits, drawn)
         self._compare(who, logprobs, own)
         before, *answer = self._answers.get(who, (expected,))
@@ -127,8 +105,7 @@ class Probe:
     def check_completion(
         self, who: str, prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[float]
     ) -> None:
-        """Compare the tokens that an engine sampled after ``prompt`` with the trainer's model; raises ProbeError naming
-        ``who``."""
+        """Compare what ``who`` sampled after ``prompt`` with the trainer's model; raises ProbeError."""
         ids, start = [*prompt, *sampled[:LONGEST]], len(prompt)
         self._compare(who, logprobs[:LONGEST], partial(self.score, ids, start))
 
@@ -136,16 +113,17 @@ class Probe:
         gap = mean_gap(logprobs, own(self.temperature))
         if gap <= self.tolerance:
             return
-        what, hint = (
+        if mean_gap(logprobs, own(1.0)) <= self.tolerance:
+            raise ProbeError(
+                f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature.",
+                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0.",
+            )
+        raise ProbeError(
             f"{who} is not sampling from the adapter it was given: log-probabilities of sampled tokens are off by "
             f"{gap:.4f} nats.",
             "Check its base model and dtype, and that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is "
             f"{self.tolerance:g}.",
         )
-        if mean_gap(logprobs, own(1.0)) <= self.tolerance:
-            what = f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature."
-            hint = "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
-        raise ProbeError(what, hint)
 
 
 def _logprobs(logits: Tensor, tokens: Sequence[int], temperature: float) -> list[float]:

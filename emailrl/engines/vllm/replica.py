@@ -13,19 +13,17 @@ from typing import Annotated, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
 from emailrl.base.errors import EmailRLError
 from emailrl.base.http import IncompleteReply, may_pass
 from emailrl.base.plain import counted
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import Expected, Probe
-from emailrl.settings import redacted, secrets_in, split_credentials, without_credentials
 
 COMPLETIONS = "/v1/completions"
-HEALTH_TIMEOUT = 10.0
-"""Timeout in seconds of requests that cost a server nothing: its health, its models, unloading an adapter."""
+HEALTH_TIMEOUT = 10.0  # seconds, of requests that cost a server nothing: its health, its models, unloading an adapter
 TOO_OLD = "vLLM 0.26 or newer is required."
-LONGEST = 200
-"""Maximum characters quoted from a server's error message."""
+LONGEST = 200  # characters quoted from a server's error message
 HIGHEST_LOGPROB = 1e-4
 """Log-probabilities are at most 0, to which float32 rounding adds less; the audit of rollouts allows no more either."""
 LOWEST_LOGPROB = -110.0
@@ -42,20 +40,14 @@ class Replica:
     """A server's address, state and adapters. Methods raise ReplicaDown, or EmailRLError for answers that a retry
     cannot fix."""
 
-    url: str
-    """Without ``/v1``; user and password, if any, are kept separately."""
+    url: str  # without ``/v1``; user and password, if any, are kept separately
     key: str = ""
-    needed: int | None = None
-    """Conversations get no longer than this, so a smaller window than ``max_model_len`` is enough if it is as large."""
-    alive: bool = True
-    """False once it has failed, until it is admitted again."""
-    base: str = ""
-    """The server's name for its base model."""
+    needed: int | None = None  # conversations get no longer than this: a smaller window may be as large
+    alive: bool = True  # False once it has failed, until it is admitted again
+    base: str = ""  # the server's name for its base model
     max_model_len: int | None = None
-    loaded: list[str] = field(default_factory=list)
-    """Adapters this engine loaded there, newest last."""
-    in_flight: list[str] = field(default_factory=list)
-    """The model of each request in flight, of all threads."""
+    loaded: list[str] = field(default_factory=list)  # adapters this engine loaded there, newest last
+    in_flight: list[str] = field(default_factory=list)  # the model of each request in flight, of all threads
 
     def __post_init__(self) -> None:
         self._secrets = [self.key, *secrets_in(self.url)]
@@ -73,21 +65,19 @@ class Replica:
         """Request a completion; returns the response whatever its status, raises httpx.RequestError without one."""
         self.in_flight.append(body["model"])
         try:
-            return await self._send(client, "POST", COMPLETIONS, body)
+            return await self._send(client, COMPLETIONS, body)
         finally:
             self.in_flight.remove(body["model"])
 
-    async def check_health(self, client: httpx.AsyncClient) -> None:
-        """Check the server's health, and that it lists its models: a proxy may answer ``/health`` with its own page."""
-        await self._call(client, "/health", timeout=HEALTH_TIMEOUT)
-        await self.models(client)
+    async def check_health(self, client: httpx.AsyncClient) -> list[str]:
+        """The models it lists, if it is healthy; a proxy may answer ``/health`` with its own page."""
+        await self._call(client, "/health", quick=True)
+        return await self.models(client)
 
     async def models(self, client: httpx.AsyncClient) -> list[str]:
-        """The models it lists; also records its base model and context window.
-
-        Raises ReplicaDown if the window has become smaller, as conversations would be cut earlier from then on.
-        """
-        response = await self._call(client, "/v1/models", timeout=HEALTH_TIMEOUT)
+        """The models it lists; also records its base model and context window. Raises ReplicaDown if the window has
+        become smaller, as conversations would be cut earlier from then on."""
+        response = await self._call(client, "/v1/models", quick=True)
         listed = read_answer(_ModelList, str(self), response).data
         base = next((model for model in listed if not model.parent), None)
         if base is None:
@@ -115,15 +105,14 @@ class Replica:
 
     async def unload(self, client: httpx.AsyncClient, name: str) -> None:
         """Unload an adapter; a missing one is no error."""
-        body = {"lora_name": name}
-        await self._call(client, "/v1/unload_lora_adapter", body, timeout=HEALTH_TIMEOUT, refused=True)
+        await self._call(client, "/v1/unload_lora_adapter", {"lora_name": name}, quick=True, refused=True)
         self.loaded.remove(name)
 
     async def prove(
         self, client: httpx.AsyncClient, name: str, probe: Probe, sampling: SamplingParams, expected: Expected
     ) -> None:
         """Compare the tokens it draws after the probe's prefixes with the expected ones; ProbeError if they differ."""
-        body = _body(name, sampling, max_tokens=1, seed=0) | {"prompt": probe.prefixes}
+        body = completion_body(name, sampling, probe.prefixes, 0, sampling.max_tokens)
         try:
             response = await self._call(client, COMPLETIONS, body)
         except EmailRLError:
@@ -137,19 +126,12 @@ class Replica:
         probe.check(str(self), [each.token_ids[0] for each in drawn], logprobs, expected)
 
     async def _call(
-        self,
-        client: httpx.AsyncClient,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        refused: bool = False,
+        self, client: httpx.AsyncClient, path: str, body: Any = None, *, quick: bool = False, refused: bool = False
     ) -> httpx.Response:
-        """Get ``path``, or post ``body`` to it; a 4xx that a retry cannot change is returned with ``refused``, else
-        EmailRLError."""
-        limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        """Get ``path``, or post ``body`` to it, within ``HEALTH_TIMEOUT`` if ``quick``. A 4xx that a retry cannot
+        change is returned if it may be ``refused``, else raised as EmailRLError."""
         try:
-            response = await self._send(client, "GET" if body is None else "POST", path, body, limit)
+            response = await self._send(client, path, body, HEALTH_TIMEOUT if quick else httpx.USE_CLIENT_DEFAULT)
         except httpx.RequestError as error:
             raise ReplicaDown(self.redact(cause(error))) from error
         if may_pass(response.status_code):
@@ -160,24 +142,23 @@ class Replica:
         return response
 
     async def _send(
-        self, client: httpx.AsyncClient, method: str, path: str, body: Any, timeout: Any = httpx.USE_CLIENT_DEFAULT
+        self, client: httpx.AsyncClient, path: str, body: Any, timeout: Any = httpx.USE_CLIENT_DEFAULT
     ) -> httpx.Response:
+        method = "GET" if body is None else "POST"
         return await client.request(method, self.url + path, json=body, timeout=timeout, auth=self._credentials)
 
 
-def completion_body(request: Request, name: str, stop_ids: Sequence[int], room: int) -> dict[str, Any]:
-    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out."""
-    tokens = min(request.sampling.max_tokens, room)
-    body = _body(name, request.sampling, max_tokens=tokens, seed=request.seed)
-    return body | {"prompt": request.prompt_ids, "stop_token_ids": list(stop_ids)}
-
-
-def _body(name: str, sampling: SamplingParams, *, max_tokens: int, seed: int) -> dict[str, Any]:
-    """Every sampling parameter is explicit: the server takes missing ones from the model's generation config."""
+def completion_body(
+    name: str, sampling: SamplingParams, prompt: Sequence[Any], seed: int, room: int, stop_ids: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out. Every sampling parameter
+    is explicit: the server takes missing ones from the model's generation config."""
     return {
         "model": name,
-        "max_tokens": max_tokens,
+        "prompt": prompt,
+        "max_tokens": min(sampling.max_tokens, room),
         "seed": seed,
+        "stop_token_ids": list(stop_ids),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -195,11 +176,9 @@ def _body(name: str, sampling: SamplingParams, *, max_tokens: int, seed: int) ->
 def read_completion(
     replica: Replica, request: Request, body: dict[str, Any], response: httpx.Response, vocabulary: int
 ) -> Completion:
-    """Parse the completion of ``body``.
-
-    Raises as ``read_choices``, and EmailRLError if its prompt ids differ or it stopped at a token that ends no turn of
-    the trainer's model: the next prompt would continue a turn that the policy did not end.
-    """
+    """Parse the completion of ``body``. Raises as ``read_choices``, and EmailRLError if its prompt ids differ or it
+    stopped at a token that ends no turn of the trainer's model: the next prompt would continue a turn that the policy
+    did not end."""
     [choice] = read_choices(str(replica), response, body["model"], vocabulary, most=body["max_tokens"])
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", TOO_OLD)
@@ -231,8 +210,7 @@ class _Answer(BaseModel):
 
 class _Model(_Answer):
     id: str
-    parent: str | None = None
-    """The base model of an adapter."""
+    parent: str | None = None  # the base model of an adapter
     max_model_len: int | None = None
 
 
@@ -241,8 +219,7 @@ class _ModelList(_Answer):
 
 
 class _Logprobs(_Answer):
-    token_logprobs: list[FiniteFloat]
-    """Of the sampled tokens, in nats."""
+    token_logprobs: list[FiniteFloat]  # of the sampled tokens, in nats
 
 
 class _Choice(_Answer):
@@ -261,11 +238,8 @@ A = TypeVar("A", bound=_Answer)
 
 
 def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
-    """A response's body as ``shape``.
-
-    Raises ReplicaDown for a body that is not JSON (a proxy's error page), EmailRLError naming ``who`` and the field for
-    JSON of another format.
-    """
+    """A response's body as ``shape``. Raises ReplicaDown for a body that is not JSON (a proxy's error page),
+    EmailRLError naming ``who`` and the field for JSON of another format."""
     try:
         return shape.model_validate_json(response.content)
     except ValidationError as error:
@@ -282,40 +256,34 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
 def read_choices(
     who: str, response: httpx.Response, name: str, vocabulary: int, *, most: int, count: int = 1
 ) -> list[_Choice]:
-    """The completions of ``count`` prompts by model ``name``.
-
-    Raises as ``read_answer``, and EmailRLError for a completion that no sampler can draw: more than ``most`` tokens, or
-    fewer though it ended by length, ids outside ``vocabulary``, implausible log-probabilities.
-    """
+    """The completions of ``count`` prompts by model ``name``. Raises as ``read_answer``, and EmailRLError for a
+    completion that no sampler can draw: more than ``most`` tokens, or fewer though it ended by length, ids outside
+    ``vocabulary``, implausible log-probabilities."""
     answer = read_answer(_Completions, who, response)
     if answer.model != name:
         raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
     if len(answer.choices) != count:
         raise EmailRLError(f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.", TOO_OLD)
     for choice in answer.choices:
-        if fault := _fault(choice, vocabulary, most):
-            raise EmailRLError(f"{who} {fault[0]}.", fault[1])
+        ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
+        lowest, highest, last = min(logprobs, default=0.0), max(logprobs, default=0.0), max(ids, default=0)
+        what, hint = "", "Check that it is a vLLM server."
+        if len(ids) != len(logprobs):
+            what, hint = f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
+        elif len(ids) > most:
+            what = f"returns {len(ids)} tokens when asked for at most {most}"
+        elif lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
+            wrong = lowest if lowest < LOWEST_LOGPROB else highest
+            what = f"returns {wrong:.6g} as the log-probability of a token that it sampled"
+            hint = "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
+        elif last >= vocabulary:  # the trainer's embedding has no row for it
+            what, hint = f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
+        elif choice.finish_reason == "length" and len(ids) < most:
+            what = f"cut a completion after {len(ids)} of {counted(most, 'token')}"
+            hint = "Check its --max-model-len, and give it --generation-config vllm: a model's may set max_new_tokens."
+        if what:
+            raise EmailRLError(f"{who} {what}.", hint)
     return answer.choices
-
-
-def _fault(choice: _Choice, vocabulary: int, most: int) -> tuple[str, str] | None:
-    """What is wrong with a completion that no sampler can draw, and what to do about it."""
-    ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
-    lowest, highest, last = min(logprobs, default=0.0), max(logprobs, default=0.0), max(ids, default=0)
-    if len(ids) != len(logprobs):
-        return f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
-    if len(ids) > most:
-        return f"returns {len(ids)} tokens when asked for at most {most}", "Check that it is a vLLM server."
-    if lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
-        wrong = lowest if lowest < LOWEST_LOGPROB else highest
-        what = f"returns {wrong:.6g} as the log-probability of a token that it sampled"
-        return what, "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
-    if last >= vocabulary:  # the trainer's embedding has no row for it
-        return f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
-    if choice.finish_reason == "length" and len(ids) < most:
-        hint = "Check its --max-model-len, and give it --generation-config vllm: a model's may set max_new_tokens."
-        return f"cut a completion after {len(ids)} of {counted(most, 'token')}", hint
-    return None
 
 
 def refusal(response: httpx.Response) -> str:

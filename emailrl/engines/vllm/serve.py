@@ -15,36 +15,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import httpx
 
+from emailrl.base.credentials import check_key
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
 from emailrl.model.layout import dtype_name
 from emailrl.model.resolve import base_name, resolve_model
-from emailrl.settings import PolicySettings, VllmSettings, check_key
+from emailrl.settings import PolicySettings, VllmSettings
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-GRACE = 5.0
-"""Seconds from SIGTERM to SIGKILL."""
-HEALTH_TIMEOUT = 10.0
-"""Timeout of a health check, in seconds."""
-MISSED = 3
-"""Consecutive failed health checks after which a server counts as hung."""
-PAUSE = 1.0
-"""Seconds between health checks."""
+GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+HEALTH_TIMEOUT = 10.0  # of a health check, in seconds
+MISSED = 3  # consecutive failed health checks after which a server counts as hung
+PAUSE = 1.0  # seconds between health checks
 PROGRESS_SECONDS = 15.0
 LAST_PORT = 65535
-TOLD = 300
-"""Characters of the log quoted when a server dies."""
-READ = 1 << 17
-"""Bytes of the log's end searched for the error: vLLM prints long tracebacks of several processes after it."""
+TOLD = 300  # characters of the log quoted when a server dies
+READ = 1 << 17  # bytes of the log's end searched for the error, after which vLLM prints long tracebacks
 _CAUSE: Final = re.compile(r"(?:^|[ )])([\w.]*(?:Error|Exception): (?!.*See (?:root cause|stack trace)).+)")
 """An error in a traceback, but not vLLM's line that only refers to another."""
 
@@ -58,9 +53,7 @@ def server_command(
     settings: PolicySettings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()
 ) -> list[str]:
     """The command of one server, with room for the adapters of MAX_STALENESS + 2 versions; ``extra`` flags come last.
-
-    Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed.
-    """
+    Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise EmailRLError("vLLM is not installed.", "Run in the clone: pip install -e '.[vllm]'.")
     vllm, model = settings.vllm, settings.model
@@ -75,8 +68,7 @@ def server_command(
         "max_num_seqs": rows_per_server(settings.agent),
         "max_lora_rank": lora_rank_limit(settings.lora.lora_rank),
         "max_loras": adapters,
-        # A new version is loaded before the oldest is unloaded.
-        "max_cpu_loras": adapters + 1,
+        "max_cpu_loras": adapters + 1,  # a new version is loaded before the oldest is unloaded
         "disable_uvicorn_access_log": True,  # a line per request and health check, in a log that is never cut
         "generation_config": "vllm",  # the model's own may limit completions to fewer tokens than asked for
     }
@@ -87,9 +79,7 @@ def server_command(
 
 def server_environment(vllm: VllmSettings, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of one server: only ``gpus`` are visible (none: a CPU build); the API key is not in its flags.
-
-    Raises UsageError for a key that no request can carry.
-    """
+    Raises UsageError for a key that no request can carry."""
     environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"} | os.environ
     environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if key := api_key(vllm):
@@ -118,11 +108,6 @@ def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
             "Lower --replicas or --tensor-parallel, or name more with --gpus.",
         )
     return [list(gpus[number * each : (number + 1) * each]) for number in range(replicas)]
-
-
-def log_file(folder: Path, port: int) -> Path:
-    """The file for a server's output."""
-    return folder / f"vllm-{port}.log"
 
 
 def check_port(host: str, port: int) -> None:
@@ -156,8 +141,7 @@ class Server:
     def __init__(self, url: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.url, self.command, self.environment, self.log = url, command, environment, log
         self.starts = 0
-        self.was_well = False
-        """Since its last start."""
+        self.was_well = False  # since its last start
         self.began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._missed = self._log_start = 0
@@ -177,11 +161,16 @@ class Server:
         """Why it is dead or hung, None while starting or healthy; records when it becomes healthy."""
         assert self._process is not None
         if (code := self._process.poll()) is not None:
-            return f"{_ending(code)}: {self._last_words()}"
-        if self._answers():
-            self.was_well, self._missed = True, 0
-        elif self.was_well:
-            self._missed += 1
+            names = {128 + number: f"killed by {number.name}" for number in signal.Signals}
+            names |= {-number: f"its keeper was killed by {number.name}" for number in signal.Signals}
+            return f"{names.get(code, f'exit code {code}')}: {self._last_words()}"
+        answers = False
+        with suppress(httpx.HTTPError):
+            # Every second: reading the certificates, which http does not use, takes ten times as long as the rest.
+            reply = httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT, trust_env=False, verify=False)
+            answers = reply.status_code == 200
+        self._missed = 0 if answers or not self.was_well else self._missed + 1
+        self.was_well = self.was_well or answers
         return None if self._missed < MISSED else f"it answered none of {MISSED} health checks: {self._last_words()}"
 
     def release(self) -> None:
@@ -195,13 +184,6 @@ class Server:
         if self._process is not None:
             self._process.wait()
 
-    def _answers(self) -> bool:
-        try:  # every second: reading the certificates, which http does not use, takes ten times as long as the rest
-            reply = httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT, trust_env=False, verify=False)
-            return reply.status_code == 200
-        except httpx.HTTPError:
-            return False
-
     def _last_words(self) -> str:
         """The error that ended it, else the end of its output since its last start, on one line."""
         with self.log.open("rb") as log:
@@ -213,13 +195,6 @@ class Server:
             return cut(one_line(causes[-1]), TOLD)
         text = one_line(" | ".join(line.strip() for line in lines if line.strip()))
         return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"its keeper was killed by {signal.Signals(-code).name}"
-    signals = {128 + number: number.name for number in signal.Signals}
-    return f"killed by {signals[code]}" if code in signals else f"exit code {code}"
 
 
 # -- all of them
@@ -240,23 +215,21 @@ def running(servers: Sequence[Server]) -> Iterator[None]:
 
 
 def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
-    """Wait until every server answers; returns the seconds it took.
-
-    Raises EmailRLError with the end of its log for one that dies first or is not healthy after ``timeout`` seconds.
-    """
+    """Wait until every server answers; returns the seconds it took. Raises EmailRLError with the end of its log for one
+    that dies first or is not healthy after ``timeout`` seconds."""
     begun = told = time.monotonic()
     while waiting := [server for server in servers if not server.was_well]:
         for server in waiting:
             if (why := server.check()) is not None:
-                raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", _remedy(why, server))
+                memory = "Lower --gpu-memory-utilization, or free memory. " * ("memory utilization" in why.lower())
+                hint = f"{memory}The whole log: {server.log}."
+                raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", hint)
             if server.was_well:
                 say(f"{server.url} is ready after {time.monotonic() - begun:.0f} s.")
         now = time.monotonic()
         if now - begun > timeout:
-            raise EmailRLError(
-                f"{waiting[0].url} is not ready after {timeout:g} s.",
-                f"Raise --start-timeout, or see {waiting[0].log}.",
-            )
+            hint = f"Raise --start-timeout, or see {waiting[0].log}."
+            raise EmailRLError(f"{waiting[0].url} is not ready after {timeout:g} s.", hint)
         if now - told > PROGRESS_SECONDS:
             told = now
             ready = sum(server.was_well for server in servers)
@@ -265,33 +238,25 @@ def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> f
     return time.monotonic() - begun
 
 
-def _remedy(why: str, server: Server) -> str:
-    memory = "Lower --gpu-memory-utilization, or free memory. " if "memory utilization" in why.lower() else ""
-    return f"{memory}The whole log: {server.log}."
-
-
 def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: Say) -> None:
-    """Restart servers that die or hang, each at most ``restarts`` times; never returns.
-
-    A server that is not healthy ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is
-    left.
-    """
+    """Restart servers that die or hang, each at most ``restarts`` times; never returns. A server that is not healthy
+    ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is left."""
     alive = list(servers)
     while alive:
         for server in list(alive):
             was_well, why = server.was_well, server.check()
             if why is None and not server.was_well and time.monotonic() - server.began > timeout:
                 why = f"it is not ready after {timeout:g} s"
-            if why is None:
-                if server.was_well and not was_well:
-                    say(f"{server.url} is back.")
-                continue
-            server.end()
-            if server.starts > restarts:
-                say(f"{server.url} died ({why}); it will not be restarted again (--max-restarts {restarts}).")
-                alive.remove(server)
-                continue
-            say(f"{server.url} died ({why}); restart {server.starts} of {restarts}.")
-            server.start()
+            if why is not None:
+                server.end()
+                given_up = server.starts > restarts
+                then = f"it will not be restarted again (--max-restarts {restarts})"
+                say(f"{server.url} died ({why}); {then if given_up else f'restart {server.starts} of {restarts}'}.")
+                if given_up:
+                    alive.remove(server)
+                else:
+                    server.start()
+            elif server.was_well and not was_well:
+                say(f"{server.url} is back.")
         time.sleep(PAUSE)
     raise EmailRLError("No server is left.", f"The logs are in {servers[0].log.parent}.")

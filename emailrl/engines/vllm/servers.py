@@ -1,11 +1,9 @@
 """One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version.
 
-An adapter is loaded on every replica, checked to be listed there and verified by its log-probabilities (``probe``)
-before it is sampled from; every completion records its hash. Of each replica, one completion per version is scored by
-the trainer's model too. Conversations keep the version they started with while later ones are loaded: rollouts and
-evaluations of different versions may run in several threads, each call in its own event loop. A replica that dies is
-reported and excluded, its requests go to the others, and it is readmitted once it is healthy and its adapter is
-verified.
+An adapter is loaded on every replica and verified by its log-probabilities (``probe``) before it is sampled from; one
+completion per version and replica is scored by the trainer's model too. Conversations keep the version they started
+with, in several threads, each call in its own event loop. A replica that dies is reported and excluded, its requests go
+to the others, and it is readmitted once it is healthy and its adapter is verified.
 """
 
 from __future__ import annotations
@@ -33,15 +31,13 @@ from emailrl.engines.budget import most_requests
 from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
 from emailrl.engines.vllm.probe import SHORTEST, Expected, Probe
 from emailrl.engines.vllm.replica import HEALTH_TIMEOUT, Replica, ReplicaDown, cause, completion_body, read_completion
-from emailrl.settings import AgentSettings, VllmSettings
+from emailrl.settings import PolicySettings, VllmSettings
 
 KEPT: Final = 16
 """Connections per pool above which idle ones are closed: httpcore compares every idle one with all others, twice per
 request."""
-LOOK_AGAIN: Final = 2.0
-"""Poll interval in seconds while all servers are down."""
-LONGEST_WAIT: Final = 8.0
-"""Seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this."""
+LOOK_AGAIN: Final = 2.0  # seconds between polls while all servers are down
+LONGEST_WAIT: Final = 8.0  # seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this
 
 T = TypeVar("T")
 Act = Callable[[httpx.AsyncClient], Awaitable[T]]
@@ -51,47 +47,36 @@ Act = Callable[[httpx.AsyncClient], Awaitable[T]]
 class Version:
     """An adapter as the servers know it, or the bare base model (``served`` and ``path`` are None)."""
 
-    label: str
-    """The trainer's name for it."""
+    label: str  # the trainer's name for it
     expected: Expected
-    served: str | None = None
-    """Its name on the servers, never used for another adapter."""
-    folder: Path | None = None
-    """Where the trainer has it."""
-    path: str | None = None
-    """The same folder, as the servers see it."""
+    served: str | None = None  # its name on the servers, never used for another adapter
+    folder: Path | None = None  # where the trainer has it
+    path: str | None = None  # the same folder, as the servers see it
 
 
 class VllmServers:
     """Samples on the servers of VLLM_URLS, from their base model until ``load_adapter`` is called."""
 
-    def __init__(
-        self,
-        agent: AgentSettings,
-        vllm: VllmSettings,
-        probe: Probe,
-        stop_ids: Collection[int],
-        *,
-        max_model_len: int | None = None,
-    ) -> None:
-        self.probe, self.stop_ids, self.max_model_len = probe, sorted(stop_ids), max_model_len
-        self.replicas = _replicas(vllm, max_model_len)
+    def __init__(self, settings: PolicySettings, probe: Probe, stop_ids: Collection[int]) -> None:
+        agent, vllm = settings.agent, settings.vllm
+        self.probe, self.stop_ids, self.max_model_len = probe, sorted(stop_ids), settings.model.max_model_len
+        self.replicas = _replicas(vllm, self.max_model_len)
         self.conversations = most_requests(agent, len(self.replicas))
         self.retries, self.timeout = vllm.vllm_retries, vllm.vllm_timeout
-        self._return_timeout = vllm.vllm_return_timeout
-        self._key = api_key(vllm)
+        self._return_timeout, self._key = vllm.vllm_return_timeout, api_key(vllm)
         self._sampling = SamplingParams(1, agent.temperature, agent.top_p, agent.top_k)
         self._kept = vllm.staleness(servers=True) + 2
         self._path_map = read_path_map(vllm.vllm_adapter_path_map)
         self._run = uuid.uuid4().hex[:8]
-        self._version: Version | None = None
-        """The version that new conversations sample from; None before the first is verified."""
+        self._version: Version | None = None  # what new conversations sample from; None before the first is verified
         self.held: Counter[str | None] = Counter()
         """How many engines are pinned to a version, by its name on the servers."""
         self._rollouts: dict[Version, dict[str, tuple[Request, Completion] | None]] = {}
-        """For each recent version, by replica, its first completion in a rollout, until it is scored; then None. The
-        probe's model has the last version."""
-        _allow_connections()
+        """For each recent version, by replica, its first completion in a rollout, until it is scored; then None."""
+        self._probed: Version | None = None  # the version that the probe's model has
+        # Every request has a connection: without a free handle, of often 1,024, all servers would be excluded.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     @property
     def alive(self) -> list[Replica]:
@@ -101,18 +86,14 @@ class VllmServers:
     # -- versions
 
     def load_adapter(self, path: Path | None, version: str) -> None:
-        """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before.
-
-        Running conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the
-        replica), or none is left; new conversations then keep using the previous version.
-        """
+        """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before. Running
+        conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the replica),
+        or none is left; new conversations then keep using the previous version."""
         self.run(partial(self.take, self._prepare(path, version)))
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
-        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest.
-
-        Call it, and anything else that loads a version, only after the last one's ``load`` has ended and ``settle``.
-        """
+        """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest. Call it, and
+        anything else that loads a version, only after the last one's ``load`` has ended and ``settle``."""
         return PinnedVersion(self, self._prepare(path, version), is_new=True)
 
     def pin(self) -> PinnedVersion:
@@ -128,28 +109,17 @@ class VllmServers:
             return pinned.generate(requests, advance)
 
     def settle(self) -> None:
-        """Check everything sampled since the last call against the trainer's model, before training on it.
-
-        Raises EmailRLError if it is wrong.
-        """
-        newest = next(reversed(self._rollouts), None)
+        """Check everything sampled since the last call against the trainer's model, before training on it. Raises
+        EmailRLError if it is wrong."""
         for version, drawn in self._rollouts.items():
-            if version is newest:
-                self._score(drawn)
-            elif any(list(drawn.values())):  # a copy: other threads add to it
-                self.probe.load(version.folder)
-                try:
-                    self._score(drawn)
-                finally:
-                    self.probe.load(newest.folder if newest is not None else None)
-
-    def _score(self, drawn: dict[str, tuple[Request, Completion] | None]) -> None:
-        """Compare completions with the probe's model, which has their version."""
-        for who, kept in list(drawn.items()):
-            if kept is not None:
-                request, completion = kept
-                self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
-                drawn[who] = None
+            for who, kept in list(drawn.items()):  # a copy: other threads add to it
+                if kept is not None:
+                    if version is not self._probed:
+                        self._probe(version.folder)
+                        self._probed = version
+                    request, completion = kept
+                    self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
+                    drawn[who] = None
 
     def keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
         """Keep a replica's first completion by a version that is long enough to be scored."""
@@ -157,24 +127,27 @@ class VllmServers:
         if like_training and len(completion.token_ids) >= SHORTEST:
             self._rollouts.get(version, {}).setdefault(who, (request, completion))
 
+    def _probe(self, path: Path | None) -> Expected:
+        self._probed = None  # if it fails
+        return self.probe.load(path)
+
     def _prepare(self, path: Path | None, version: str) -> Version:
         """A version with all that must be computed by the trainer's model."""
-        expected = self.probe.load(path)  # also checks its files before a server reads them
+        expected = self._probe(path)  # also checks its files before a server reads them
         new = Version(version, expected)
         if path is not None:
+            seen = path.absolute()
+            if self._path_map is not None:
+                here, there = self._path_map
+                if not seen.is_relative_to(here):
+                    raise UsageError(f"The adapter {seen} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
+                seen = there / seen.relative_to(here)
             plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
             served = f"emailrl-{self._run}-{plain}-{str(expected.adapter_sha256)[:12]}"
-            new = Version(version, expected, served, path, self._as_seen_there(path.absolute()))
+            new = Version(version, expected, served, path, str(seen))
         self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
+        self._probed = new
         return new
-
-    def _as_seen_there(self, path: Path) -> str:
-        if self._path_map is None:
-            return str(path)
-        here, there = self._path_map
-        if not path.is_relative_to(here):
-            raise UsageError(f"The adapter {path} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
-        return str(there / path.relative_to(here))
 
     async def take(self, version: Version, client: httpx.AsyncClient) -> None:
         """Load and verify a version on all replicas, and unload old ones."""
@@ -208,11 +181,9 @@ class VllmServers:
         self.run(partial(self._unload, kept=0))
 
     async def _admit(self, client: httpx.AsyncClient, replicas: Sequence[Replica], version: Version) -> None:
-        """Load a version on replicas and verify it; exclude those that fail, and wait if none is left.
-
-        Raises EmailRLError if a replica refuses the adapter or fails the probe (naming it), or none is left: at the
-        start at once, else after VLLM_RETURN_TIMEOUT.
-        """
+        """Load a version on replicas and verify it; exclude those that fail, and wait if none is left. Raises
+        EmailRLError if a replica refuses the adapter or fails the probe (naming it), or none is left: at the start at
+        once, else after VLLM_RETURN_TIMEOUT."""
         failures = await asyncio.gather(*(self.bring(client, replica, version) for replica in replicas))
         if not self.alive:
             why = next(filter(None, failures), "")
@@ -252,12 +223,13 @@ class VllmServers:
                 if not replica.alive:
                     await self.bring(client, replica, version)
 
-    async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> None:
-        """After a failed request, exclude the replica unless it is healthy."""
+    async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> list[str]:
+        """After a failed request, the models that the replica lists; it is excluded unless it is healthy."""
         try:
-            await replica.check_health(client)
+            return await replica.check_health(client)
         except (ReplicaDown, EmailRLError):
             self.leave_out(replica, failure)
+            return []
 
     def leave_out(self, replica: Replica, why: str) -> None:
         """Send nothing more to a replica until it is admitted again."""
@@ -275,18 +247,15 @@ class PinnedVersion:
 
     def __init__(self, servers: VllmServers, version: Version, *, is_new: bool = False) -> None:
         self._servers, self.version, self._is_new = servers, version, is_new
-        self._homes: dict[str, Replica] = {}
-        """Where each conversation has its KV cache."""
+        self._homes: dict[str, Replica] = {}  # where each conversation has its KV cache
         self._mending = asyncio.Lock()
         self._cancelled = False
         self._under_way: tuple[asyncio.AbstractEventLoop, asyncio.Task[object]] | None = None
         servers.held[version.served] += 1
 
     def load(self) -> None:
-        """Load and verify the version before it is sampled from; does nothing if it already is.
-
-        Raises EmailRLError if a server refuses it or fails the verification.
-        """
+        """Load and verify the version before it is sampled from; does nothing if it already is. Raises EmailRLError if
+        a server refuses it or fails the verification."""
         if self._is_new:
             self._until_cancelled(partial(self._servers.take, self.version))
 
@@ -341,11 +310,20 @@ class PinnedVersion:
         failure, shunned, pause = "", None, 0.0
         for attempt in range(servers.retries + 1):
             await asyncio.sleep(min(LONGEST_WAIT, pause))
-            replica = await self._choose(client, request.trajectory_id, shunned, failure)
-            room = _room(replica, len(request.prompt_ids), servers.max_model_len)
+            if not servers.alive:
+                async with self._mending:
+                    await servers.wait_for_any(client, self.version, failure)
+            # The replica with the conversation's KV cache, else the least busy one.
+            replica, alive = self._homes.get(request.trajectory_id), servers.alive
+            if replica is None or not replica.alive or replica is shunned:
+                others = [each for each in alive if each is not shunned] or alive
+                replica = self._homes[request.trajectory_id] = min(others, key=lambda each: len(each.in_flight))
+            window = min(replica.max_model_len or sys.maxsize, servers.max_model_len or sys.maxsize)
+            room = window - len(request.prompt_ids)
             if room < 1:
                 return Completion(request.trajectory_id, [], [], "length")
-            body = completion_body(request, self.version.served or replica.base, servers.stop_ids, room)
+            name = self.version.served or replica.base
+            body = completion_body(name, request.sampling, request.prompt_ids, request.seed, room, servers.stop_ids)
             try:
                 response = await replica.complete(client, body)
                 if response.status_code == 200:
@@ -359,56 +337,28 @@ class PinnedVersion:
                 continue
             failure, shunned = replica.redact(f"HTTP {response.status_code}: {response.text}"), replica
             pause = pause_asked_for(response.headers) or 2.0 ** (attempt - 1)
-            if response.status_code == 404:  # a restarted server has no adapters
-                await self._restore(client, replica)
+            if response.status_code == 404:  # a restarted server has no adapters: one conversation loads it for all
+                async with self._mending:
+                    listed = await servers.examine(client, replica, failure)
+                    if replica.alive and self.version.served not in listed:
+                        await servers.bring(client, replica, self.version)
             elif response.status_code >= 500:
                 await servers.examine(client, replica, failure)
             elif not may_pass(response.status_code):
                 break
         return Completion(request.trajectory_id, [], [], "error", error=f"{shunned}: {failure}")
 
-    async def _choose(
-        self, client: httpx.AsyncClient, trajectory_id: str, shunned: Replica | None, failure: str
-    ) -> Replica:
-        """The replica with the conversation's KV cache, else the least busy one."""
-        if not self._servers.alive:
-            async with self._mending:
-                await self._servers.wait_for_any(client, self.version, failure)
-        home, alive = self._homes.get(trajectory_id), self._servers.alive
-        if home is None or not home.alive or home is shunned:
-            others = [replica for replica in alive if replica is not shunned] or alive
-            home = self._homes[trajectory_id] = min(others, key=lambda replica: len(replica.in_flight))
-        return home
-
-    async def _restore(self, client: httpx.AsyncClient, replica: Replica) -> None:
-        """Reload the version on a restarted replica, once for all affected conversations."""
-        async with self._mending:
-            try:
-                lost = self.version.served not in await replica.models(client)
-            except ReplicaDown as error:
-                self._servers.leave_out(replica, str(error))
-            else:
-                if lost:
-                    await self._servers.bring(client, replica, self.version)
-
 
 def check_servers(vllm: VllmSettings) -> None:
     """Raise EmailRLError if none of the servers in VLLM_URLS answers; for use before a model is loaded."""
     replicas = _replicas(vllm)
 
-    async def failure(client: httpx.AsyncClient, replica: Replica) -> str | None:
-        try:
-            await replica.check_health(client)
-        except (ReplicaDown, EmailRLError) as error:
-            return str(error)
-        return None
+    async def examine(client: httpx.AsyncClient) -> list[list[str] | BaseException]:
+        return await asyncio.gather(*(replica.check_health(client) for replica in replicas), return_exceptions=True)
 
-    async def failures(client: httpx.AsyncClient) -> list[str | None]:
-        return await asyncio.gather(*(failure(client, replica) for replica in replicas))
-
-    found = _with_client(api_key(vllm), HEALTH_TIMEOUT, failures)
-    if all(found):
-        raise _none_available(len(replicas), found[0] or "")
+    found = _with_client(api_key(vllm), HEALTH_TIMEOUT, examine)
+    if all(isinstance(each, BaseException) for each in found):
+        raise _none_available(len(replicas), str(found[0]))
 
 
 def _replicas(vllm: VllmSettings, needed: int | None = None) -> list[Replica]:
@@ -418,20 +368,6 @@ def _replicas(vllm: VllmSettings, needed: int | None = None) -> list[Replica]:
     for replica in replicas:
         tell(replica.url, "policy", with_key=bool(key))
     return replicas
-
-
-def _room(replica: Replica, prompt_tokens: int, max_model_len: int | None) -> int:
-    """Maximum tokens after a prompt."""
-    return min(replica.max_model_len or sys.maxsize, max_model_len or sys.maxsize) - prompt_tokens
-
-
-def _allow_connections() -> None:
-    """Raise this process's limit of open files, often 1,024, as far as it may.
-
-    Every request has a connection: without a free handle no server can be reached, so that all would be excluded.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _none_available(count: int, why: str) -> EmailRLError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -106,14 +107,12 @@ def fused(function: Callable[..., Any], *inputs: Any) -> Any:
     return (_compiled(function) if inputs[0].is_cuda else function)(*inputs)
 
 
-Parameters = tuple[nn.Parameter, nn.Parameter, float]
-"""A LoRA's A ``(r, in)``, B ``(out, r)`` and scale."""
+Parameters = tuple[nn.Parameter, nn.Parameter, float]  # a LoRA's A ``(r, in)``, B ``(out, r)`` and scale
 
 
 def linear_of(module: Any) -> nn.Linear:
     """The frozen layer in ``module``, a PEFT LoRA layer or a bare one."""
-    linear: nn.Linear = module.base_layer if hasattr(module, "base_layer") else module
-    return linear
+    return module.base_layer if hasattr(module, "base_layer") else module
 
 
 def adapter_of(module: Any) -> Parameters | None:
@@ -131,33 +130,24 @@ class Projections:
     """Frozen weights and adapters of layers that read the same input, ready to multiply."""
 
     linears: list[nn.Linear]
-    scales: list[float | None]
-    """None for a layer without an adapter."""
-    down: Tensor | None
-    """All A stacked, ``(sum of ranks, in)``, in the base's type."""
-    up: list[Tensor | None]
-    """s·B of each layer ``(out, r)``, in the base's type."""
-    slices: list[slice | None]
-    """Which rows of ``down`` belong to each layer."""
+    scales: list[float | None]  # None for a layer without an adapter
+    down: Tensor | None  # all A stacked, ``(sum of ranks, in)``, in the base's type
+    up: list[Tensor | None]  # s·B of each layer ``(out, r)``, in the base's type
+    slices: list[slice | None]  # which rows of ``down`` belong to each layer
 
     @classmethod
     def of(cls, modules: list[Any], adapters: list[Parameters | None]) -> Projections:
         """``adapters`` are ``adapter_of`` each of the ``modules``."""
         linears = [linear_of(module) for module in modules]
         dtype = linears[0].weight.dtype
-        slices: list[slice | None] = []
-        start = 0
-        for adapter in adapters:
-            rank = 0 if adapter is None else adapter[0].shape[0]
-            slices.append(slice(start, start + rank) if adapter is not None else None)
-            start += rank
         downs = [adapter[0].detach() for adapter in adapters if adapter is not None]
+        bounds = pairwise(accumulate((0 if one is None else len(one[0]) for one in adapters), initial=0))
         return cls(
             linears=linears,
             scales=[None if adapter is None else adapter[2] for adapter in adapters],
             down=torch.cat(downs).to(dtype) if downs else None,
             up=[None if one is None else (one[1].detach() * one[2]).to(dtype) for one in adapters],
-            slices=slices,
+            slices=[None if one is None else slice(*bound) for one, bound in zip(adapters, bounds, strict=True)],
         )
 
     def forward(self, states: Tensor) -> tuple[list[Tensor], Tensor | None]:
@@ -188,9 +178,7 @@ class Projections:
         self, grads: list[Tensor], by_inner: Tensor | None, states: Tensor, inner: Tensor | None = None
     ) -> list[Tensor | None]:
         """Return the gradients of A and B of each layer, one after the other, in float32; None without an adapter.
-
-        ``inner`` is ``x A^T`` if the caller still has it.
-        """
+        ``inner`` is ``x A^T`` if the caller still has it."""
         if self.down is None or by_inner is None:
             return [None, None] * len(grads)
         inner = states @ self.down.T if inner is None else inner
@@ -211,8 +199,7 @@ def _wide_product(first: Tensor, second: Tensor) -> Tensor:
     return first @ second
 
 
-QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)
-"""Indices of the projections in ``LayerWeights.modules``."""
+QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)  # indices of the projections in ``LayerWeights.modules``
 
 
 class LayerWeights:
@@ -231,14 +218,12 @@ class LayerWeights:
         self._seen: tuple[Any, ...] | None = None
 
     def refresh(self) -> list[Tensor | None]:
-        """Read the current adapters; returns A and B of each projection, None without an adapter.
-
-        Changes are detected by tensor version, which torch's fused optimizers (``fused=True``) do not increment.
-        """
+        """Read the current adapters; returns A and B of each projection, None without an adapter. Changes are detected
+        by tensor version, which torch's fused optimizers (``fused=True``) do not increment."""
         self.adapters = [adapter_of(module) for module in self.modules]
         flat: list[Tensor | None] = []
         for adapter in self.adapters:
-            flat += [None, None] if adapter is None else [adapter[0], adapter[1]]
+            flat += (adapter or (None, None))[:2]
         seen = tuple((None, 0) if one is None else (one.data_ptr(), one._version) for one in flat)
         if seen != self._seen:
             self.qkv, self.out, self.gate_up, self.down = (
@@ -250,25 +235,19 @@ class LayerWeights:
 
     def forward(self, states: Tensor, rope: tuple[Tensor, Tensor], segments: Segments, keep: Keep) -> Tensor:
         """Run the layer with its current adapters on ``states`` ``(P, hidden)``."""
-        adapters = self.refresh()
-        result: Tensor = FusedLayer.apply(states, self, rope, segments, keep, *adapters)
-        return result
+        return FusedLayer.apply(states, self, rope, segments, keep, *self.refresh())
 
     def rotate(self, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Queries or keys ``(P, heads, D)`` in attention's layout."""
         if norm is None:
-            result: Tensor = fused(rotate, heads, *rope)
-        else:
-            result = fused(norm_rotate, heads, norm.weight, *rope, norm.variance_epsilon)
-        return result
+            return fused(rotate, heads, *rope)
+        return fused(norm_rotate, heads, norm.weight, *rope, norm.variance_epsilon)
 
     def rotate_backward(self, grad: Tensor, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Gradient of ``rotate`` by ``heads``."""
         if norm is None:
-            result: Tensor = fused(rotate_backward, grad, *rope)
-        else:
-            result = fused(norm_rotate_backward, grad, heads, norm.weight, *rope, norm.variance_epsilon)
-        return result
+            return fused(rotate_backward, grad, *rope)
+        return fused(norm_rotate_backward, grad, heads, norm.weight, *rope, norm.variance_epsilon)
 
     @property
     def norms(self) -> tuple[Any, Any]:
@@ -280,13 +259,10 @@ class LayerWeights:
 class _States:
     """States that the backward needs; None if not kept."""
 
-    qkv: list[Tensor] | None = None
-    """Before norm and rotation, each ``(P, heads * D)``."""
+    qkv: list[Tensor] | None = None  # before norm and rotation, each ``(P, heads * D)``
     qkv_inner: Tensor | None = None
-    attended: tuple[Tensor, ...] | None = None
-    """Attention's output, log-sum-exp and two states of its kernel."""
-    middle: Tensor | None = None
-    """After the attention's residual."""
+    attended: tuple[Tensor, ...] | None = None  # attention's output, log-sum-exp and two states of its kernel
+    middle: Tensor | None = None  # after the attention's residual
     gate_up: list[Tensor] | None = None
     gate_up_inner: Tensor | None = None
 
@@ -307,7 +283,12 @@ class FusedLayer(torch.autograd.Function):
         (output,), _ = weights.down.forward(fused(swiglu, *computed.gate_up))
         output += computed.middle
         ctx.weights, ctx.rope, ctx.segments, ctx.keep = weights, rope, segments, keep
-        ctx.states = (states, _kept(computed, keep))
+        kept = _States(attended=computed.attended if keep >= Keep.ATTENTION else None)
+        if keep >= Keep.HIDDEN:
+            kept.qkv, kept.qkv_inner, kept.middle = computed.qkv, computed.qkv_inner, computed.middle
+        if keep >= Keep.ALL:
+            kept.gate_up, kept.gate_up_inner = computed.gate_up, computed.gate_up_inner
+        ctx.states = (states, kept)
         return output
 
     @staticmethod
@@ -337,9 +318,9 @@ def _fill(
     layer, tokens = weights.layer, len(states)
     if computed.qkv is None:
         norm = layer.input_layernorm
-        normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
-        computed.qkv, computed.qkv_inner = weights.qkv.forward(normed)
-        del normed
+        computed.qkv, computed.qkv_inner = weights.qkv.forward(
+            fused(rms_norm, states, norm.weight, norm.variance_epsilon)
+        )
     if computed.attended is None:
         heads = [one.view(tokens, -1, weights.head_dim) for one in computed.qkv]
         query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
@@ -353,17 +334,6 @@ def _fill(
         else:
             normed = fused(rms_norm, computed.middle, norm.weight, norm.variance_epsilon)
         computed.gate_up, computed.gate_up_inner = weights.gate_up.forward(normed)
-
-
-def _kept(computed: _States, keep: Keep) -> _States:
-    kept = _States()
-    if keep >= Keep.ATTENTION:
-        kept.attended = computed.attended
-    if keep >= Keep.HIDDEN:
-        kept.qkv, kept.qkv_inner, kept.middle = computed.qkv, computed.qkv_inner, computed.middle
-    if keep >= Keep.ALL:
-        kept.gate_up, kept.gate_up_inner = computed.gate_up, computed.gate_up_inner
-    return kept
 
 
 def _mlp_backward(grad: Tensor, computed: _States, weights: LayerWeights) -> tuple[Tensor, list[Tensor | None]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.model.fused.layer import LayerWeights, adapter_of, linear_of
-from emailrl.model.layout import Checkpointing, Keep, choose_keep, numbers_for
+from emailrl.model.layout import Checkpointing, Keep, choose_keep, free_memory, numbers_for
 from emailrl.model.lora import causal_lm
 from emailrl.model.packing import PackedRow
 from emailrl.model.shard import class_name, gathering
@@ -22,10 +22,7 @@ class FusedBackbone:
     """Runs packed rows through a transformers model's layers, with their current adapters at each call."""
 
     def __init__(self, backbone: Any, checkpointing: Checkpointing) -> None:
-        """Raises ValueError for a model that ``why_not_fused`` rejects."""
-        reason = why_not_fused(backbone)
-        if reason:
-            raise ValueError(reason)
+        """For a model that ``why_not_fused`` does not reject."""
         self.backbone, self.checkpointing = backbone, checkpointing
         self.layers = [LayerWeights(layer) for layer in backbone.layers]
         self._run = gathering(backbone, self._forward)
@@ -33,8 +30,7 @@ class FusedBackbone:
 
     def __call__(self, packed: PackedRow) -> Tensor:
         """Hidden states after the final norm where a trained token is predicted, ``(num_trained, hidden)``."""
-        hidden: Tensor = self._run(packed)
-        return hidden
+        return self._run(packed)
 
     def _forward(self, packed: PackedRow) -> Tensor:
         states = self.backbone.embed_tokens(packed.token_ids)[0]
@@ -42,15 +38,12 @@ class FusedBackbone:
         keep = self.keep_for(len(states), states.device)
         for run in self._run_layers:
             states = run(states, (cos, sin), packed.segments, keep)
-        hidden: Tensor = self.backbone.norm(states.index_select(0, packed.gather))
-        return hidden
+        return self.backbone.norm(states.index_select(0, packed.gather))
 
     def keep_for(self, num_tokens: int, device: torch.device) -> Keep:
         """What each layer keeps of a row of ``num_tokens``: as set, or with ``auto`` the most that memory holds."""
-        free = math.inf
-        if self.checkpointing == "auto" and device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0]
-            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        limited = self.checkpointing == "auto" and device.type == "cuda"
+        free = free_memory(device) if limited else math.inf
         return choose_keep(self.checkpointing, free, {keep: self.bytes_for(num_tokens, keep) for keep in Keep})
 
     def bytes_for(self, num_tokens: int, keep: Keep) -> int:
@@ -82,24 +75,21 @@ def why_not_fused(backbone: Any) -> str | None:
             linear = linear_of(module)
             if type(linear) is not nn.Linear:
                 return f"a layer is {type(linear).__name__} (quantized?)"
-            reason = _odd_adapter(module)
-            if reason:
-                return reason
-    return None
-
-
-def _odd_adapter(module: Any) -> str | None:
-    if not hasattr(module, "lora_A"):
-        return None
-    if module.merged or len(module.active_adapters) != 1:
-        return "its adapters are merged, or several are active"
-    (name,) = module.active_adapters
-    if getattr(module, "use_dora", {}).get(name) or getattr(module, "lora_variant", {}).get(name):
-        return "its adapter is not plain LoRA"
-    if not isinstance(module.lora_dropout[name], nn.Identity):
-        return "its LoRA has dropout"
-    if module.lora_A[name].bias is not None or module.lora_B[name].bias is not None or adapter_of(module) is None:
-        return "its LoRA has biases"
+            if not hasattr(module, "lora_A"):
+                continue
+            if module.merged or len(module.active_adapters) != 1:
+                return "its adapters are merged, or several are active"
+            (name,) = module.active_adapters
+            if getattr(module, "use_dora", {}).get(name) or getattr(module, "lora_variant", {}).get(name):
+                return "its adapter is not plain LoRA"
+            if not isinstance(module.lora_dropout[name], nn.Identity):
+                return "its LoRA has dropout"
+            if (
+                adapter_of(module) is None
+                or module.lora_A[name].bias is not None
+                or module.lora_B[name].bias is not None
+            ):
+                return "its LoRA has biases"
     return None
 
 

@@ -52,10 +52,8 @@ class Topic:
     """A subject without its prefixes."""
 
     text: str
-    words: frozenset[str]
-    """Its content words in lower case."""
-    key: str
-    """The same for every email of a thread."""
+    words: frozenset[str]  # Its content words in lower case.
+    key: str  # The same for every email of a thread.
     is_reply: bool
     is_forward: bool
 
@@ -98,8 +96,7 @@ class Mail:
     message_id: str
     subject: str
     sender: str
-    sent_at: str
-    """``YYYY-MM-DD HH:MM:SS`` UTC."""
+    sent_at: str  # ``YYYY-MM-DD HH:MM:SS`` UTC.
     body: str
     to: list[str]
     cc: list[str]
@@ -140,13 +137,10 @@ class Mail:
         return self._facts[extractor]
 
 
-MAX_DAYS_LATER = 30
-"""Maximum days between a source email and its question; the minimum is 1 (as in ART-E)."""
-MIN_SERIES = 5
-"""Number of emails of one pattern that make a series."""
+MAX_DAYS_LATER = 30  # Maximum days between a source email and its question; the minimum is 1 (as in ART-E).
+MIN_SERIES = 5  # Number of emails of one pattern that make a series.
 _FIELDS = ("to", "cc", "bcc")
-_READ_MAILS = 500
-"""Emails read per SQL statement."""
+_READ_MAILS = 500  # Emails read per SQL statement.
 
 
 class Inbox:

@@ -23,12 +23,9 @@ from emailrl.mail.schema import emails, recipients
 from emailrl.questions.inbox.mailbox import Inbox, MailReader
 
 MAX_INBOXES = 40
-MIN_MAILS = 30
-"""Smaller mailboxes are used only if named."""
-OWN_SHARE = 0.9
-"""An address that sent or received this share of all emails owns the archive."""
-MAX_SEARCHED = 5000
-"""Number of the largest mailboxes searched for a similar address."""
+MIN_MAILS = 30  # Smaller mailboxes are used only if named.
+OWN_SHARE = 0.9  # An address that sent or received this share of all emails owns the archive.
+MAX_SEARCHED = 5000  # Number of the largest mailboxes searched for a similar address.
 NUM_LISTED = 10
 
 _LIST_NAME = re.compile(
@@ -38,18 +35,15 @@ _TAG = re.compile(r"(?:\s*(?:re|aw|fwd?)\s*:)*\s*(\[[^\]]{1,40}\])", re.IGNORECA
 _CMU_FOLDER = re.compile(r"(?:^|/)([a-z]+)-[a-z]\d?/.+/\d+\.$")
 """The owner's last name in a file name such as ``allen-p/inbox/1.``."""
 _FEW = 3
-_MOST_KEEPERS = 100
-"""Number of the largest silent owners to look at: one email can have ten thousand recipients."""
+_MOST_KEEPERS = 100  # Number of the largest silent owners to look at: one email can have ten thousand recipients.
 
 
 class Owner(NamedTuple):
     """An address with a mailbox in the database."""
 
     address: str
-    sent: int
-    """Number of emails written to others."""
-    mails: int
-    """Number of emails sent or received."""
+    sent: int  # Number of emails written to others.
+    mails: int  # Number of emails sent or received.
 
 
 def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:

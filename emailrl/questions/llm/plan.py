@@ -26,20 +26,15 @@ from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings
 
-DEFAULT_LIMIT = 1000
-"""Default number of questions: a hundred prompts."""
+DEFAULT_LIMIT = 1000  # Default number of questions: a hundred prompts.
 MAILS_A_PROMPT = 20
 QUESTIONS_A_PROMPT = 10
-MAX_PROMPTS = 20
-"""Maximum prompts per mailbox: 400 emails, as in ART-E."""
+MAX_PROMPTS = 20  # Maximum prompts per mailbox: 400 emails, as in ART-E.
 MIN_BODY_CHARS, MAX_BODY_CHARS = 200, 5000
 """ART-E's bounds: shorter emails state too little, longer ones crowd out the others."""
-EARLIEST = "1995"
-"""Earlier emails are not shown: their sender's clock was not set."""
-MIN_MAILS = 5
-"""Minimum emails of a mailbox; with fewer than ``MAILS_A_PROMPT``, it gives one short prompt."""
-CHARS_A_TOKEN = 3.0
-"""Characters per token of a prompt; JSON with many addresses and ids has fewer than prose."""
+EARLIEST = "1995"  # Earlier emails are not shown: their sender's clock was not set.
+MIN_MAILS = 5  # Minimum emails of a mailbox; with fewer than ``MAILS_A_PROMPT``, it gives one short prompt.
+CHARS_A_TOKEN = 3.0  # Characters per token of a prompt; JSON with many addresses and ids has fewer than prose.
 TOKENS_A_REPLY = QUESTIONS_A_PROMPT * 110
 """Estimated tokens of a full reply; a question has 110, including its message id."""
 
@@ -104,12 +99,9 @@ class QuestionPlan:
     batches: list[Batch]
     limit: int
     num_cached: int
-    tokens_in: int
-    """Estimated tokens of the prompts still to be sent."""
-    tokens_out: int
-    """Estimated tokens of their replies, at the expected length."""
-    cost: float | None
-    """Dollars; None if prices are unknown."""
+    tokens_in: int  # Estimated tokens of the prompts still to be sent.
+    tokens_out: int  # Estimated tokens of their replies, at the expected length.
+    cost: float | None  # Dollars; None if prices are unknown.
 
     @property
     def num_to_send(self) -> int:

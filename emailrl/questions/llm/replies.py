@@ -25,6 +25,7 @@ from sqlalchemy import select
 
 from emailrl.base import http
 from emailrl.base.cache import ReplyCache
+from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Failed, sendable, tell
 from emailrl.facts.lexicon import STOPWORDS
@@ -38,19 +39,16 @@ from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER, Mail, spell_day
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
 from emailrl.questions.splits import in_order
 from emailrl.records.trajectory import Scenario
-from emailrl.settings import GenerationSettings, check_key, names_openrouter, redacted, secrets_in, without_credentials
+from emailrl.settings import GenerationSettings
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from emailrl.base.chat import ChatReply
 
-MAX_UNREADABLE = 2
-"""Maximum attempts at a readable reply; the last reply is kept as is."""
-MAX_REFUSED = 3
-"""Number of initial refusals, without an answer, after which the request itself is considered faulty."""
-_REFUSED: Final = (400, 413, 422)
-"""Statuses of a rejected prompt: too long for the model, or filtered."""
+MAX_UNREADABLE = 2  # Maximum attempts at a readable reply; the last reply is kept as is.
+MAX_REFUSED = 3  # Number of initial refusals, without an answer, after which the request itself is considered faulty.
+_REFUSED: Final = (400, 413, 422)  # Statuses of a rejected prompt: too long for the model, or filtered.
 
 
 class GenerationError(EmailRLError):
@@ -63,10 +61,8 @@ class Spending:
 
     tokens_in: int = 0
     tokens_out: int = 0
-    cost: float | None = None
-    """Dollars; None if prices are unknown."""
-    num_answered: int = 0
-    """Prompts answered by the server in this run."""
+    cost: float | None = None  # Dollars; None if prices are unknown.
+    num_answered: int = 0  # Prompts answered by the server in this run.
     num_refused: int = 0
 
 
@@ -103,8 +99,7 @@ class QuestionWriter:
             raise UsageError("--max-cost needs prices.", "Set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE.")
         tell(settings.generator_base_url, "questions", with_key=bool(self._key))
         self._spending = Spending(cost=no_cost)
-        self._in_flight = 0.0
-        """Estimated dollars for the prompts in flight."""
+        self._in_flight = 0.0  # Estimated dollars for the prompts in flight.
         self._failure: EmailRLError | None = None
 
     def ask(self, plan: QuestionPlan, progress: Callable[[Spending], None] | None = None) -> Spending:
@@ -202,17 +197,13 @@ class QuestionWriter:
 
 MAX_QUESTION_CHARS = 400
 MAX_ANSWER_CHARS = 300
-MAX_REPLY_CHARS = 100_000
-"""Maximum characters read from a reply."""
-MAX_ITEMS = 100
-"""Maximum questions read per prompt."""
-MAX_TRIES = 200
-"""Maximum unreadable brackets in a reply, as each may take time proportional to its nesting."""
+MAX_REPLY_CHARS = 100_000  # Maximum characters read from a reply.
+MAX_ITEMS = 100  # Maximum questions read per prompt.
+MAX_TRIES = 200  # Maximum unreadable brackets in a reply, as each may take time proportional to its nesting.
 
 _DECODER = json.JSONDecoder()
 _BEGINNING = re.compile(r'\[\s*[{\]]|\{\s*["}]')
-MIN_FOUND: Final = 0.5
-"""Share of an answer's words that its emails must contain; they must contain all of its facts."""
+MIN_FOUND: Final = 0.5  # Share of an answer's words that its emails must contain; they must contain all of its facts.
 
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _COMMON: Final = STOPWORDS | frozenset(

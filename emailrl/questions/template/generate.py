@@ -19,16 +19,12 @@ from emailrl.questions.template.usual import KINDS, Kind
 from emailrl.records.trajectory import Scenario
 
 DEFAULT_LIMIT = 6000
-MAX_PER_MAIL = 2
-"""Maximum questions per email."""
-EARLIEST = "1990"
-"""Earlier emails are not used: their sender's clock was not set."""
-SPARE = 6
-"""Candidates to find per question, so that there is a choice."""
+MAX_PER_MAIL = 2  # Maximum questions per email.
+EARLIEST = "1990"  # Earlier emails are not used: their sender's clock was not set.
+SPARE = 6  # Candidates to find per question, so that there is a choice.
 
 
-_Candidate = tuple[Scenario, str]
-"""A question, and the thread of its email."""
+_Candidate = tuple[Scenario, str]  # A question, and the thread of its email.
 
 
 def generate(

@@ -21,10 +21,8 @@ from emailrl.questions.template.usual import (
     subject,
 )
 
-MIN_MAILS = 30
-"""Minimum emails in a mailbox for a question without an answer."""
-MAX_EARLY = 14
-"""Maximum days before an email's arrival for a question that it does not answer yet."""
+MIN_MAILS = 30  # Minimum emails in a mailbox for a question without an answer.
+MAX_EARLY = 14  # Maximum days before an email's arrival for a question that it does not answer yet.
 _ABSENT_FACTS = [usual for usual in FACT_KINDS if usual.name in ("phone", "amount", "percentage", "time")]
 
 

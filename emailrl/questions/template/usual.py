@@ -42,16 +42,12 @@ class Kind:
     """One kind of question; ``find`` returns None if the email does not have exactly one answer."""
 
     name: str
-    realism: float
-    """How likely a person is to ask this, 0 to 1, before the email itself is considered."""
+    realism: float  # How likely a person is to ask this, 0 to 1, before the email itself is considered.
     wordings: tuple[str, ...]
     find: Callable[[Inbox, Mail, Random], Finding | None]
-    needs_all: bool = False
-    """Whether the answer needs all sources; such a question is kept however many there are."""
-    answerable: bool = True
-    """False for a kind whose questions provably have no answer in the mailbox."""
-    fact: Extractor | None = None
-    """Extracts the answer if it is a fact in the email's text."""
+    needs_all: bool = False  # Whether the answer needs all sources; such a question is kept however many there are.
+    answerable: bool = True  # False for a kind whose questions provably have no answer in the mailbox.
+    fact: Extractor | None = None  # Extracts the answer if it is a fact in the email's text.
 
 
 def kind(
@@ -74,8 +70,7 @@ def possessive(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
-MAX_COUNT = 9
-"""A search shows at most ten emails, so ten or more cannot be counted with one."""
+MAX_COUNT = 9  # A search shows at most ten emails, so ten or more cannot be counted with one.
 
 # -- one email's header: sender, date, recipients, subject ------------------------------------------------------------
 

@@ -14,10 +14,8 @@ from emailrl.facts.reading import Fact, Name, Reading, Unit, agree, find_names, 
 from emailrl.facts.words import has_word, stem
 from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL, SUPERSEDED
 
-SHORT = 4
-"""A reference of at most this many facts and words is a bare answer, not a sentence."""
-WHOLE = "whole"
-"""The kind of literal made of a long reference's whole text; it is masked in an answer like a fact."""
+SHORT = 4  # A reference of at most this many facts and words is a bare answer, not a sentence.
+WHOLE = "whole"  # The kind of literal made of a long reference's whole text; it is masked in an answer like a fact.
 _SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:St|Co|vs|No|Jr|Sr))(?<!\bno(?=\.\s\ue000))(?<!\b(?:Inc|Ltd|etc|e\.g|i\.e))(?<!\bCorp)[.]+(?=\s|$)|[!;\n]+|\?(?=\s|$)"
 )
@@ -36,8 +34,7 @@ class Clause:
     """A part of a sentence; ``asserted`` is False if it is denied and None if it is left open."""
 
     start: int
-    text: str
-    """The clause with its facts masked."""
+    text: str  # The clause with its facts masked.
     sentence: int
     asserted: bool | None
     units: tuple[Unit, ...]
@@ -138,17 +135,13 @@ class Question:
 
     reading: Reading
     stems: frozenset[str]
-    polar: bool
-    """Whether it is a yes/no question."""
+    polar: bool  # Whether it is a yes/no question.
     temporal: bool
-    numbering: bool
-    """Whether it asks for a version or section, where 2.10 is not 2.1."""
+    numbering: bool  # Whether it asks for a version or section, where 2.10 is not 2.1.
     quantity: bool
     person: bool
-    several: bool
-    """Whether it asks for several things at once, so that everything in the reference counts."""
-    unit: tuple[str, float] | None
-    """Base unit and factor of "how many feet"."""
+    several: bool  # Whether it asks for several things at once, so that everything in the reference counts.
+    unit: tuple[str, float] | None  # Base unit and factor of "how many feet".
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +153,13 @@ class Reference:
     clauses: tuple[Clause, ...]
     names: tuple[Name, ...]
     facts: tuple[Fact, ...]
-    words: tuple[str, ...]
-    """Stems outside names."""
-    wanted: frozenset[str]
-    """Stems that it adds to the question, those of names included."""
-    known: frozenset[str]
-    """Stems of the question, the reference and its alternatives, which an answer may also give."""
+    words: tuple[str, ...]  # Stems outside names.
+    wanted: frozenset[str]  # Stems that it adds to the question, those of names included.
+    known: frozenset[str]  # Stems of the question, the reference and its alternatives, which an answer may also give.
     known_facts: tuple[Fact, ...]
     said: str
     """Text whose denials are ignored: the question, and the reference's titles ("No Free Lunch") and refusals."""
-    lasting: bool
-    """Whether something lasts until a time, so that "not until" denies it."""
+    lasting: bool  # Whether something lasts until a time, so that "not until" denies it.
     kinds: tuple[type, ...]
     """The kinds of fact that answer the question and occur in the reference; empty if everything in it counts."""
 

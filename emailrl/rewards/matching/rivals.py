@@ -24,8 +24,7 @@ JOINT = re.compile(
     rf"|\s+(?:{_VERSUS})\s+|\s(?:{_SYMBOL}|[=+]|\.\.+)\s|\s?(?:[\[\]|~]|--+)\s?|(?:^|\s)[A-E]\)\s",
     re.IGNORECASE,
 )
-LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)
-"""Also splits a list at dashes."""
+LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)  # Also splits a list at dashes.
 OR = re.compile(r"\bor\b", re.IGNORECASE)
 _CHOICE = re.compile(rf"^\s*(?:{_VERSUS}|{_SYMBOL}|/|\[|\||\.\.+)\s*$", re.IGNORECASE)
 """Joins two candidates like "or"."""
@@ -221,8 +220,7 @@ _PLACE = re.compile(
     re.IGNORECASE,
 )
 """Asks for a place, at any level ("where") or at one ("which city")."""
-_WITHIN = re.compile(r"\s*(?:,|\(|\s-\s)?\s*")
-"""Joins a place to a larger one or to a detail."""
+_WITHIN = re.compile(r"\s*(?:,|\(|\s-\s)?\s*")  # Joins a place to a larger one or to a detail.
 _APPOSED = re.compile(r"(?:the|an?)\s|\w+(?:ed|ing|ly)\s\w", re.IGNORECASE)
 """Begins a remark on a candidate ("shipped, awaiting pickup") rather than another one."""
 

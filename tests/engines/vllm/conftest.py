@@ -20,8 +20,7 @@ from emailrl.settings import Settings, load_settings
 
 Serve = Callable[..., VllmStub]
 Connect = Callable[..., VllmServers]
-KEPT_ADAPTERS = 3
-"""MAX_STALENESS + 2, with its default of 1 for servers."""
+KEPT_ADAPTERS = 3  # MAX_STALENESS + 2, with its default of 1 for servers
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +33,21 @@ def policy(model: Path) -> Policy:
     return load_policy(load_settings({"model_name": str(model)}, environ={}, cwd=model))
 
 
+def random_adapter(model: Path, seed: int, *, rank: int = 4) -> Path:
+    """The folder of an adapter that changes every linear layer; each other's opinions differ by some tenths."""
+    settings = load_settings({"model_name": str(model), "lora_rank": rank}, environ={}, cwd=model)
+    one = load_policy(settings, trainable=True)
+    generator = torch.Generator().manual_seed(seed)
+    for _, parameter in one.trainable_parameters():
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    one.save_adapter(model.parent / f"v-{seed}")
+    return model.parent / f"v-{seed}"
+
+
 @pytest.fixture(scope="module")
 def adapters(model: Path) -> list[Path]:
-    """Folders of random adapters that change every linear layer; each other's opinions differ by some tenths."""
-    folders = []
-    for seed in range(KEPT_ADAPTERS + 2):
-        settings = load_settings({"model_name": str(model), "lora_rank": 4}, environ={}, cwd=model)
-        one = load_policy(settings, trainable=True)
-        generator = torch.Generator().manual_seed(seed)
-        for _, parameter in one.trainable_parameters():
-            with torch.no_grad():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        one.save_adapter(model.parent / f"adapter-{seed}")
-        folders.append(model.parent / f"adapter-{seed}")
-    return folders
+    return [random_adapter(model, seed) for seed in range(KEPT_ADAPTERS + 2)]
 
 
 @pytest.fixture
@@ -65,9 +65,12 @@ def serve(policy: Policy) -> Iterator[Serve]:
 
 @pytest.fixture
 def connect(policy: Policy, model: Path) -> Connect:
-    def build(*stubs: VllmStub, **overrides: Any) -> VllmServers:
+    def build(*stubs: VllmStub, adapter: Path | None = None, **overrides: Any) -> VllmServers:
+        """With ``adapter``, it is loaded as version v-1."""
         engine = build_engine(settings_for(model, *stubs, **overrides), policy)
         assert isinstance(engine, VllmServers)
+        if adapter is not None:
+            engine.load_adapter(adapter, "v-1")
         return engine
 
     return build

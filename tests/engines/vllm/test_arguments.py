@@ -29,7 +29,7 @@ GIB = 2**30
 
 
 def arguments(folder: Path, overrides: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    given = {"model": "x", "dtype": "bfloat16", "lora_rank": 8, "on_gpu": True, "sleeps": True}
+    given = {"model": "x", "dtype": "bfloat16", "lora_rank": 8, "on_gpu": True, "sleeps": True, "graphs": []}
     return engine_arguments(settings_for(folder, **overrides), **(given | changes))
 
 

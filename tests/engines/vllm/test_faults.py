@@ -11,8 +11,7 @@ from engines.vllm_stub import VllmStub
 
 from emailrl.base.errors import EmailRLError
 
-Change = Callable[[dict[str, Any]], Any]
-"""From a good reply to another; bytes are sent as they are."""
+Change = Callable[[dict[str, Any]], Any]  # from a good reply to another; bytes are sent as they are
 PAGE = b"<html>back soon</html>"
 DEEP = b"[" * 200_000
 GZIP = {"Content-Encoding": "gzip"}

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engines.vllm.conftest import random_adapter
 from engines.vllm_stub import StandIn, install, settings_for
-from tiny import make_model
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import build_engine, check_engine
@@ -21,31 +21,8 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import ProbeError
-from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.settings import load_settings
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    folder = make_model(tmp_path_factory.mktemp("vllm") / "model")
-    return load_policy(load_settings({"model_name": str(folder)}, environ={}, cwd=folder))
-
-
-@pytest.fixture(scope="module")
-def adapters(policy: Policy) -> list[Path]:
-    folder = Path(policy.path)
-    made = []
-    for seed, rank in enumerate((4, 4, 20)):
-        settings = load_settings({"model_name": str(folder), "lora_rank": rank}, environ={}, cwd=folder)
-        one = load_policy(settings, trainable=True)
-        generator = torch.Generator().manual_seed(seed)
-        for _, parameter in one.trainable_parameters():
-            with torch.no_grad():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        one.save_adapter(folder.parent / f"v-{seed}")
-        made.append(folder.parent / f"v-{seed}")
-    return made
 
 
 @pytest.fixture
@@ -146,15 +123,15 @@ def test_starting_leaves_the_global_generators_alone(
 def test_there_must_be_room_for_an_adapter(
     build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn]
 ) -> None:
-    engine = build()
+    engine, wide = build(), random_adapter(adapters[0].parent / "model", 20, rank=20)
     engine.load_adapter(adapters[0], "v-0")
     assert vllm[0].arguments.max_lora_rank == 8
     with pytest.raises(UsageError, match=r"up to rank 8, but .* has rank 20\. Set LORA_RANK=20"):
-        engine.load_adapter(adapters[2], "v-2")
-    build().load_adapter(adapters[2], "v-2")  # the first one makes room for itself
+        engine.load_adapter(wide, "v-2")
+    build().load_adapter(wide, "v-2")  # the first one makes room for itself
     roomy = build(lora_rank=20)
     roomy.load_adapter(adapters[0], "v-0")
-    roomy.load_adapter(adapters[2], "v-2")
+    roomy.load_adapter(wide, "v-2")
     assert vllm[1].arguments.max_lora_rank == vllm[2].arguments.max_lora_rank == 32
 
 

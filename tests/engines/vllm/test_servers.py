@@ -47,8 +47,7 @@ def test_no_server_gets_to_see_an_adapter_whose_files_are_refused(
     serve: Serve, connect: Connect, adapters: list[Path], tmp_path: Path
 ) -> None:
     stub, damaged = serve(), cut_matrices(Path(shutil.copytree(adapters[0], tmp_path / "damaged")))
-    with closing(connect(stub)) as engine:
-        engine.load_adapter(adapters[0], "v-1")
+    with closing(connect(stub, adapter=adapters[0])) as engine:
         before = ask(engine)
         with pytest.raises(EmailRLError, match="have size 1 × 1"):
             engine.load_adapter(damaged, "v-2")
@@ -92,8 +91,7 @@ def test_an_adapter_that_changes_less_than_rounding_must_still_change_the_answer
     serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
-    engine = connect(stub, vllm_probe_tolerance=2.0)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(stub, vllm_probe_tolerance=2.0, adapter=adapters[0])
     engine.load_adapter(adapters[1], "v-2")
     stub.adapter_instead = adapters[1]
     with pytest.raises(ProbeError, match="did not load the new adapter: its output is bit-identical"):
@@ -117,8 +115,7 @@ def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
     serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = serve(), serve()
-    engine = connect(one, other)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(one, other, adapter=adapters[0])
     alone = [completion.token_ids for completion in ask(engine, 8)]
     one.served.clear()
     one.dies_after = 2
@@ -142,8 +139,7 @@ def test_a_death_in_mid_run_costs_no_trajectory_and_the_replica_comes_back(
 
 def test_all_dead_is_one_clear_error(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     one, other = serve(), serve()
-    engine = connect(one, other)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(one, other, adapter=adapters[0])
     one.dies_after = other.dies_after = 0
     with pytest.raises(
         EmailRLError, match=r"No vLLM server available \(2 configured\): .* a response\. Start one"
@@ -158,8 +154,7 @@ def test_a_server_started_anew_in_mid_run_gets_the_adapter_again(
     serve: Serve, connect: Connect, adapters: list[Path]
 ) -> None:
     stub = serve()
-    engine = connect(stub)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(stub, adapter=adapters[0])
     before = ask(engine)
     stub.adapters = {BASE: None}
     assert [c.token_ids for c in ask(engine)] == [c.token_ids for c in before]
@@ -170,8 +165,7 @@ def test_passing_failures_are_tried_again_elsewhere(
     serve: Serve, connect: Connect, adapters: list[Path], failure: tuple[Any, ...]
 ) -> None:
     one, other = serve(), serve()
-    engine = connect(one, other)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(one, other, adapter=adapters[0])
     one.failures = [failure] * 2
     assert not any(completion.error for completion in ask(engine))
     assert len(engine.alive) == 2  # it said that it was well
@@ -183,8 +177,7 @@ def test_a_server_that_is_busy_while_a_version_is_loaded_is_down_for_the_moment(
     serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str], path: str, status: int
 ) -> None:
     one, other = serve(), serve()
-    engine = connect(one, other)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(one, other, adapter=adapters[0])
     answer = one.http.reply
     one.http.reply = lambda body: (status, {}) if body["path"] == path else answer(body)
     engine.load_adapter(adapters[1], "v-2")
@@ -217,8 +210,7 @@ def test_a_server_whose_window_has_become_smaller_is_excluded(
 
 def test_a_slow_replica_is_left_for_another(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     slow, quick = serve(), serve()
-    engine = connect(slow, quick, vllm_timeout=60.0)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(slow, quick, vllm_timeout=60.0, adapter=adapters[0])
     engine.timeout = 0.3
     slow.http.delay = 0.6
     completions = ask(engine, 2, max_tokens=2)
@@ -229,8 +221,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(
     serve: Serve, connect: Connect, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = serve()
-    engine = connect(stub, vllm_timeout=30.0)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(stub, vllm_timeout=30.0, adapter=adapters[0])
     monkeypatch.setattr("emailrl.engines.vllm.replica.HEALTH_TIMEOUT", 0.3)
     stub.http.delay, begun = 5.0, time.monotonic()
     engine.close()
@@ -239,8 +230,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end(
 
 def test_a_conversation_stays_where_its_keys_are(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
     stubs = serve(), serve()
-    engine = connect(*stubs)
-    engine.load_adapter(adapters[0], "v-1")
+    engine = connect(*stubs, adapter=adapters[0])
     turns: dict[str, int] = {}
 
     def advance(completion: Completion) -> Request | None:

@@ -31,8 +31,7 @@ def test_a_conversation_ends_on_the_version_it_began_with(serve: Serve, connect:
         assert loaded.wait(60)
         return Request("a", SamplingParams(2, 1.0), [5, 6, 7]) if len(turns) < 3 else None
 
-    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
-        engine.load_adapter(adapters[0], "v-1")
+    with closing(connect(stub, adapter=adapters[0])) as engine, ThreadPoolExecutor(1) as pool:
         first = pool.submit(engine.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])], advance)
         assert begun.wait(60)
         engine.load_adapter(adapters[1], "v-2")
@@ -86,8 +85,7 @@ def test_the_only_server_may_be_away_for_a_while(
 ) -> None:
     """As when it is restarted in mid-step: the same tokens come, from the same adapter, loaded again."""
     stub = serve()
-    with closing(connect(stub, vllm_return_timeout=60)) as engine:
-        engine.load_adapter(adapters[0], "v-1")
+    with closing(connect(stub, vllm_return_timeout=60, adapter=adapters[0])) as engine:
         before = ask(engine)
         stub.served.clear()
         stub.dies_after, stub.adapters = 2, {BASE: None}
@@ -116,8 +114,7 @@ def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
     serve: Serve, connect: Connect, adapters: list[Path], wrong: bool
 ) -> None:
     stub = serve(delay=0.1)
-    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
-        engine.load_adapter(adapters[0], "v-1")
+    with closing(connect(stub, adapter=adapters[0])) as engine, ThreadPoolExecutor(1) as pool:
         pinned = engine.pin()
         turns: list[int] = []
 
@@ -238,8 +235,7 @@ def test_a_version_outlives_restarts_in_every_round_of_a_step(
 ) -> None:
     """Each round of questions has its own event loop, to which asyncio's locks belong once they are waited for."""
     stub = serve(delay=0.1)
-    with closing(connect(stub)) as engine:
-        engine.load_adapter(adapters[0], "v-1")
+    with closing(connect(stub, adapter=adapters[0])) as engine:
         pinned = engine.pin()
         for _ in range(2):
             stub.adapters = {BASE: None}

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from emailrl.base.credentials import is_openrouter
-from emailrl.settings import redacted, secrets_in, without_credentials
+from emailrl.base.credentials import is_openrouter, redacted, secrets_in, without_credentials
 
 
 @pytest.mark.parametrize(
