@@ -89,7 +89,6 @@ class Date:
         return next((theirs for mine, theirs in narrowest if mine is not None), other.year) is not None
 
     def contradicts(self, other: Date) -> bool:
-        """Whether a field that both state differs."""
         pairs = zip(_FIELDS(self), _FIELDS(other), strict=True)
         return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in pairs)
 
@@ -117,7 +116,6 @@ class Time:
         )
 
     def contradicts(self, other: Time) -> bool:
-        """Whether the two cannot mean the same time."""
         return not self.agrees(other)
 
 

@@ -60,7 +60,6 @@ class Extractor:
     in_file_names: bool = False  # Whether the name of an attached file can state a fact of this kind.
 
     def find(self, text: str) -> list[Mention]:
-        """Return every mention in order."""
         facts = []
         for match in self.pattern.finditer(text):
             start, end = match.span("fact")

@@ -174,7 +174,6 @@ class Quantity:
         )
 
     def _agrees_bare(self, other: Quantity) -> bool:
-        """Whether the values agree if at least one has no unit."""
         bases = (self.base, other.base)
         if (self.rate or other.rate) and "minute" in bases:  # twice a week, every two weeks
             return False
@@ -197,7 +196,6 @@ class Quantity:
 
     @property
     def _senses(self) -> tuple[tuple[str | None, float], ...]:
-        """Base unit and factor of each meaning of the unit."""
         return SENSES.get(self.base or "", ((self.base, self.factor),))
 
 

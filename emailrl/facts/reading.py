@@ -45,12 +45,10 @@ class Reading:
 
     @property
     def facts(self) -> list[Fact]:
-        """The facts in order."""
         return [unit.fact for unit in self.units if unit.fact is not None]
 
     @property
     def stems(self) -> list[str]:
-        """The stems of the words in order."""
         return [unit.stem for unit in self.units if unit.fact is None]
 
 

@@ -241,7 +241,6 @@ class ScenarioSet:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the questions' content that does not depend on their order."""
         return fingerprint(self.scenarios)
 
 
@@ -371,7 +370,6 @@ class Coverage:
 
     @property
     def answerable(self) -> float:
-        """Share of answerable questions, 0 to 1."""
         return self.num_answerable / self.num_questions if self.num_questions else 0.0
 
 

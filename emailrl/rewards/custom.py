@@ -65,7 +65,6 @@ class OpenRLHFReward:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors and arrays as lists, dicts of them too."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
@@ -210,7 +209,6 @@ class HttpReward:
         )
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One dict of terms, or an error, per trajectory, in order."""
         size = self._settings.reward_batch_size
         batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
         if len(batches) <= 1:

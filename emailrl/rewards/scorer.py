@@ -83,9 +83,7 @@ Terms = dict[str, float] | Exception  # The named terms of one trajectory's rewa
 class BatchReward(Protocol):
     """A reward computed for many trajectories at once, such as a remote one."""
 
-    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One entry per trajectory, in order."""
-        ...
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]: ...
 
 
 class OfflineMatcher:
@@ -94,7 +92,6 @@ class OfflineMatcher:
     concurrency = 1
 
     def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
-        """True if right."""
         return match(question, reference, answer, kind=kind)
 
 
@@ -217,7 +214,6 @@ class OverlongScorer:
             )
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly."""
         self.scorer.score(trajectories)
         for trajectory in trajectories:
             if trajectory.exception is None:

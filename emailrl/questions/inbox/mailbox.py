@@ -104,17 +104,14 @@ class Mail:
 
     @cached_property
     def day(self) -> date:
-        """The date, UTC."""
         return date.fromisoformat(self.sent_at[:10])
 
     @property
     def thread_key(self) -> str:
-        """Identifies the email's thread."""
         return self.topic.key or self.message_id
 
     @property
     def addresses(self) -> set[str]:
-        """All addresses of the email, including the sender."""
         return {self.sender, *self.to, *self.cc, *self.bcc}
 
     @cached_property
@@ -172,7 +169,6 @@ class Inbox:
         return mail.sender != self.me and not self.is_me(mail.sender)
 
     def sent_by(self, address: str) -> Sequence[Mail]:
-        """Return the emails from one address, oldest first."""
         return self._by_sender[address]
 
     def before(self, day: date) -> int:
@@ -324,7 +320,6 @@ class MailReader:
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])
 
     def ids(self, inbox: str) -> set[int]:
-        """Return the ids of the emails that ``open`` reads."""
         is_dated = emails.c.date > ""
         sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
         got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)

@@ -115,7 +115,6 @@ def unknown_inbox(db: Path, inbox: str) -> UsageError:
 
 
 def listed(found: Iterable[Owner]) -> str:
-    """Return mailboxes with their sizes, separated by commas."""
     return ", ".join(f"{owner.address} ({owner.mails:,} email{'s' * (owner.mails != 1)})" for owner in found)
 
 

@@ -67,7 +67,6 @@ class Batch:
 
     @property
     def prompt(self) -> str:
-        """Return the user message."""
         shown = [
             {
                 "message_id": mail.message_id,

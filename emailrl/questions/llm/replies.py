@@ -157,7 +157,6 @@ class QuestionWriter:
         from emailrl.base.chat import ask
 
         def read(reply: ChatReply) -> tuple[str, int, int]:
-            """Its text and tokens, as billed or else estimated."""
             text = sendable(reply.choice.message.text)
             tokens_in, tokens_out = reply.count("prompt_tokens"), reply.count("completion_tokens")
             tokens_in = batch.tokens if tokens_in is None else tokens_in
@@ -417,5 +416,4 @@ def is_specific(answer: str, mails: list[Mail]) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return only a text's words and numbers, in lower case."""
     return " ".join(re.findall(r"\w+", text.lower()))

@@ -138,7 +138,6 @@ def without_framing(answer: str, keep: str, question: str = "") -> str:
 
 
 def covers(case: Case) -> bool:
-    """Whether the answer contains everything that the question requires."""
     asked, expected = case.asked, case.expected
     if asked.quantity and is_zero(expected.full):
         return is_zero(case.given)
@@ -212,7 +211,6 @@ def most(hits: Iterable[bool]) -> bool:
 
 
 def is_zero(reading: Reading) -> bool:
-    """Whether a text states zero or none."""
     numbers = [fact for fact in reading.facts if isinstance(fact, Quantity) and not fact.weak]
     if numbers:
         return all(fact.value == 0 for fact in numbers)

@@ -165,12 +165,10 @@ class Reference:
 
     @property
     def statuses(self) -> set[bool | None]:
-        """The distinct values of ``asserted`` among its clauses."""
         return {part.asserted for part in self.clauses}
 
     @property
     def denied(self) -> set[str]:
-        """The stems of its denied clauses."""
         return {unit.stem for part in self.clauses if part.asserted is False for unit in part.units}
 
 
@@ -288,12 +286,10 @@ class Case:
 
     @property
     def asserted(self) -> list[Unit]:
-        """The units of the answer's asserted clauses."""
         return [unit for part in self.clauses if part.asserted for unit in part.units]
 
     @property
     def sentences(self) -> dict[int, list[Unit]]:
-        """The units of the answer by sentence number."""
         found: dict[int, list[Unit]] = {}
         for part in self.clauses:
             found.setdefault(part.sentence, []).extend(part.units)
@@ -301,7 +297,6 @@ class Case:
 
     @property
     def texts(self) -> str:
-        """The text of the reference and the question."""
         return f"{self.expected.full.text} {self.asked.reading.text}"
 
     @property
@@ -315,5 +310,4 @@ class Case:
 
 
 def is_whole(fact: Fact) -> bool:
-    """Whether a fact is the whole reference."""
     return isinstance(fact, Literal) and fact.kind == WHOLE
