@@ -108,7 +108,9 @@ def _presets() -> str:
     for key in keys:
         cells = (_shown(values.get(key, by_name()[key].default)) for values in PRESETS.values())
         rows.append(f"| `{key}` | {' | '.join(cells)} |")
-    return "## Presets\n\n" + "\n".join(rows) + "\n"
+    why = "../decisions/0017-stopping-by-evidence.md"
+    note = f"`quick` evaluates too few questions to notice a fall: see [decisions/0017]({why})."
+    return "## Presets\n\n" + "\n".join(rows) + f"\n\n{note}\n"
 
 
 def _shown(value: object) -> str:

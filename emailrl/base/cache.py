@@ -47,6 +47,9 @@ class ReplyCache:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+                tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                if tables and "kept" not in tables:
+                    raise sqlite3.DatabaseError("it is another program's database")
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, model TEXT, value TEXT, "
                     "created_at TEXT DEFAULT CURRENT_TIMESTAMP) WITHOUT ROWID"

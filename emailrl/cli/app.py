@@ -23,8 +23,7 @@ from emailrl.base import process
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import cut, guard_streams, one_line, tell
 
-LONGEST_ERROR: Final = 2000
-"""In characters; the name of a tensor or a key may be a megabyte long."""
+LONGEST_ERROR: Final = 2000  # in characters; the name of a tensor or a key may be a megabyte long
 
 COMMANDS: Final = {
     "gen-db": "Build the searchable email database from a mailbox.",

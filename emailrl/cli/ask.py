@@ -50,10 +50,8 @@ if TYPE_CHECKING:
 
 PROMPT: Final = "ask> "
 I_DONT_KNOW: Final = "I don't know."
-NUM_HITS: Final = 3
-"""Search hits shown per search."""
-NUM_LINES: Final = 5
-"""Quoted lines per source email."""
+NUM_HITS: Final = 3  # search hits shown per search
+NUM_LINES: Final = 5  # quoted lines per source email
 _SMOL_SHOWN: Final = "smol (for simple questions; its limits: docs/evidence/smol.md)"
 _FILTERS: Final = {"from_addr": "from", "to_addr": "to", "sent_after": "since", "sent_before": "before"}
 _WHY: Final = {

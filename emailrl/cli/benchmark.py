@@ -46,19 +46,10 @@ from emailrl.base.disk import check_place
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.base.process import INTERRUPTED
+from emailrl.cli import options
 from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
-from emailrl.cli.options import (
-    Json,
-    Overrides,
-    Overwrite,
-    Resume,
-    Trust,
-    checkpoints,
-    models,
-    path_option,
-    setting_options,
-)
+from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
 from emailrl.measure.evaluation import check_samples, has_crashed, reason, verdict
 from emailrl.settings import Settings, load_settings
@@ -68,8 +59,7 @@ if TYPE_CHECKING:
     from emailrl.records.trajectory import Scenario, Trajectory
 
 NAMES_WIDTH = 33
-RESULT_WIDTH = 15
-"""Width of the name column, and minimum width of a result column, in characters."""
+RESULT_WIDTH = 15  # width of the name column, and minimum width of a result column, in characters
 FAILURES = {
     "wrong": "a wrong answer",
     "no answer": "no answer",
@@ -91,7 +81,7 @@ def benchmark(
         Option(
             metavar="<str>",
             help="best, latest, or the folder of a checkpoint or exported adapter; repeatable.",
-            autocompletion=checkpoints,
+            autocompletion=options.checkpoints,
         ),
     ] = None,
     model: Annotated[
@@ -99,7 +89,7 @@ def benchmark(
         Option(
             metavar="<str>",
             help="A model without adapter (nano, smol, folder, Hub name); repeatable.",
-            autocompletion=models,
+            autocompletion=options.models,
         ),
     ] = None,
     overrides: Overrides,
@@ -177,7 +167,6 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
 
 
 def _fresh_folder(root: Path) -> Path:
-    """A new folder for this benchmark."""
     name = time.strftime("%Y%m%d-%H%M%S")
     check_place(root / name, "--out")
     number, folder = 2, root / name

@@ -16,19 +16,11 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from emailrl import checkpoints as registry
 from emailrl.base.disk import check_own
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, one_line
-from emailrl.checkpoints import (
-    Checkpoint,
-    find_checkpoint,
-    find_runs,
-    incomplete_checkpoints,
-    list_checkpoints,
-    prunable,
-    prune,
-    run_folders,
-)
+from emailrl.checkpoints import Checkpoint
 from emailrl.cli import options
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
@@ -70,9 +62,9 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
       emailrl checkpoints list outputs/grpo_masked --json
     """
     root, mode = load_settings(overrides, looks_only=True).output.output_dir, overrides["mode"]
-    found = [checkpoint for each in _runs(run, root, mode) for checkpoint in list_checkpoints(each)]
-    for each in [run] if run else run_folders(root, mode):  # what the table omits
-        for path, reason in incomplete_checkpoints(each).items():
+    found = [checkpoint for each in _runs(run, root, mode) for checkpoint in registry.list_checkpoints(each)]
+    for each in [run] if run else registry.run_folders(root, mode):  # what the table omits
+        for path, reason in registry.incomplete_checkpoints(each).items():
             warn(one_line(f"incomplete: {path}: {reason}"))
         for aside in (each / REPLACED, each / REPLACING):
             if aside.exists():
@@ -131,7 +123,7 @@ def show_command(
     output_dir = load_settings(overrides, looks_only=True).output.output_dir
     if which == "best":
         note_runs_without_best(output_dir, overrides["mode"])
-    found = find_checkpoint(which, output_dir, overrides["mode"])
+    found = registry.find_checkpoint(which, output_dir, overrides["mode"])
     if json:
         print_json({"path": found.path, "metadata": found.metadata})
         return
@@ -174,13 +166,13 @@ def prune_command(
     runs = _runs(run, output.output_dir, overrides["mode"])
     for each in runs:
         check_own(each, "emailrl checkpoints prune")
-    paths = [path for each in runs for path in prunable(each, limit)]
+    paths = [path for each in runs for path in registry.prunable(each, limit)]
     for path in paths:
         progress_console().print(f"to remove: {path}", soft_wrap=True)
     removing = counted(len(paths), "checkpoint")
     if paths and not yes and not confirm(f"Remove {removing}?", f"Removing {removing}"):
         raise typer.Abort
-    removed = [path for each in runs for path in prune(each, limit)]
+    removed = [path for each in runs for path in registry.prune(each, limit)]
     if json:
         print_json({"removed": removed, "keep": limit})
     else:
@@ -190,4 +182,4 @@ def prune_command(
 def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:
     if run is not None and not run.is_dir():
         raise UsageError(f"No such run: {run}.", "See: emailrl checkpoints list")
-    return find_runs(output_dir, mode) if run is None else [run]
+    return registry.find_runs(output_dir, mode) if run is None else [run]

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
 NO_MESSAGES = ("not_mail", "not_a_file")
 """Reasons of files in a folder that are no messages, such as a mail program's indexes."""
-NUM_SHOWN = 5
-"""Number of inboxes in the summary."""
+NUM_SHOWN = 5  # number of inboxes in the summary
 
 
 @setting_options("source db")

@@ -28,17 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich import progress
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from typer import Option
 
@@ -55,8 +47,7 @@ if TYPE_CHECKING:
     from emailrl.questions.llm import QuestionPlan, Spending
     from emailrl.records.trajectory import Scenario
 
-ASK_ABOVE = 1.0
-"""Dollars above which a run needs confirmation, as it does if the price is unknown."""
+ASK_ABOVE = 1.0  # dollars above which a run needs confirmation, as it does if the price is unknown
 
 
 @setting_options("db seed allow_shared_inbox generator_model generator_base_url")
@@ -136,7 +127,6 @@ def gen_questions(
 
 
 def _table(scenarios: list[Scenario]) -> Table:
-    """How many questions of each kind went to each split."""
     from emailrl.questions.splits import SPLITS
 
     counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
@@ -151,7 +141,7 @@ def _table(scenarios: list[Scenario]) -> Table:
 def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int | None) -> list[Scenario]:
     from emailrl.questions.template import HARD_KINDS, KINDS, generate
 
-    with _progress_bar(TextColumn("mailboxes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+    with _progress_bar("mailboxes", progress.TimeElapsedColumn()) as bar:
         task = bar.add_task("mailboxes", total=None)
         return generate(
             settings.store.db,
@@ -206,8 +196,8 @@ def _by_llm(
     what = f"The cost ({_dollars(plan.cost, 'unknown')})"
     if plan.num_to_send and not (is_confirmed or is_cheap or confirm("Send the emails and spend this?", what)):
         raise typer.Abort
-    numbers = TextColumn("{task.fields[rate]:.1f}/s"), TimeRemainingColumn(), TextColumn("{task.fields[cost]}")
-    with _progress_bar(TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), *numbers) as bar:
+    speed, spent_so_far = map(progress.TextColumn, ("{task.fields[rate]:.1f}/s", "{task.fields[cost]}"))
+    with _progress_bar("prompts", speed, progress.TimeRemainingColumn(), spent_so_far) as bar:
         task = bar.add_task("prompts", total=plan.num_to_send, rate=0.0, cost="")
 
         def show(spending: Spending) -> None:
@@ -226,10 +216,11 @@ def _by_llm(
     return result.scenarios, estimate | spent | {"dropped": result.dropped}
 
 
-def _progress_bar(*columns: ProgressColumn) -> Progress:
+def _progress_bar(title: str, *columns: progress.ProgressColumn) -> progress.Progress:
     """A bar on stderr; nothing where that is not a terminal."""
     console = progress_console()
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    counted = (progress.TextColumn(title), progress.BarColumn(), progress.MofNCompleteColumn())
+    return progress.Progress(*counted, *columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _dollars(cost: float | None, unknown: str) -> str:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 TASK: Final = {"--environment": ("agent", "environment"), "--reward": ("rewards", "reward")}
 """The settings that decide what a policy is trained to do, by option."""
 SHARED: Final = "--allow-shared-inbox"
-LONGEST_NAME: Final = 200
-"""In characters, of a name from a checkpoint's metadata, which may be a stranger's."""
+LONGEST_NAME: Final = 200  # in characters, of a name from a checkpoint's metadata, which may be a stranger's
 MAX_FOLDERS: Final = 20_000
 """Maximum number of folders to search for trajectories: over 1,000 runs with their checkpoints; walked in seconds."""
 

@@ -65,7 +65,7 @@ def inspect_trajectory(
     if follow:
         roots = place.output_roots(settings.output.output_dir) if path is None else [place.existing(path)]
         for growing, position in place.follow(roots):
-            _try_to_show(growing, position, f"number {position + 1}", settings)
+            _try_to_show(growing, position, settings, f"number {position + 1}")
         return
     if html is not None:
         write_page(
@@ -87,7 +87,7 @@ def inspect_trajectory(
         first = max(count - limit, 0) if wanted == -1 else position
         result_console().print(trajectory_list(found, first, limit, result_console().width))
         return
-    _show(found, position, _where(found, position), settings)
+    _show(found, position, settings)
     if page:
         _page(found, position, settings)
 
@@ -122,21 +122,17 @@ def _page(index: TrajectoryIndex, position: int, settings: Settings) -> None:
             warn("No such trajectory.")
             continue
         position = target
-        _try_to_show(index, position, _where(index, position), settings)
+        _try_to_show(index, position, settings)
 
 
-def _where(index: TrajectoryIndex, position: int) -> str:
-    return f"{position + 1} of {len(index)} (--index {position})"
-
-
-def _try_to_show(index: TrajectoryIndex, position: int, where: str, settings: Settings) -> None:
-    """Show a trajectory, or say why it cannot be read."""
+def _try_to_show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:
     try:
-        _show(index, position, where, settings)
+        _show(index, position, settings, where)
     except EmailRLError as error:
         warn(plain_line(error.message))
 
 
-def _show(index: TrajectoryIndex, position: int, where: str, settings: Settings) -> None:
+def _show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:
     shown, notes = [index.trajectory(position)], training_notes(index.path)[0]
-    show_in_full(index.path, shown, settings, result_console(), where=f", {where}", notes=notes)
+    where = f", {where or f'{position + 1} of {len(index)} (--index {position})'}"
+    show_in_full(index.path, shown, settings, result_console(), where=where, notes=notes)

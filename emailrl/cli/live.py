@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 BARS = "▁▂▃▄▅▆▇█"
-REFRESH = 4
-"""Display refreshes per second."""
+REFRESH = 4  # display refreshes per second
 
 
 class LiveRun(Display, AbstractContextManager["LiveRun"]):
@@ -55,7 +54,6 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         self.end()
 
     def say(self, line: str) -> None:
-        """Print a line, above the display if there is one."""
         say(line, self._console)
 
     def result(self, line: str) -> None:
@@ -78,26 +76,21 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
                 values.append(metrics[name])
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Show the new phase."""
         self._phase, self._phase_total, self._phase_done = name, total, 0
 
     def played(self, trajectory: Trajectory) -> None:
-        """Count a finished rollout."""
         self._phase_done += 1
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
-        """Print the trajectories if the settings enable it."""
         from emailrl.cli.trajectory import show_trajectories
 
         show_trajectories(file, trajectories, self._settings, self._console)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Add an evaluation to the curve."""
         if not evaluation.is_void:
             self._evaluations.append(evaluation.accuracy)
 
     def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
-        """Add a step to the curves."""
         self._take_curves(metrics)
         self._last, self._step = metrics, metrics["step"]
         self._ends = time.monotonic() + seconds_left
@@ -163,8 +156,7 @@ def sparkline(values: Sequence[float], width: int, low: float, high: float) -> s
     return "".join(BARS[round(min(max(value - low, 0.0) * scale, len(BARS) - 1))] for value in values)
 
 
-LINE_SECONDS = 10
-"""Minimum interval between lines without a terminal."""
+LINE_SECONDS = 10  # minimum interval between lines without a terminal
 EARLIEST = 20
 """The time left appears once one item in this many is done: the first of many that run at once predict nothing."""
 
@@ -199,7 +191,6 @@ class Tally(AbstractContextManager["Tally"]):
             self._bar.start()
 
     def advance(self, name: str, total: int) -> None:
-        """Count one more of ``total`` as done."""
         self.begin(name, total)
         self._done += 1
         now = time.monotonic()

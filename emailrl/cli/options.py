@@ -72,7 +72,6 @@ def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., No
 
 
 def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter:
-    """The Typer parameter for a setting."""
     help = summary.replace("`", "")
     kind: Any
     (kind,) = leaf.kinds - {None}
@@ -122,18 +121,26 @@ def checkpoints(incomplete: str) -> list[str]:
 
 def inboxes(context: Context, incomplete: str) -> list[str]:
     """The addresses in the database with this prefix."""
+    from emailrl.settings import load_settings
+
+    with suppress(EmailRLError):
+        return addresses_in(
+            context.params.get("db") or load_settings(looks_only=True).store.db, incomplete, MAX_INBOXES
+        )
+    return []
+
+
+def addresses_in(db: Path, prefix: str = "", most: int | None = None) -> list[str]:
+    """The addresses in a database with this prefix, in order; none if the database is not at hand."""
     from sqlalchemy import select
 
     from emailrl.mail.connection import opened
     from emailrl.mail.schema import addresses
-    from emailrl.settings import load_settings
 
     address = addresses.c.address
-    wanted = select(address).where(address >= incomplete, address < f"{incomplete}\U0010ffff").order_by(address)
-    with suppress(EmailRLError):
-        db = context.params.get("db") or load_settings(looks_only=True).store.db
-        with opened(db) as connection:
-            return list(connection.scalars(wanted.limit(MAX_INBOXES)))
+    wanted = select(address).where(address.startswith(prefix, autoescape=True)).order_by(address).limit(most)
+    with suppress(EmailRLError), opened(db) as connection:
+        return list(connection.scalars(wanted))
     return []
 
 

@@ -27,8 +27,7 @@ from emailrl.base.plain import guard_streams, one_line, plain, tell
 if TYPE_CHECKING:
     from emailrl.settings import PolicySettings
 
-LONGEST_ID: Final = 200
-"""Characters shown of a cited message id, which a model may make up."""
+LONGEST_ID: Final = 200  # characters shown of a cited message id, which a model may make up
 
 
 class PlainConsole(Console):

@@ -14,17 +14,16 @@ Examples:
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from emailrl.base.disk import check_out, write_out
-from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.disk import check_out, check_own, write_out
+from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.cli.inputs import check_searchable
-from emailrl.cli.options import Json, Overwrite, path_option
+from emailrl.cli.options import Json, Overwrite, addresses_in, path_option
 from emailrl.cli.output import print_json, result_console, say
 from emailrl.page.place import made_in, newest_file, newest_run, place_of
 from emailrl.settings import PlayingSettings, load_settings
@@ -59,7 +58,8 @@ def report(
             )
         run = made_in(file)
         say(f"Newest benchmark: {run}")
-    target = html or Path(f"{run.absolute().name}.html")
+    if (target := html) is None:
+        check_own(target := Path(f"{run.absolute().name}.html"), "--html")
     written = write_page(run, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
     if json:
         print_json(written)
@@ -87,7 +87,7 @@ def write_page(
     if path in place.root.parents:
         say(f"Newest in {path}: {place.root}")
     data = gather(place, model_name=settings.model.name)
-    content = page(redacted(data, _mailbox(settings.store.db)) if redact else data).encode("utf-8", "replace")
+    content = page(redacted(data, addresses_in(settings.store.db)) if redact else data).encode("utf-8", "replace")
     write_out(target, content)
     left_out = data.run["left_out"]
     what = "redacted" if redact else "with email text"
@@ -97,15 +97,3 @@ def write_page(
     for each in left_out:
         say(f"Left out: {each}")
     return {"html": target, "num_trajectories": len(data.rows), "left_out": left_out}
-
-
-def _mailbox(db: Path) -> list[str]:
-    """All addresses of the database; none if it is not at hand."""
-    from sqlalchemy import select
-
-    from emailrl.mail.connection import opened
-    from emailrl.mail.schema import addresses
-
-    with suppress(EmailRLError), opened(db) as connection:
-        return list(connection.scalars(select(addresses.c.address)))
-    return []

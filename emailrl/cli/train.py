@@ -41,8 +41,7 @@ from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.settings import Settings, load_settings, run_root
 
-SMALLEST_RANK = 1 << 28
-"""Bytes of memory that a rank needs at least, for its libraries."""
+SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its libraries
 
 
 @setting_options(

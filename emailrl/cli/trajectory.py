@@ -30,12 +30,9 @@ from emailrl.records.trajectory import TokenSample, Trajectory, Turn
 if TYPE_CHECKING:
     from emailrl.settings import Settings
 
-TRAINED = "bold green"
-"""Style of tokens with loss mask 1; of sampled ones if nothing was trained on them."""
-CONTEXT = "grey58"
-"""Style of tokens the policy only read."""
-STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}
-"""Colors of verdicts; others have none."""
+TRAINED = "bold green"  # style of tokens with loss mask 1; of sampled ones if nothing was trained on them
+CONTEXT = "grey58"  # style of tokens the policy only read
+STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}  # colors of verdicts; others have none
 WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
 """Columns of full width; only the question, the last one, is truncated."""
 NARROW = 72

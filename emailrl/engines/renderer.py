@@ -163,6 +163,8 @@ def _read_call(body: str, *, is_closed: bool) -> ToolCall:
         raise ValueError(f"tool call is not JSON: {error}") from error
     if len(given) == 2 and given[0] != given[1]:
         raise ValueError("tool call has both arguments and parameters, and they differ: give arguments only")
+    if not given and call.keys() - {"name", "id", "type"}:
+        raise ValueError('tool call has no "arguments"')
     return ToolCall(call["name"], checked_arguments(given[0] if given else {} if is_closed else None))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from emailrl.base.credentials import without_credentials
-from emailrl.base.disk import Lock, naming, sync
+from emailrl.base.disk import Lock, check_own, naming, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
@@ -101,6 +101,7 @@ class Conditions:
         self.path = path
         self._now = now
         self._new_folders = [folder for folder in path.parents if not folder.exists()]
+        check_own(path, "--out")
         if not resume:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -20,8 +20,7 @@ from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 
 MAX_TRAJECTORIES = 10_000
-MAX_TOKENS = 6_000_000
-"""Page limits; a page at the limit is about 60 MB."""
+MAX_TOKENS = 6_000_000  # page limits; a page at the limit is about 60 MB
 
 
 @dataclass(slots=True)
@@ -112,8 +111,7 @@ def _tokenizers(kept: Kept, model_name: str) -> dict[Path, TokenTexts | None]:
     return found
 
 
-_CHUNK_BYTES = 400_000
-"""Trajectory JSON that the page unpacks at a time."""
+_CHUNK_BYTES = 400_000  # trajectory JSON that the page unpacks at a time
 SCRIPTS: Final = (
     "data", "dom", "state", "charts", "overview", "list", "conversation", "tokens", "detail", "about", "main",
 )  # fmt: skip
@@ -162,7 +160,6 @@ def _json_script(name: str, value: Record) -> str:
 
 
 def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:
-    """The document and its policy."""
     style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (

@@ -21,10 +21,8 @@ from emailrl.checkpoints import CONFIRMED, list_checkpoints, run_folders
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
-_HEAD_BYTES = 4096
-"""Keys that distinguish a trajectory from a metric or a question."""
-_HEAD_LINES = 20
-"""Lines to check, as the first may be damaged."""
+_HEAD_BYTES = 4096  # keys that distinguish a trajectory from a metric or a question
+_HEAD_LINES = 20  # lines to check, as the first may be damaged
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
@@ -90,7 +88,6 @@ def _jsonl_under(root: Path) -> Iterator[Path]:
 
 
 def _holds_trajectories(file: Path) -> bool:
-    """Whether one of the first lines looks like a trajectory."""
     try:
         with file.open("rb") as stream:
             heads = [line[:_HEAD_BYTES] for line in islice(stream, _HEAD_LINES)]
@@ -107,14 +104,13 @@ def has_numbers(folder: Path) -> bool:
 
 def position_in(index: TrajectoryIndex, position: int) -> int:
     """Return a position counted from the file's start, -1 being the last; ``UsageError`` if it is out of range."""
-    count = len(index)
-    if not count:
+    if not (count := len(index)):
         raise UsageError(f"{index.path} holds no complete trajectory yet.", "Wait for the run, or name another file.")
-    found = position if position >= 0 else count + position
-    if not 0 <= found < count:
+    try:
+        return range(count)[position]
+    except IndexError:
         held = f"{index.path} holds {counted(count, 'trajectory')}"
-        raise UsageError(f"{held}; there is no --index {position}.", "Count from 0.")
-    return found
+        raise UsageError(f"{held}; there is no --index {position}.", "Count from 0.") from None
 
 
 def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[TrajectoryIndex, int]]:
@@ -140,17 +136,14 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
 
 def origin(file: Path, trajectory: Trajectory) -> str | None:
     """Return a trajectory's source if it is not a training step: a benchmark, an evaluation or a rollout."""
-    match source_of(file):
-        case "step":
-            return None
-        case "eval":
-            return f"evaluation at step {trajectory.step}"
-        case "confirm":
-            return f"best_model, from step {trajectory.step}, on other validation questions"
-        case "benchmark":
-            made_by = benchmark_record(file).get("model") or trajectory.policy_version or "an unnamed model"
-            return f"benchmark of {made_by}"
-    return "rollout"
+    if (source := source_of(file)) == "benchmark":
+        return f"benchmark of {benchmark_record(file).get('model') or trajectory.policy_version or 'an unnamed model'}"
+    of_runs = {
+        "step": None,
+        "eval": f"evaluation at step {trajectory.step}",
+        "confirm": f"best_model, from step {trajectory.step}, on other validation questions",
+    }
+    return of_runs.get(source, source)
 
 
 def source_of(file: Path) -> str:
@@ -167,11 +160,8 @@ def _results(file: Path) -> Path:
 
 def benchmark_record(file: Path) -> dict[str, Any]:
     """Return the model that made a file, from the benchmark's results; an empty dict for other files."""
-    try:
-        records = read_object(_results(file)).get("results", [])
-        return next((each for each in records if Path(each["trajectories"]).name == file.name), {})
-    except (KeyError, TypeError):
-        return {}  # another program's results.json
+    records = _list(read_object(_results(file)), "results", dict)
+    return next((each for each in records if Path(str(each.get("trajectories"))).name == file.name), {})
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from emailrl.records import Record
 NOTICE: Final = (
     "each address, and each name that stands in an address or an email's header, has one pseudonym throughout. Not "
     "covered are facts in prose, names that stand in no address and no English header, addresses spelled with spaces "
-    "or (at), names in Thai and other scripts without spaces (but for Chinese, Japanese and Korean), lowercase words "
+    "or (at), names in Thai and other scripts without spaces (but for Chinese, Japanese and Korean), names "
+    "without their apostrophe, in encoded headers that a text quotes or across a line break, lowercase words "
     "after a space in a path, parts of names of one or two letters and common words on their "
     "own: read the page before you share it."
 )
@@ -222,8 +223,9 @@ def _written(address: re.Match[str]) -> str:
 
 
 def _name(word: str) -> str:
-    """The name in a word, its accents composed: klay in KLay42, but zq1 as it is."""
-    return name if len(name := (word := normalize("NFC", word.lower())).strip("0123456789")) > 2 else word
+    """The name in a word, in any case and without accents: klay in KLay42, muniz in Muñiz, but zq1 as it is."""
+    plain = "".join(char for char in normalize("NFKD", word.casefold()) if category(char) != "Mn").replace("ı", "i")
+    return name if len(name := plain.strip("0123456789")) > 2 else plain
 
 
 def _meant(text: str) -> tuple[str, list[int]]:

@@ -26,8 +26,7 @@ from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
 
-MAX_ROWS = 5000
-"""Maximum rows per response."""
+MAX_ROWS = 5000  # maximum rows per response
 _Stamp = tuple[int, int, int] | None
 
 
@@ -90,9 +89,8 @@ class _File:
         self._index = TrajectoryIndex(path)
         self._record: Record = {}
         self._notes: dict[str, TrainingNote] = {}
-        self._stamp: _Stamp = None
-        self._notes_stamp: _Stamp = None
-        """The file and its training record as last read."""
+        self._stamp: _Stamp = None  # of the file as last read
+        self._notes_stamp: _Stamp = None  # of its training record
         self._tokens: TokenTexts | None = None
 
     def refreshed(self) -> Record:

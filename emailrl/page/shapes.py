@@ -23,8 +23,7 @@ from emailrl.records import Entry, Record, TrainingNote
 from emailrl.records.training import SampleNote
 from emailrl.records.trajectory import StopReason, Trajectory, Turn
 
-_LONGEST = 200
-"""Maximum characters of a question or answer in a row."""
+_LONGEST = 200  # maximum characters of a question or answer in a row
 _STOPS: dict[str | None, str] = {
     StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
     StopReason.BAD_TOOL_CALL_NAME: "no such tool",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from emailrl.base.cache import ReplyCache
+from emailrl.base.errors import UsageError
 
 
 def _put(path: Path, start: int) -> None:
@@ -25,6 +30,15 @@ def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
         assert worker.exitcode == 0
     cache = ReplyCache(path, "JUDGE_CACHE")
     assert [cache.get(str(number)) for number in range(80)] == [number % 2 == 0 for number in range(80)]
+
+
+def test_another_programs_database_is_left_as_it_is(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "places.sqlite")) as other, other:
+        other.execute("CREATE TABLE places (url TEXT)")
+    before = (tmp_path / "places.sqlite").read_bytes()
+    with pytest.raises(UsageError, match="another program"):
+        ReplyCache(tmp_path / "places.sqlite", "JUDGE_CACHE").prepare()
+    assert (tmp_path / "places.sqlite").read_bytes() == before
 
 
 def test_a_value_once_kept_stays_and_a_look_creates_no_file(tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tiny import make_database, make_model, make_questions
 
 from emailrl.base.errors import EmailRLError
 from emailrl.cli.app import app
-from emailrl.questions import write_scenarios
 
 CAUSES = {
     "no-database": [
@@ -31,27 +29,16 @@ CAUSES = {
         *("benchmark --out mail.db", "quickstart --out mail.db"),
         *("benchmark --model 'no such model'", "ask --json"),
         *("train --preset tiny", "train --from-openrlhf '--kl_estimater k3'", "plan --gpu H900", "plan --run model"),
-        *(
-            "gen-questions --dry-run",
-            "inspect-trajectory --list --page",
-            "inspect-trajectory --redact",
-            "trust nowhere",
-        ),
-        *("checkpoints list nowhere", "view nowhere", "report nowhere", "gen-db --source nowhere"),
+        *("gen-questions --dry-run", "inspect-trajectory --list --page", "inspect-trajectory --redact"),
+        *("trust nowhere", "checkpoints list nowhere", "view nowhere", "report nowhere", "gen-db --source nowhere"),
     ],
 }
 
 
 @pytest.mark.parametrize(("code", "line"), [(code, line) for code, lines in CAUSES.items() for line in lines])
-def test_every_error_is_one_line_with_a_remedy(code: str, line: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_model(tmp_path / "model")
-    make_database(tmp_path / "mail.db")
-    (tmp_path / "link.db").symlink_to("gone.db")
-    write_scenarios(tmp_path / "questions.jsonl", make_questions(4))
-    (tmp_path / "emailrl.toml").write_text(
-        'model_name = "model"\nemailrl_db = "mail.db"\nquestions = "questions.jsonl"\n'
-    )
+def test_every_error_is_one_line_with_a_remedy(code: str, line: str, here: Path, monkeypatch) -> None:
+    monkeypatch.chdir(here)
+    (here / "link.db").symlink_to("gone.db")
     with pytest.raises(EmailRLError) as caught:
         app(shlex.split(line), prog_name="emailrl", standalone_mode=False)
     error = caught.value

@@ -1,4 +1,4 @@
-"""Every command's --help: examples, no heavy module, an answer at once."""
+"""Every command's --help: examples, no heavy module, an answer at once; and the reference made of it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from generate import cli_reference, settings_reference
 from typer.testing import CliRunner
 
 from emailrl.cli.app import app
@@ -106,3 +109,18 @@ def test_no_file_or_folder_is_named_by_an_empty_text(option: str) -> None:
         done = CliRunner().invoke(app, [*path, option, " "])
         assert done.exit_code == 2 and "must not be empty; name a file or folder" in done.output, path
     assert takers
+
+
+# -- the reference pages in docs/
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_settings_page_is_current() -> None:
+    assert (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8") == settings_reference(), "run `make docs`"
+
+
+def test_cli_page_is_current() -> None:
+    if f"typer=={version('typer')}" not in (ROOT / "constraints.txt").read_text().splitlines():
+        pytest.skip("another typer than the pinned one lays its help out differently")
+    assert (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8") == cli_reference(), "run `make docs`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def test_a_page_is_overwritten_only_when_asked(emailrl, run_dir: Path, tmp_path:
     assert code == 2 and "run.html already exists" in error and (tmp_path / "run.html").read_text() == "mine"
     assert emailrl("report", run_dir, "--html", "run.html", "--overwrite")[0] == 0
     assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
+def test_a_pipe_that_was_not_named_is_not_written(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "grpo_masked.html")
+    code, _, error = emailrl("report", "--overwrite")
+    assert code == 2 and "pipe" in error
 
 
 def test_a_run_without_trajectories_is_reported(emailrl, tmp_path: Path) -> None:

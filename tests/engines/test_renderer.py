@@ -215,6 +215,8 @@ def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
         ('<tool_call>{"name": 3}</tool_call>', "no name"),
         ('<tool_call>{"name": "f", "arguments": []}</tool_call>', "not an object"),
         ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "not JSON"),
+        ('<tool_call>{"name": "f", "params": {"a": 1}}</tool_call>', 'no "arguments"'),
+        ('<tool_call>{"name": "f", "a": 1}</tool_call>', 'no "arguments"'),
         ('<tool_call>{"name": "f", "parameters": null}</tool_call>', "not an object"),
         ('<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}</tool_call>', "give arguments only"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),

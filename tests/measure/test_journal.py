@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,13 @@ def test_where_nothing_was_played_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="Nothing to resume"):
         Conditions(path, {}, resume=True)
+
+
+def test_nothing_waits_for_a_pipe_in_the_place_of_the_conditions(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "conditions.json")
+    for resume in (True, False):
+        with pytest.raises(UsageError, match="pipe"):
+            Conditions(tmp_path / "conditions.json", {}, resume=resume)
 
 
 def test_a_rollout_that_raised_is_played_again(tmp_path: Path) -> None:

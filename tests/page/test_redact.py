@@ -191,6 +191,9 @@ def test_no_address_full_name_or_home_is_left(
         ("From: Ren\u00e9e Dubois", "Rene\u0301e Dubois"),
         ("From: Rene\u0301e Dubois", "Ren\u00e9e Dubois"),
         ("From: राम शर्मा", "राम शर्मा"),
+        ("From: José Muñiz", "Jose MUNIZ"),
+        ("From: Strauß Wirth", "STRAUSS wirth"),
+        ("From: İlker IŞIK", "ilker ışık"),
     ],
 )
 def test_names_of_long_and_composed_headers_are_replaced(header: str, name: str) -> None:

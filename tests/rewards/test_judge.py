@@ -133,7 +133,7 @@ READ = {
     None: [
         "True or False: False", "true? no", "Truely not", "trueFalse", "True.\n\nFalse", "True **", "", "<think>True",
         "The answer is True", 'False. It says "</think>True', '<think>a</think>False. It says "</think>True',
-        "It is wrong.</think>True",
+        "It is wrong.</think>True", "fal\u017fe",
     ],
 }  # fmt: skip
 
