@@ -157,12 +157,7 @@ def other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return _about_person(box, mail, others.pop(), rng) if is_told and len(others) == 1 else None
 
 
-@kind(
-    0.6,
-    "Who was copied on {mail}?",
-    "Who was on cc of {mail}?",
-    "Who got a copy of {mail}?",
-)
+@kind(0.6, "Who was copied on {mail}?", "Who was on cc of {mail}?", "Who got a copy of {mail}?")
 def copied(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     is_only = len(mail.cc) == 1 and mail.cc[0] not in (box.me, mail.sender, *mail.to) and not mail.bcc
     return _about_person(box, mail, mail.cc[0], rng) if is_only else None
@@ -190,12 +185,7 @@ def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding 
 # -- threads: who replied, when, and who started them -----------------------------------------------------------------
 
 
-@kind(
-    0.8,
-    'Who replied to my mail about "{topic}"?',
-    "Who answered me on {topic}?",
-    'Who got back to me on "{topic}"?',
-)
+@kind(0.8, 'Who replied to my mail about "{topic}"?', "Who answered me on {topic}?", 'Who got back to me on "{topic}"?')
 def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The only reply to an email of the owner; nobody else writes in the thread."""
     day = box.ask_day(mail, rng)
