@@ -14,13 +14,12 @@ from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
 from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
 
-THEIR_MAIL = (
+THEIR_MAIL = (  # References to somebody else's email; ``{persons}`` is the possessive.
     '{persons} mail about "{topic}"',
     'the mail "{topic}" from {person}',
     'the message {person} sent about "{topic}"',
     "{persons} message on {topic}",
 )
-"""References to somebody else's email; ``{persons}`` is the possessive."""
 MY_MAIL = ('my mail about "{topic}"', 'the mail "{topic}" that I sent', "the message I wrote on {topic}")
 """References to an email by the mailbox's owner."""
 
@@ -357,7 +356,7 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
     return Kind(name, realism, wordings, find, fact=extractor)
 
 
-_FACTS = {
+_FACTS = {  # Name, realism and extractor of a fact, with its wordings.
     ("phone", 0.9, mentions.PHONE): (
         "What phone number is given in {mail}?",
         "Which phone number can I find in {mail}?",
@@ -424,7 +423,6 @@ _FACTS = {
         "What is the flight mentioned in {mail}?",
     ),
 }
-"""Name, realism and extractor of a fact, with its wordings."""
 FACT_KINDS = (
     *(_fact_kind(*fact, *wordings) for fact, wordings in _FACTS.items()),
     *(
