@@ -98,7 +98,7 @@ SENSES: dict[str, tuple[tuple[str | None, float], ...]] = {
     "basis": (("percent", 0.01), ("point", 0.01)),
 }
 """Units with several meanings: a basis point is a hundredth of a percent or of a percentage point."""
-KINDS = {
+KINDS = {  # Groups of units that cannot be converted into each other but answer the same question.
     **dict.fromkeys(("usd", "cad", "aud", "eur", "gbp", "jpy"), "money"),
     **dict.fromkeys(("percent", "point"), "share"),
     **dict.fromkeys(("minute", "month"), "span"),
@@ -107,7 +107,6 @@ KINDS = {
     **dict.fromkeys(("gram", "barrel", "gallon", "litre", "mmbtu", "mcf", "watt", "watthour"), "stuff"),
     **dict.fromkeys(("pallet", "drum", "crate", "box", "bag", "container"), "stuff"),
 }
-"""Groups of units that cannot be converted into each other but answer the same question."""
 SPANS = ("hour", "day", "week", "fortnight", "month", "year", "decade")  # Time spans that "a" counts as one.
 _RATES = {"d": "day", "h": "hour", "y": "year", "s": "second", "mo": "month", "pound": "lb"}
 _ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}

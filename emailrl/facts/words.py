@@ -11,14 +11,13 @@ from emailrl.facts import lexicon
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _NUMBERED = re.compile(r"(?m)^\s*\d{1,2}[.)]\s+")
-_SUFFIXES = (
+_SUFFIXES = (  # Suffixes and the minimum number of letters before them.
     *(("ations", 5), ("ation", 5), ("ments", 5), ("ment", 5), ("ings", 3), ("ing", 3), ("ions", 5), ("ion", 5)),
     *(("ied", 3), ("ies", 3), ("ed", 3), ("ly", 4), ("s", 3)),
 )
-"""Suffixes and the minimum number of letters before them."""
 
 
-_WORDINGS = tuple(
+_WORDINGS = tuple(  # Rewrites phrases into the one form that the grammar reads, if the lowercase text contains the key.
     (key, re.compile(pattern, re.IGNORECASE), instead)
     for key, pattern, instead in (
         ("half", r"\ban? (year|month|week|day|hour|mile) and a half\b", r"one and a half \1s"),
@@ -47,7 +46,6 @@ _WORDINGS = tuple(
         ("dollar", r"\baustralian\.? dollars?\b", "aud"),
     )
 )
-"""Rewrites phrases into the one form that the grammar reads, if the lowercase text contains the key."""
 
 
 def clean(text: str) -> str:
@@ -71,7 +69,7 @@ def clean(text: str) -> str:
     return text
 
 
-_SPELLINGS = tuple(
+_SPELLINGS = tuple(  # Rewrites the British spelling of a stem as the American one.
     (re.compile(pattern), instead)
     for pattern, instead in (
         (r"(?<=\w{3})our", "or"),  # favour
@@ -82,7 +80,6 @@ _SPELLINGS = tuple(
         (r"(?<=\w{4}l)l$", ""),  # travell(ed)
     )
 )
-"""Rewrites the British spelling of a stem as the American one."""
 
 
 def _shorten(word: str) -> str:

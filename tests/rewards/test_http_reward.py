@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any
 
@@ -58,15 +59,8 @@ def rewards(numbers: list[float] | None = None, **more: Any) -> Reply:
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    stubs: list[JsonStub] = []
-
-    def start(reply: Reply, **how: float) -> JsonStub:
-        stubs.append(JsonStub(reply, path="/get_reward", **how))
-        return stubs[-1]
-
-    yield start
-    for stub in stubs:
-        stub.close()
+    with ExitStack() as stubs:
+        yield lambda reply, **how: stubs.enter_context(closing(JsonStub(reply, path="/get_reward", **how)))
 
 
 def built(settings: Settings) -> Scorer:

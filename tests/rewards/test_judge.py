@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,8 @@ Serve = Callable[[Reply], ChatStub]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    running: list[ChatStub] = []
-
-    def start(reply: Reply) -> ChatStub:
-        running.append(ChatStub(lambda body, number: reply(body)))
-        return running[-1]
-
-    yield start
-    for stub in running:
-        stub.close()
+    with ExitStack() as stubs:
+        yield lambda reply: stubs.enter_context(closing(ChatStub(lambda body, number: reply(body))))
 
 
 def settings(stub: ChatStub, tmp_path: Path, **changes: Any) -> RewardSettings:

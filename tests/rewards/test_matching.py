@@ -323,8 +323,7 @@ def test_a_candidate_and_nothing_else(text: str, bare: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "gives"),
-    [("It is not stated how deep the well is", False), ("It is forty feet deep", True)],
+    ("reference", "gives"), [("It is not stated how deep the well is", False), ("It is forty feet deep", True)]
 )
 def test_giving_up_is_an_answer_where_the_reference_does(reference: str, gives: bool) -> None:
     case = case_of("How deep is the well?", reference, "How deep the well is, is not stated.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,20 +122,12 @@ def test_an_attempted_answer_is_measured_and_another_is_not() -> None:
     assert [idk.rubric[name] for name in looks] == [None] * 4
 
 
-class Gullible:
-    """Believes whatever begins with "Surely", and nothing else."""
-
-    concurrency = 1
-
-    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
-        return answer.startswith("Surely")
-
-
 def test_a_judge_is_compared_with_the_offline_check_on_a_sample_both_ways() -> None:
+    gullible = SimpleNamespace(concurrency=1, check=lambda question, reference, answer, kind: answer[0] == "S")
     believed = [f"Surely June {number}" for number in range(60)]
     refused = [f"{' ' * number}May 20" for number in range(60)]
     trajectories = [answered(answer) for answer in (*believed, *refused)]
-    Scorer(Gullible(), simple_reward).score(trajectories)
+    Scorer(gullible, simple_reward).score(trajectories)
     offline = [trajectory.rubric["offline_correct"] for trajectory in trajectories]
     compared = [verdict is not None for verdict in offline]
     assert 35 <= sum(compared) <= 85  # half of 120, give or take four and a half standard deviations
@@ -144,7 +137,7 @@ def test_a_judge_is_compared_with_the_offline_check_on_a_sample_both_ways() -> N
         "only_offline_right": sum(compared[60:]),
     }
     again = [answered(trajectory.final_answer or "") for trajectory in reversed(trajectories)]
-    Scorer(Gullible(), simple_reward).score(again)
+    Scorer(gullible, simple_reward).score(again)
     assert [trajectory.rubric["offline_correct"] for trajectory in reversed(again)] == offline  # the same sample
 
 
@@ -156,25 +149,20 @@ def test_named_rewards() -> None:
     assert trajectory.reward_terms == {"outcome": 1.0}
 
 
-class Faulty:
-    """A check with a fault that some answers find, and an interrupt in one."""
-
-    concurrency = 1
-
-    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
+def test_whatever_a_check_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
+    def check(question: str, reference: str, answer: str, kind: str) -> bool:
         if answer == "stop":
             raise KeyboardInterrupt
         return {"May 20": True, "May 3": False}[answer]
 
-
-def test_whatever_a_check_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
+    scorer = Scorer(SimpleNamespace(concurrency=1, check=check), simple_reward)
     trajectories = [answered("May 20"), answered("https://ann:hush@host"), answered("May 3")]
-    Scorer(Faulty(), simple_reward).score(trajectories)
+    scorer.score(trajectories)
     assert [t.exception for t in trajectories] == [None, "KeyError: 'https://host'", None]
     assert [t.reward for t in trajectories] == [1.0, 0.0, 0.0] and trajectories[1].reward_terms == {}
     assert "an answer could not be judged: KeyError: 'https://host'" in caplog.text and "hush" not in caplog.text
     with pytest.raises(KeyboardInterrupt):
-        Scorer(Faulty(), simple_reward).score([answered("stop")])
+        scorer.score([answered("stop")])
 
 
 def test_whatever_a_reward_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:

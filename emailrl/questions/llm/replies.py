@@ -205,7 +205,7 @@ _BEGINNING = re.compile(r'\[\s*[{\]]|\{\s*["}]')
 MIN_FOUND: Final = 0.5  # Share of an answer's words that its emails must contain; they must contain all of its facts.
 
 _WORD: Final = re.compile(r"[^\W\d_]+")
-_COMMON: Final = STOPWORDS | frozenset(
+_COMMON: Final = STOPWORDS | frozenset(  # Words in nearly every email, so that finding one proves nothing.
     re.findall(
         r"[\w']+",
         "after all am asap attached before best day days different else emails ever everything few first further give "
@@ -216,7 +216,6 @@ _COMMON: Final = STOPWORDS | frozenset(
         "yesterday yet",
     )
 )
-"""Words in nearly every email, so that finding one proves nothing."""
 
 
 @dataclass(slots=True)

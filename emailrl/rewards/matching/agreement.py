@@ -297,12 +297,11 @@ def side(case: Case) -> bool | None:
 
 
 _FACTUAL = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had)\b", re.IGNORECASE)
-_LIMITED = re.compile(
+_LIMITED = re.compile(  # Tells that a clause qualifies the yes or no before it.
     r"\b(?:will|would|should|shall|can|could|may|might|must|to|only|just|still|some|one|few|most|half|partly|part|yet|but"
     r"|until|if|when|once|after|before|because|as|so|though|although|however|instead|later|than|except)\b",
     re.IGNORECASE,
 )
-"""Tells that a clause qualifies the yes or no before it."""
 _ALL = ("everyone", "everybody")
 _SAID_NO = re.compile(r"\b(?:said|says|answered|replied)\s(?:no|not)\b", re.IGNORECASE)
 

@@ -173,8 +173,11 @@ class Reference:
 
 
 @lru_cache(maxsize=4096)
-def read_question(question: str, kind: str | None) -> Question:
-    """Read a cleaned question; if its ``kind`` is known, it asks for that kind only."""
+def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
+    """Read a cleaned question, which asks for its ``kind`` only if that is known, and its reference.
+
+    ``others`` is the reference with its alternatives.
+    """
 
     def asks(pattern: re.Pattern[str], *kinds: str) -> bool:
         return pattern.search(question) is not None if kind is None else kind in kinds
@@ -182,7 +185,7 @@ def read_question(question: str, kind: str | None) -> Question:
     temporal, numbering = asks(_TEMPORAL, "date"), _NUMBERING.search(question) is not None
     unit = re.search(r"\bhow (?:many|much) (\w+)", question, re.IGNORECASE)
     reading = read(question.rstrip("? "), temporal=temporal, numbering=numbering)
-    return Question(
+    asked = Question(
         reading,
         frozenset(reading.stems),
         polar=asks(_POLAR) and not re.search(r"\bor\b(?! not)", question),
@@ -193,12 +196,6 @@ def read_question(question: str, kind: str | None) -> Question:
         several=asks(_SEVERAL),
         unit=UNITS.get(unit[1].lower()) if unit else None,
     )
-
-
-@lru_cache(maxsize=4096)
-def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
-    """Read a cleaned question and its reference; ``others`` is the reference with its alternatives."""
-    asked = read_question(question, kind)
     bare = _ASIDE_IN_BRACKETS.sub("", reference).strip()
     reading, full, every = (
         read(text, temporal=asked.temporal, numbering=asked.numbering)

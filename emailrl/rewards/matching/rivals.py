@@ -30,12 +30,11 @@ _CHOICE = re.compile(rf"^\s*(?:{_VERSUS}|{_SYMBOL}|/|\[|\||\.\.+)\s*$", re.IGNOR
 """Joins two candidates like "or"."""
 _AND = re.compile(r"and|but|plus|as well|&", re.IGNORECASE)
 _BREAK = re.compile(r"[!?:;()\n]|(?<!\.)(?<!\bvs)\.(?!\.)", re.IGNORECASE)
-_IN_FACT = re.compile(
+_IN_FACT = re.compile(  # Introduces what really answers, or what another source says.
     r"(?:\b(?:in fact|actually|in reality|in truth|now|currently|today|elsewhere|another|the other|instead|answer is)\b"
     r"|\banswer:)",
     re.IGNORECASE,
 )
-"""Introduces what really answers, or what another source says."""
 _OTHERWISE = re.compile(rf"{_IN_FACT.pattern}\W*(?:(?:in|on|at|it|is|says?|the)\W+)*$", re.IGNORECASE)
 _PLACED = re.compile(r"\b(?:of|in|at|from|on|for|with|near|via)\s(?:the\s)?$")
 _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
@@ -213,13 +212,12 @@ def rival_clause(case: Case) -> bool:
 
 
 _JOINING = frozenset(("the", "a", "an", "or", "also", "then", "as", "so", "both", "each", "to"))
-_PLACE = re.compile(
+_PLACE = re.compile(  # Asks for a place, at any level ("where") or at one ("which city").
     r"\bwhere\b|\b(?:what|which)\s(?:(?:is|was|are|were|will be)\s)?(?:(?:the|his|her|their|your|my|our)\s)?(?:\w+\s)?"
     r"(?:place|location|venue|region|address|hotel|airport|inn|restaurant|office|building|floor|room|setting"
     r"|(?P<level>city|town|village|county|country|state(?! of\b)))\b",
     re.IGNORECASE,
 )
-"""Asks for a place, at any level ("where") or at one ("which city")."""
 _WITHIN = re.compile(r"\s*(?:,|\(|\s-\s)?\s*")  # Joins a place to a larger one or to a detail.
 _APPOSED = re.compile(r"(?:the|an?)\s|\w+(?:ed|ing|ly)\s\w", re.IGNORECASE)
 """Begins a remark on a candidate ("shipped, awaiting pickup") rather than another one."""

@@ -147,14 +147,13 @@ _PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|you
 _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
 _UPPER = r"before|under|below|(?:less|fewer) than|at most"
 _LOWER = r"after|over|above|more than|at least"
-_LIMITS = tuple(
+_LIMITS = tuple(  # Upper and lower limits as a reference states them, and as a question asks for them.
     tuple(re.compile(rf"\b(?:{words}|{more})\b", re.IGNORECASE) for more in (stated, asked))
     for words, stated, asked in (
         (rf"{_UPPER}|most|maximum|limit|cap|latest|highest", "by|until|till|within|up to", "by (?:when|what)"),
         (rf"{_LOWER}|least|minimum|limit|earliest|lowest|since", "from", "from (?:when|what)"),
     )
 )
-"""Upper and lower limits as a reference states them, and as a question asks for them."""
 _STRICT = re.compile(rf"\b(?P<no>not?\s)?(?:(?P<upper>{_UPPER})|{_LOWER})(?:\s\w+)?\s$", re.IGNORECASE)
 
 
