@@ -1,7 +1,7 @@
 """Crash-safe files: complete or absent, on disk before they are renamed, readable by others, and inside their folder.
 
-A folder may come from a stranger, and a link in it would lead writes and removals elsewhere. ``check_place`` and
-``check_own`` refuse links before a command touches what it was told to write.
+A folder may come from a stranger, and a link in it would lead writes and removals elsewhere: ``check_place`` and
+``check_own`` refuse it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from emailrl.base.errors import UsageError
 
-LOCK: Final = ".lock"
-"""In a run's directory: the file that the process writing there has locked (flock)."""
-_NAMES_ANOTHER: Final = bytes.fromhex("d9d505f920a163d7")
-"""The end of an SQLite journal that names a super-journal."""
+LOCK: Final = ".lock"  # in a run's directory: the file that the process writing there has locked (flock)
+_NAMES_ANOTHER: Final = bytes.fromhex("d9d505f920a163d7")  # the end of an SQLite journal that names a super-journal
 
 
 def check_place(path: Path, option: str) -> None:
@@ -115,17 +112,12 @@ def check_beside(path: Path, option: str) -> None:
 def is_locked(path: Path) -> bool:
     """Whether a process has locked the file; False for one that is missing or cannot be opened."""
     try:
-        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(path, "rb+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks
+    except OSError:  # also from a file system without locks
         return False
-    finally:
-        os.close(lock)
     return False
 
 
@@ -163,9 +155,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from emailrl.base.errors import EmailRLError, UsageError
 
-CONNECT_SECONDS: Final = 5
-"""Timeout per address family; a firewall that drops packets gives no answer at all."""
+CONNECT_SECONDS: Final = 5  # timeout per address family; a firewall that drops packets gives no answer at all
 DECIDE_SECONDS: Final = 2 * CONNECT_SECONDS
 """Timeout of the whole check; a resolver without a network may take a minute."""
 _DECIDED_BY: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")

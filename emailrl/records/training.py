@@ -61,8 +61,7 @@ class SampleNote(BaseModel):
     loss_mask: Mask = []
     old_logprobs: list[Number | None] = []
     ratio: list[Number | None] = []
-    advantages: list[Number | None] = []
-    """Empty if all trained tokens have the trajectory's advantage."""
+    advantages: list[Number | None] = []  # empty if all trained tokens have the trajectory's advantage
 
 
 class TrainingNote(BaseModel):
@@ -71,8 +70,7 @@ class TrainingNote(BaseModel):
     id: str
     advantage: Number | None = None
     """Advantage of all its trained tokens; None if they differ by token, or it was not trained."""
-    dropped: str | None = None
-    """Why it was not trained, if recorded."""
+    dropped: str | None = None  # why it was not trained, if recorded
     samples: list[SampleNote] = []
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emailrl.mail.sources.charsets import codec_of, decode
+from emailrl.mail.sources.text import codec_of, decode
 
 
 @pytest.mark.parametrize(

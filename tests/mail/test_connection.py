@@ -26,7 +26,7 @@ from emailrl.mail.schema import emails, metadata
 from emailrl.mail.sources import RawEmail
 
 Make = Callable[..., RawEmail]
-OTHERS = {"base/cache.py", "measure/doctor.py", "mail/snippets.py"}
+OTHERS = {"base/cache.py", "measure/doctor.py", "mail/mailbox.py"}
 """Databases other than those of gen-db, and the doctor, which imports nothing that it looks at."""
 
 OPEN_AT_EXIT = """

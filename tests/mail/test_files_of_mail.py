@@ -100,10 +100,10 @@ def test_listing_names_every_message_skipped_or_repaired(several: Path, tmp_path
 
 
 def test_the_sizes_agree() -> None:
-    from emailrl.mail.sources.reading import Reading
+    from emailrl.mail.sources.reading import MAX_MESSAGE_BYTES
     from emailrl.settings import StoreSettings
 
-    assert StoreSettings().max_message_bytes == Reading().max_message_bytes == 104_857_600
+    assert StoreSettings().max_message_bytes == MAX_MESSAGE_BYTES == 104_857_600
 
 
 def test_skipped_has_a_name_that_can_be_stored(path: Path) -> None:

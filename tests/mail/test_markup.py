@@ -9,7 +9,7 @@ from hang import must_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emailrl.mail.sources.markup import MAX_HTML_CHARS, flowed_to_text, html_to_text
+from emailrl.mail.sources.text import MAX_HTML_CHARS, flowed_to_text, html_to_text
 
 
 @pytest.mark.parametrize(

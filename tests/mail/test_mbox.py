@@ -14,7 +14,7 @@ import pytest
 from mail.mails import ENVELOPE, emails, mail, mbox, names
 
 from emailrl.base.errors import EmailRLError
-from emailrl.mail.sources.mbox import messages_of
+from emailrl.mail.sources.archive import messages_of
 from emailrl.mail.sources.reading import Skipped
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from emailrl.mail import SearchHit, open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, short_text
+from emailrl.mail.mailbox import LONGEST_SNIPPET, excerpt, has_few_matches, short_text
 from emailrl.settings import StoreSettings
 
 ANY_LENGTH = StoreSettings(max_body_chars=0)

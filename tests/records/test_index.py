@@ -66,11 +66,11 @@ def test_what_is_appended_is_taken_up_once_its_line_is_whole(tmp_path: Path, som
     with file.open("ab") as stream:
         stream.write(line[:30])
     index.refresh()
-    assert (len(index), index.torn_line) == (2, 3)
+    assert (len(index), index.torn) == (2, ["file.jsonl, line 3: incomplete (still being written, or cut off)"])
     with file.open("ab") as stream:
         stream.write(line[30:])
     index.refresh()
-    assert (ids(index), index.torn_line) == (["t-0", "t-1", "t-0"], None)
+    assert (ids(index), index.torn) == (["t-0", "t-1", "t-0"], [])
     assert ids(TrajectoryIndex(file)) == ["t-0", "t-1", "t-0"]
 
 
