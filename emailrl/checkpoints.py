@@ -41,6 +41,7 @@ SFT = "sft"
 MOST_METADATA_BYTES = 16 << 20
 _KIND_ORDER = {"best": 0, "sft": 0, "checkpoint": 1, "final": 2}
 _REMEDY = "Use another checkpoint: emailrl checkpoints list."
+_BEST = ("best", SFT)
 _CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
 
 
@@ -61,10 +62,7 @@ class Metadata:
     settings: dict[str, dict[str, Any]]
     """The settings tree without its secrets."""
     parent: str | None
-    """Origin of the run's weights: ``run_id:step`` of a checkpoint, or path and sha256 of another adapter.
-
-    None for a run started from the base model. Resuming a run does not change it.
-    """
+    """Where the run's weights began: ``run_id:step``, another adapter's path and sha256, or None for the base model."""
     seed: int
     versions: dict[str, str]
     database_fingerprint: str
@@ -115,21 +113,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list", "no-checkpoint")
     if not (path / METADATA).is_file():
         inside = ", ".join(checkpoint.path.name for checkpoint in list_checkpoints(path))
-        hint = (
-            f"It is a run; name one of its checkpoints: {inside}."
-            if inside
-            else f"The checkpoint is incomplete. {_REMEDY}"
-        )
-        raise UsageError(f"{path} has no {METADATA}.", hint)
-    metadata = _read_metadata(path / METADATA)
-    missing = [name for name in metadata.files if not (path / name).is_file()]
-    if missing:
-        raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
-    return Checkpoint(path, metadata)
-
-
-def _read_metadata(file: Path) -> Metadata:
-    """The file's metadata with all types checked."""
+        hint = f"It is a run; name one of its checkpoints: {inside}." if inside else ""
+        raise UsageError(f"{path} has no {METADATA}.", hint or f"The checkpoint is incomplete. {_REMEDY}")
+    file = path / METADATA
     try:
         with file.open("rb") as stream:
             content = stream.read(MOST_METADATA_BYTES + 1)
@@ -137,7 +123,17 @@ def _read_metadata(file: Path) -> Metadata:
             raise ValueError("it is too large")
         metadata = _METADATA.validate_json(content, strict=True)
         absent = [item.name for item in fields(Metadata) if item.name not in json.loads(content)]
-        _check_values(metadata)
+        created = datetime.fromisoformat(metadata.created_at)
+        if created.tzinfo is None or created.year == datetime.max.year:
+            raise ValueError(f"created_at is {metadata.created_at}")
+        for name in ("accuracy", "reward", "evaluated_step"):
+            if not isinstance(metadata.metrics.get(name), int | float | None):
+                raise ValueError(f"metrics.{name} is not a number")
+        if not re.fullmatch(r"[\w-]+", metadata.run_id):  # it names a folder of TENSORBOARD_DIR
+            raise ValueError(f"run_id is {metadata.run_id:.40}")
+        for name in metadata.files:
+            if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+                raise ValueError(f"the file {name} is outside the checkpoint")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -150,45 +146,28 @@ def _read_metadata(file: Path) -> Metadata:
     if absent:
         raise EmailRLError(f"{file} is missing {absent[0]!r}.", _REMEDY)
     if metadata.schema_version != SCHEMA_VERSION:
-        raise EmailRLError(
-            f"{file.parent} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}.",
-            "Use the version of emailrl that wrote it.",
-        )
-    return metadata
-
-
-def _check_values(metadata: Metadata) -> None:
-    """Raise ValueError for values of the right type that are invalid."""
-    created = datetime.fromisoformat(metadata.created_at)
-    if created.tzinfo is None or created.year == datetime.max.year:
-        raise ValueError(f"created_at is {metadata.created_at}")
-    for name in ("accuracy", "reward", "evaluated_step"):
-        if not isinstance(metadata.metrics.get(name), int | float | None):
-            raise ValueError(f"metrics.{name} is not a number")
-    if not re.fullmatch(r"[\w-]+", metadata.run_id):  # it names a folder of TENSORBOARD_DIR
-        raise ValueError(f"run_id is {metadata.run_id:.40}")
-    for name in metadata.files:
-        if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
-            raise ValueError(f"the file {name} is outside the checkpoint")
+        said = f"{path} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}."
+        raise EmailRLError(said, "Use the version of emailrl that wrote it.")
+    missing = [name for name in metadata.files if not (path / name).is_file()]
+    if missing:
+        raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
+    return Checkpoint(path, metadata)
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint if all its files have the hashes in ``metadata.json``; EmailRLError otherwise."""
     for name, expected in checkpoint.metadata.files.items():
         if (found := sha256_of(checkpoint.path / name)) != expected:
-            raise EmailRLError(
-                f"{checkpoint.path / name} is damaged (sha256 {found[:12]}…, {METADATA} says {expected[:12]}…).",
-                _REMEDY,
-            )
+            what = f"is damaged (sha256 {found[:12]}…, {METADATA} says {expected[:12]}…)."
+            raise EmailRLError(f"{checkpoint.path / name} {what}", _REMEDY)
     return checkpoint
 
 
 def damage_of(path: Path) -> str | None:
     """What is wrong with the checkpoint in a folder, by its files and their hashes; None if it is whole or missing."""
-    if not path.exists():
-        return None
     try:
-        verify(read_checkpoint(path))
+        if path.exists():
+            verify(read_checkpoint(path))
     except EmailRLError as error:
         return error.message
     return None
@@ -212,9 +191,15 @@ def incomplete_checkpoints(run_dir: Path) -> dict[Path, str]:
 
 
 def _read_all(run_dir: Path) -> dict[Path, Checkpoint | str]:
-    """Whatever has a checkpoint's name, by its path; what is wrong with it if it cannot be read."""
+    """Whatever has a checkpoint's name, by its path; what is wrong with it if it cannot be read.
+
+    A checkpoint that is being replaced stands under a hidden name.
+    """
+    entries = run_dir.iterdir() if run_dir.is_dir() else ()
+    names = {re.sub(r"^\.(.+)\.(incoming|outgoing)$", r"\1", entry.name) for entry in entries}
     found: dict[Path, Checkpoint | str] = {}
-    for path in (standing_of(run_dir / name) for name in sorted(_checkpoint_names(run_dir))):
+    for name in sorted(filter(_CHECKPOINT_NAME.fullmatch, names)):
+        path = _standing(run_dir / name)
         try:
             found[path] = read_checkpoint(path)
         except EmailRLError as error:
@@ -222,27 +207,14 @@ def _read_all(run_dir: Path) -> dict[Path, Checkpoint | str]:
     return found
 
 
-def _checkpoint_names(run_dir: Path) -> set[str]:
-    if not run_dir.is_dir():
-        return set()
-    names = (re.sub(r"^\.(.+)\.(incoming|outgoing)$", r"\1", entry.name) for entry in run_dir.iterdir())
-    return {name for name in names if _CHECKPOINT_NAME.fullmatch(name)}
+def _hidden(path: Path) -> tuple[Path, Path]:
+    """A checkpoint's names while it is written, and while it is replaced."""
+    return path.with_name(f".{path.name}.incoming"), path.with_name(f".{path.name}.outgoing")
 
 
-def standing_of(path: Path) -> Path:
-    """Return the current place of a checkpoint by its name, even while it is being replaced."""
-    for candidate in (path, incoming_of(path), outgoing_of(path)):
-        if (candidate / METADATA).is_file():
-            return candidate
-    return path
-
-
-def incoming_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.incoming")
-
-
-def outgoing_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.outgoing")
+def _standing(path: Path) -> Path:
+    """Where a checkpoint is complete now."""
+    return next((each for each in (path, *_hidden(path)) if (each / METADATA).is_file()), path)
 
 
 # -- finding --------------------------------------------------------------------------------------------------------
@@ -258,36 +230,29 @@ def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
         for entry in root.parent.iterdir()
         if re.fullmatch(re.escape(root.name) + r"(-\d+)?", entry.name) and entry.is_dir()
     }
-    return sorted(found, key=lambda run: (number_of(run), run.name))
 
+    def number(run: Path) -> int:
+        numbered = re.search(r"-(\d+)$", run.name)
+        return int(numbered[1]) if numbered else 1
 
-def number_of(run: Path) -> int:
-    """Return the n of ``grpo_masked-n``, or 1 without a number; later runs of the same name have higher numbers."""
-    found = re.search(r"-(\d+)$", run.name)
-    return int(found[1]) if found else 1
+    return sorted(found, key=lambda run: (number(run), run.name))
 
 
 def find_runs(
     output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest"
 ) -> list[Path]:
-    """Return the runs of OUTPUT_DIR with a checkpoint, the most recently written last: of one mode, or all ``but``.
-
-    ``which="best"`` returns only those with a ``best_model``.
-    """
+    """Return the runs of OUTPUT_DIR with a checkpoint (``best``: with a ``best_model``), the last written last."""
     written = {
         run: max(checkpoint.created for checkpoint in checkpoints)
         for run in run_folders(output_dir, mode)
         if (checkpoints := list_checkpoints(run)) and checkpoints[-1].metadata.mode != but
-        if which != "best" or any(map(_is_best, checkpoints))
+        if which != "best" or any(each.metadata.kind in _BEST for each in checkpoints)
     }
     return sorted(written, key=written.__getitem__)  # those of one time stay in the order they were begun
 
 
 def created_after(runs: Iterable[Path]) -> str:
-    """Return the creation time for a new checkpoint in ISO form, with microseconds, in UTC.
-
-    It is the current time, or just after the latest checkpoint of ``runs`` if the clock was set back.
-    """
+    """Return the time for a new checkpoint, in ISO form: now, or just after the latest of ``runs`` on a late clock."""
     before = [checkpoint.created + timedelta(microseconds=1) for run in runs for checkpoint in list_checkpoints(run)]
     return max([datetime.now(UTC), *before]).astimezone(UTC).isoformat(timespec="microseconds")
 
@@ -300,19 +265,20 @@ def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None
     """
     if which not in ("best", "latest"):
         return verify(read_checkpoint(Path(which)))
-    which = str(which)
-    return verify(checkpoint_of(newest_run(output_dir, mode, which=which), which))
+    return verify(checkpoint_of(newest_run(output_dir, mode, which=str(which)), str(which)))
 
 
 def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest") -> Path:
     """Return the last of ``find_runs``; UsageError if there is none."""
     if runs := find_runs(output_dir, mode, but=but, which=which):
         return runs[-1]
-    kind, where = f"{mode} run" if mode else "run", f"(output folder: {output_dir})"
-    if find_runs(output_dir, mode, but=but):
-        raise UsageError(f"No {kind} has a best_model {where}.", "Use latest, or a checkpoint's path.")
+    kind = f"{mode} run" if mode else "run"
+    has_other = bool(find_runs(output_dir, mode, but=but))
     hint = "Train first (emailrl train), or pass a checkpoint's path."
-    raise UsageError(f"No {kind} has a checkpoint {where}.", hint)
+    raise UsageError(
+        f"No {kind} has a {'best_model' if has_other else 'checkpoint'} (output folder: {output_dir}).",
+        "Use latest, or a checkpoint's path." if has_other else hint,
+    )
 
 
 def runs_without_best(output_dir: Path, mode: str | None = None) -> list[Path]:
@@ -323,17 +289,11 @@ def runs_without_best(output_dir: Path, mode: str | None = None) -> list[Path]:
 
 def checkpoint_of(run: Path, which: str) -> Checkpoint:
     """Return a run's ``best`` or ``latest`` checkpoint with hashes unchecked; UsageError if it has none."""
-    checkpoints = list_checkpoints(run)
-    if which == "best":
-        checkpoints = list(filter(_is_best, checkpoints))
+    checkpoints = [each for each in list_checkpoints(run) if which != "best" or each.metadata.kind in _BEST]
     if not checkpoints:
         name = "best_model" if which == "best" else "checkpoint"
         raise UsageError(f"{run} has no {name}.", "Use latest, or a checkpoint's path.")
     return checkpoints[-1]
-
-
-def _is_best(checkpoint: Checkpoint) -> bool:
-    return checkpoint.metadata.kind in ("best", SFT)
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
@@ -346,7 +306,7 @@ def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None
     ``fill`` without a file name, such as that of a full disk, gets ``path`` as its ``filename``.
     """
     _settle(path)
-    incoming, outgoing = incoming_of(path), outgoing_of(path)
+    incoming, outgoing = _hidden(path)
     incoming.mkdir(parents=True)
     with naming(path):
         fill(incoming)
@@ -374,10 +334,10 @@ def recover(run_dir: Path) -> None:
 
 
 def _settle(path: Path) -> None:
-    if not path.exists() and (standing := standing_of(path)) != path:
+    if not path.exists() and (standing := _standing(path)) != path:
         standing.rename(path)
-    _delete(incoming_of(path))
-    _delete(outgoing_of(path))
+    for hidden in _hidden(path):
+        _delete(hidden)
 
 
 def prune(run_dir: Path, keep: int) -> list[Path]:
@@ -418,19 +378,13 @@ class Confirmed:
     num_questions: int
 
 
-_CONFIRMED: Final = TypeAdapter(Confirmed)
-
-
 def confirmed_of(checkpoint: Checkpoint) -> Confirmed | None:
-    """Return the measurement that the checkpoint's run made of its weights; None if it measured another step or none.
-
-    Raises EmailRLError for a damaged file.
-    """
+    """Return the measurement that the checkpoint's run made of its weights, if any; EmailRLError for a damaged file."""
     file = checkpoint.path.absolute().parent / CONFIRMED
     if not file.is_file():
         return None
     try:
-        found = _CONFIRMED.validate_json(file.read_bytes())
+        found = TypeAdapter(Confirmed).validate_json(file.read_bytes())
     except (ValidationError, OSError):
         raise EmailRLError(f"{file} is damaged.", "Restore it, or remove it.") from None
     return found if found.step == checkpoint.metadata.step else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
@@ -20,60 +21,14 @@ from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.log import Display
-from emailrl.settings import load_settings
-
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
+from emailrl.settings import Settings, load_settings
 
 STEPS = 15
 NUM_TEST_QUESTIONS = 300
 
-MARK = "# Written by emailrl quickstart: a made-up mailbox, its questions and the packaged small policy."
-
-SETTINGS = f"""\
-{MARK}
-# `emailrl gen-db`, `train`, `benchmark` and `inspect-trajectory` need no options in this folder.
-
-[store]
-source = "demo"
-db = "demo.db"
-
-[data]
-questions = "demo_questions.jsonl"
-eval_dataset_size = 75
-test_set_size = {NUM_TEST_QUESTIONS}
-
-[model]
-model_name = "nano"
-
-[agent]
-max_turns = 6
-max_tokens = 96
-temperature = 1.0
-max_batch_trajectories = 128
-
-[rewards]
-judge = "offline"
-
-[training]
-max_steps = {{steps}}
-per_device_train_batch_size = 8
-num_generations = 6
-learning_rate = 2e-3
-warmup_steps = 1
-
-[algorithm]
-beta = 0.0
-
-[evaluation]
-eval_steps = 3
-
-[output]
-output_dir = "outputs/grpo"
-
-[tracking]
-wandb_mode = "disabled"
-"""
+SETTINGS = Path(__file__).with_suffix(".toml").read_text("utf-8").replace("{questions}", str(NUM_TEST_QUESTIONS))
+"""The ``emailrl.toml`` to write, but for the number of steps."""
+MARK = SETTINGS.partition("\n")[0]
 
 Begin = Callable[[Subject, int], None]
 """Called when a benchmark begins, with its subject and its number of questions."""
@@ -100,20 +55,15 @@ class Outcome:
 
     def example(self) -> tuple[Trajectory, Trajectory] | None:
         """Both trajectories of the first question answered wrongly before and rightly after; None if there is none."""
-        befores, afters = (report.results[0].evaluation.trajectories for report in (self.before, self.after))
-        for before, after in zip(befores, afters, strict=True):
-            if is_correct(after) and not is_correct(before):
-                return before, after
-        return None
+        both = (report.results[0].evaluation.trajectories for report in (self.before, self.after))
+        pairs = zip(*both, strict=True)
+        return next(((old, new) for old, new in pairs if is_correct(new) and not is_correct(old)), None)
 
 
 def free_folder(wanted: Path) -> Path:
     """Return ``wanted``, or the next free name (``quickstart-2``); an unfinished folder is used again."""
-    number, folder = 1, wanted
-    while folder.exists() and not is_unfinished(folder):
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    return folder
+    names = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([wanted], names) if not folder.exists() or is_unfinished(folder))
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -148,14 +98,33 @@ def quickstart(
     say(f"Demo mailbox: {settings.store.db}")
     say("Loading the model ...")
     write_demo(settings.store.db, settings=settings.store, seed=settings.training.seed, overwrite=True)
-    before = _benchmark(Subject("nano", "nano"), settings, out / "benchmarks" / "before", say, begin, progress)
+
+    def measure(subject: Subject, name: str) -> Report:
+        policy = "the trained policy" if subject.adapter else subject.label
+        say(f"Benchmarking {policy} on questions about held-out mailboxes")
+        data, file = settings.data, questions_file(settings.store.db)
+        chosen = load_scenario_set(file, "test", limit=data.test_set_size, seed=settings.training.seed, data=data)
+        begin(subject, len(chosen.scenarios))
+        report = run_benchmark(
+            [subject], chosen.scenarios, settings, out / "benchmarks" / name,
+            notes=chosen.notes, progress=progress, overwrite=True,
+        )  # fmt: skip
+        if report.interrupted:
+            raise KeyboardInterrupt
+        evaluation = report.results[0].evaluation
+        low, high = evaluation.interval
+        interval = f"95% interval {low:.1%} to {high:.1%}"
+        say(f"Accuracy {evaluation.accuracy:.1%}, {interval}, {evaluation.num_questions} questions")
+        return report
+
+    before = measure(Subject("nano", "nano"), "before")
 
     from emailrl.training.loop import train
 
     run_dir = train(settings, resume="auto", progress=say, display=display).run_dir
     best = find_checkpoint("best", settings.output.output_dir)
     subject = Subject("trained", best.metadata.base_model, Adapter.of(best))
-    after = _benchmark(subject, settings, out / "benchmarks" / "after", say, begin, progress)
+    after = measure(subject, "after")
     step, seconds = best.metadata.step, time.monotonic() - started
     outcome = Outcome(before, after, run_dir, run_dir / "curve.png", step, seconds)
     replace_bytes(out / "quickstart.json", json.dumps(outcome.record(), default=str, indent=2).encode())
@@ -185,35 +154,3 @@ def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
     out.mkdir(parents=True, exist_ok=True)
     replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
     return load_settings(cwd=out, environ={}, dotenv=False)
-
-
-def _benchmark(
-    subject: Subject, settings: Settings, out: Path, say: Callable[[str], None], begin: Begin, progress: Progress | None
-) -> Report:
-    policy = "the trained policy" if subject.adapter else subject.label
-    say(f"Benchmarking {policy} on questions about held-out mailboxes")
-    chosen = load_scenario_set(
-        questions_file(settings.store.db),
-        "test",
-        limit=settings.data.test_set_size,
-        seed=settings.training.seed,
-        data=settings.data,
-    )
-    begin(subject, len(chosen.scenarios))
-    report = run_benchmark(
-        [subject], chosen.scenarios, settings, out, notes=chosen.notes, progress=progress, overwrite=True
-    )
-    if report.interrupted:
-        raise KeyboardInterrupt
-    evaluation = report.results[0].evaluation
-    low, high = evaluation.interval
-    asked = evaluation.num_questions
-    say(f"Accuracy {evaluation.accuracy:.1%}, 95% interval {low:.1%} to {high:.1%}, {asked} questions")
-    return report
-
-
-def curve_points(run_dir: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """Return the accuracy of each step's rollouts and of each evaluation, as (step, share)."""
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    evaluations = [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
-    return [(m["step"], m["accuracy"]) for m in steps], [(e["step"], e["accuracy"]) for e in evaluations]

@@ -5,11 +5,11 @@ Importing it imports ``openai``, so it is imported where a connection is made.
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -21,21 +21,11 @@ from emailrl.base.errors import UsageError
 from emailrl.base.http import Failed, IncompleteReply, WholeReplies, pause_asked_for, retried
 
 T = TypeVar("T")
-MAX_COUNT = 10**9
-"""Token counts and prices this large are invalid, and would overflow sums."""
-QUOTED: Final = 60
-"""Bytes quoted from a reply that is not JSON."""
+MAX_COUNT = 10**9  # token counts and prices this large are invalid, and would overflow sums
+QUOTED: Final = 60  # bytes quoted from a reply that is not JSON
 
-
-_SENT = (
-    "accept",
-    "accept-encoding",
-    "authorization",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "user-agent",
+_SENT = frozenset(
+    ("accept", "accept-encoding", "authorization", "connection", "content-length", "content-type", "host", "user-agent")
 )
 
 
@@ -45,10 +35,7 @@ class _Client(WholeReplies, openai.DefaultAsyncHttpxClient):
 
 def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> openai.AsyncOpenAI:
     """A client of the chat server at ``base_url`` for one event loop; ``timeout`` in seconds for each whole reply.
-
-    ``retries`` are the client's own, after 408, 409, 429, 5xx and lost connections. Raises UsageError for an invalid
-    URL.
-    """
+    ``retries`` are its own, after 408, 409, 429, 5xx and lost connections. UsageError for an invalid URL."""
     address, credentials = split_credentials(base_url)  # httpx logs request URLs
     try:
         httpx.URL(address)
@@ -66,8 +53,7 @@ def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> ope
 
 
 async def _drop_what_is_not_ours(request: Any) -> None:
-    """Remove headers that the client adds from the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID), whatever the
-    host."""
+    """Remove headers that the client adds from the environment (OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID)."""
     for name in list(request.headers):
         if name not in _SENT and not name.startswith("x-stainless-"):  # the client's own headers, which it reads back
             del request.headers[name]
@@ -76,9 +62,13 @@ async def _drop_what_is_not_ours(request: Any) -> None:
 async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
     """Request a chat completion; raises openai.APIError, or ValueError for any invalid reply."""
     # Raw, since the client does not validate the server's reply.
-    reply = await client.chat.completions.with_raw_response.create(**body)
+    content = (await client.chat.completions.with_raw_response.create(**body)).content
+    if not content.strip():
+        raise ValueError("it is empty")
     try:
-        read = ChatReply.model_validate(_parsed(reply.content))
+        read = ChatReply.model_validate(json.loads(content))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError(f"it is not JSON, but {content[:QUOTED].decode(errors='replace')!r}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}") from None
@@ -112,22 +102,11 @@ async def ask(
     return await retried(attempt, retries, wait)
 
 
-def _parsed(content: bytes) -> Any:
-    if not content.strip():
-        raise ValueError("it is empty")
-    try:
-        return json.loads(content)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError(f"it is not JSON, but {content[:QUOTED].decode(errors='replace')!r}") from None
-
-
-# -- errors -----------------------------------------------------------------------------------------------------------
-
-
 def describe(error: openai.APIError) -> str:
     """The failure in words, with the address that gave no reply; may contain the key, if a server echoes it."""
     if isinstance(error, openai.APIStatusError):
-        return f"HTTP {error.status_code}: {_stated(error.body) or _phrase(error.status_code)}"
+        phrase = http.client.responses.get(error.status_code, "no message")
+        return f"HTTP {error.status_code}: {_stated(error.body) or phrase}"
     reason = next(filter(None, map(_reason, _causes(error))), "") or str(error.__cause__ or "") or error.message
     return f"{reason.rstrip('.')} ({without_credentials(str(error.request.url))})"
 
@@ -181,24 +160,13 @@ def _stated(body: object) -> str:
     return ""
 
 
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "no message"
-
-
-# -- what a chat server replies ---------------------------------------------------------------------------------------
-
-
 class _Part(BaseModel):
     text: Any = None
 
 
 class _Function(BaseModel):
     name: str | None = None
-    arguments: Any = None
-    """JSON as text; some servers send the value itself."""
+    arguments: Any = None  # JSON as text; some servers send the value itself
 
 
 class _Call(BaseModel):
@@ -231,8 +199,7 @@ class ChatReply(BaseModel):
 
     choices: list[_Choice] | None = None
     usage: Any = None
-    error: Any = None
-    """OpenRouter reports errors with status 200."""
+    error: Any = None  # OpenRouter reports errors with status 200
 
     @property
     def choice(self) -> _Choice:

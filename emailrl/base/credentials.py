@@ -19,12 +19,9 @@ _SECRET_ARGUMENT: Final = re.compile(
     r"""(?i)(?:\bapi_?k\w*|\bhf_t\w*|\w*(?:access|auth|secret|api)_?(?:key|token)\w*|\w*(?:password|secret)\w*)(?="?\s*[:=])"""
 )
 """A program's argument, also abbreviated as a command line allows; or a key in a JSON object."""
-_SHOWN_KEY: Final = re.compile(r"\bsk-[\w*.-]+")
-"""The part of a rejected key that servers echo."""
-_AMPERSAND: Final = r"(?:&|\\{1,8}u0026)(?:amp;)*"
-"""The start of an HTML entity, including repeated and JSON escaping."""
-_LONGEST: Final = 1 << 16
-"""Maximum number of characters of a server response to search."""
+_SHOWN_KEY: Final = re.compile(r"\bsk-[\w*.-]+")  # the part of a rejected key that servers echo
+_AMPERSAND: Final = r"(?:&|\\{1,8}u0026)(?:amp;)*"  # the start of an HTML entity, including repeated and JSON escaping
+_LONGEST: Final = 1 << 16  # maximum number of characters of a server response to search
 
 
 def without_credentials(text: str) -> str:
@@ -62,11 +59,8 @@ def secrets_in(url: str) -> list[str]:
 
 
 def redacted(text: str, *secrets: str, limit: int = 300) -> str:
-    """At most ``limit`` characters of a server response, on one line, without the secrets or echoed parts of them.
-
-    Secrets are hidden in every encoding: percent-encoded or HTML-escaped (even repeatedly), JSON-escaped, and base64 in
-    either alphabet. The text is cut last, because a truncated URL could hide that it contains a password.
-    """
+    """At most ``limit`` characters of a server response, on one line, without the secrets in any encoding. The text is
+    cut last, because a truncated URL could hide that it contains a password."""
     text = " ".join(text.split())[:_LONGEST]
     if secrets := tuple(filter(None, secrets)):
         text = _any_of(secrets).sub("***", text)
@@ -76,17 +70,12 @@ def redacted(text: str, *secrets: str, limit: int = 300) -> str:
 @cache
 def _any_of(secrets: tuple[str, ...]) -> re.Pattern[str]:
     """A pattern for every form of the secrets; the longest first: "ann:hush" before "hush"."""
-    forms = [form for secret in secrets for form in _forms(secret)]
-    return re.compile("|".join(map(_pattern, sorted(forms, key=len, reverse=True))))
-
-
-def _forms(secret: str) -> list[str]:
-    raw = secret.encode("utf-8", "surrogatepass")
-    return [secret, *(encode(raw).decode().rstrip("=") for encode in (b64encode, urlsafe_b64encode))]
-
-
-def _pattern(form: str) -> str:
-    return "".join(map(_written, form)) + ("(?:=|%3[Dd])*" if form else "")
+    forms = []
+    for secret in secrets:
+        raw = secret.encode("utf-8", "surrogatepass")
+        forms += [secret, *(encode(raw).decode().rstrip("=") for encode in (b64encode, urlsafe_b64encode))]
+    patterns = ("".join(map(_written, form)) + "(?:=|%3[Dd])*" for form in sorted(forms, key=len, reverse=True))
+    return re.compile("|".join(patterns))
 
 
 def _written(character: str) -> str:
@@ -97,18 +86,9 @@ def _written(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass").hex()
     escaped = "".join(rf"\\{{1,8}}u{units[place : place + 4]}" for place in range(0, len(units), 4))
     escapable = r"\\{0,8}" if character in "\"'/\\" else ""
-    names = "".join(f"|{name}" for name in _entities().get(character, ()))
+    names = "".join(f"|{name.rstrip(';')}" for name, meant in html5.items() if meant == character)
     entity = rf"{_AMPERSAND}(?:#0*{ord(character)}(?!\d)|(?i:#x0*{ord(character):x}(?![\da-f])){names});?"
     return rf"(?:{entity}|{escapable}{re.escape(character)}|(?i:{percent}|{escaped}))"
-
-
-@cache
-def _entities() -> dict[str, list[str]]:
-    """HTML entity names by character, without & and ;."""
-    names: dict[str, list[str]] = {}
-    for name, character in html5.items():
-        names.setdefault(character, []).append(name.rstrip(";"))
-    return names
 
 
 def check_key(name: str, key: str) -> None:
@@ -131,10 +111,7 @@ def names_openrouter(setting: str, url: str) -> bool:
 
 
 def is_openrouter(url: str) -> bool:
-    """Whether a URL is OpenRouter's: https, on its host or a subdomain.
-
-    Raises ValueError for an invalid URL.
-    """
+    """Whether a URL is OpenRouter's: https, on its host or a subdomain. ValueError for an invalid URL."""
     if not url.isprintable():
         raise ValueError("control characters")
     parts = urlsplit(url)

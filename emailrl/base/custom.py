@@ -1,8 +1,7 @@
 """Loads the user's own parts by Python path: ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-A module is searched on Python's path and then in the working directory; a file may import its neighbors. Loading runs
-the user's code, so a part comes from their settings, never from data. It always runs from source: the source is what
-the user read and trusted, while compiled files next to it may contain anything.
+A module is searched on Python's path and then in the working directory; a file may import its neighbors. It always runs
+from source, which is what the user read and trusted, while compiled files next to it may contain anything.
 """
 
 from __future__ import annotations
@@ -34,15 +33,12 @@ class CustomPart:
     file: str | None
 
     def run(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call the user's ``function``; an EmailRLError names the line of their file that raised.
-
-        That may be anything, even SystemExit or GeneratorExit: only an interrupt is not the user's.
-        """
+        """Call the user's ``function``; an EmailRLError names the line of their file that raised."""
         try:
             return function(*arguments)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
+        except BaseException as error:  # even SystemExit: only an interrupt is not the user's
             raise EmailRLError(f"{what} {self.name} raised: {blame(error, self.file)}") from error
 
 
@@ -53,10 +49,7 @@ def is_path(name: str) -> bool:
 
 
 def load_part(name: str, use: str) -> CustomPart:
-    """Load the callable ``name``; ``use`` is its purpose in errors, such as ``reward``.
-
-    Raises UsageError if there is no such module, file or callable, or if loading it raises; it names the line.
-    """
+    """Load the callable ``name`` for its ``use``, such as ``reward``; UsageError, with the line, if that fails."""
     place, _, attribute = name.rpartition(":")
     if not is_path(name):
         raise UsageError(f"{name!r} is not a Python path to a {use}.", "Write module:attribute or path.py:attribute.")
@@ -64,7 +57,9 @@ def load_part(name: str, use: str) -> CustomPart:
     if file is not None and not file.is_file():
         raise UsageError(f"No such file: {file} (for the {use}).")
     try:
-        module = _import_name(place) if file is None else _import_file(file)
+        if file is None:
+            _search(Path.cwd())
+        module = importlib.import_module(place) if file is None else _import_file(file)
     except (EmailRLError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -86,11 +81,6 @@ def blame(error: BaseException, file: str | None) -> str:
     if file is None:
         own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     return f"{own[-1].filename}, line {own[-1].lineno}: {reason}" if own else reason
-
-
-def _import_name(name: str) -> ModuleType:
-    _search(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:

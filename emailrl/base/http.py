@@ -1,17 +1,17 @@
 """Servers of others: where mail goes, what text may be sent, bounded replies, and which failures to retry.
 
-A server may send without end, or a byte at a time, headers included. Only an event loop can set one deadline from
-connecting to the last byte: an ordinary client's timeout restarts with every byte. So all requests are asynchronous,
-and ``wait_for`` runs them for synchronous callers.
+A server may send a byte at a time without end, and an ordinary client's timeout restarts with every byte. Only an event
+loop can set one deadline up to the last byte, so requests are asynchronous, and ``wait_for`` runs them for others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cache
 from threading import Lock, Thread
 from typing import Any, ClassVar, Final, TypeVar
@@ -21,17 +21,12 @@ import httpx
 
 from emailrl.base import plain
 
-MAX_REPLY_BYTES: Final = 8 << 20
-"""Much more than the longest completion, reasoning included."""
-LONGEST_WAIT: Final = 60.0
-"""Seconds; waits double from one second up to this, even if the server asks for more."""
+MAX_REPLY_BYTES: Final = 8 << 20  # much more than the longest completion, reasoning included
+LONGEST_WAIT: Final = 60.0  # seconds; waits double from one second up to this, even if the server asks for more
 _LATER: Final = (408, 409, 425, 429)
 sleep = asyncio.sleep
 _PACKING: Final = ("content-encoding", "content-length", "transfer-encoding")
 T = TypeVar("T")
-
-
-# -- where mail goes --------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -52,8 +47,6 @@ def is_this_machine(host: str) -> bool:
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
 
-
-# -- what may be sent ------------------------------------------------------------------------------------------------
 
 _TAGS = (
     r"s|cls|sep|mask|unk|pad|[be]o[a-z]|sop|think|tools?|toolcall|escape|unused\d{1,4}|image|audio|video|seed:[a-z]{1,32}|"
@@ -94,9 +87,6 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(r"\g<0> ", text)  # one pass suffices: an inserted space cannot create a new match
 
 
-# -- which failures pass ----------------------------------------------------------------------------------------------
-
-
 class Failed(Exception):
     """One attempt failed: why, the reply's HTTP status if there is one, and the seconds that the server asks for."""
 
@@ -112,16 +102,15 @@ async def retried(
 
     A failure is returned, since an error raised while it is handled would carry the request, and with it the key.
     """
-    tries = 1
-    while True:
+    for tries in itertools.count(1):
         try:
             return await attempt()
         except Failed as error:
             failed = error
         if tries > retries or (failed.status is not None and not may_pass(failed.status)):
-            return failed
+            break
         await (wait or sleep)(pause(tries, failed.wait))
-        tries += 1
+    return failed
 
 
 def may_pass(status: int) -> bool:
@@ -142,20 +131,14 @@ def pause_asked_for(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-# -- replies ----------------------------------------------------------------------------------------------------------
-
-
 class IncompleteReply(httpx.TransportError):
     """A reply that is cut off, or exceeds the size or time limit."""
 
 
 class WholeReplies:
-    """Makes an asynchronous httpx client return complete replies of at most ``max_bytes``.
-
-    A request's read timeout limits the whole exchange, from connecting to the last byte. Servers are asked not to
-    compress; those that do may use gzip, once. IncompleteReply for one that is cut off, or over the time or size limit;
-    httpx.DecodingError for one that cannot be decompressed.
-    """
+    """Makes an asynchronous httpx client return complete replies of at most ``max_bytes``. A request's read timeout
+    limits the whole exchange. IncompleteReply for a reply that is cut off, or over a limit; httpx.DecodingError for one
+    that cannot be decompressed (gzip is allowed, once)."""
 
     max_bytes: ClassVar[int] = MAX_REPLY_BYTES
 
@@ -175,22 +158,21 @@ class WholeReplies:
 
     async def _body(self, response: Any) -> bytes:
         unpacked = _unpacking(response.headers.get("content-encoding", ""))
-        pieces, received, size = [], 0, 0
-        async for sent in _pieces(response):
+        pieces: list[bytes] = []
+        received = size = 0
+        raw = aiter(response.aiter_raw())
+        while True:
+            try:
+                sent = await anext(raw, None)
+            except Exception as error:  # of httpx or of httpx2, by the client
+                raise IncompleteReply("the reply was cut off") from error
+            if sent is None:
+                return b"".join(pieces)
             received += len(sent)
             pieces.append(unpacked(sent, self.max_bytes - size + 1))
             size += len(pieces[-1])
             if max(received, size) > self.max_bytes:
                 raise IncompleteReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
-        return b"".join(pieces)
-
-
-async def _pieces(response: Any) -> AsyncIterator[bytes]:
-    try:
-        async for piece in response.aiter_raw():
-            yield piece
-    except Exception as error:  # of httpx or of httpx2, by the client
-        raise IncompleteReply("the reply was cut off") from error
 
 
 class Client(WholeReplies, httpx.AsyncClient):
@@ -217,17 +199,12 @@ def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
 
 
 def _with_body(response: Any, body: bytes) -> Any:
-    """The response with its decoded body, without its outdated length and encoding headers.
-
-    Its charset is dropped: it could name any Python codec, including ones that do not produce text.
-    """
+    """The response with its decoded body, without its outdated length and encoding headers, and without its charset,
+    which could name any Python codec."""
     headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
     if "content-type" in headers:
         headers["content-type"] = headers["content-type"].partition(";")[0]
     return type(response)(response.status_code, headers=headers, content=body, request=response.request)
-
-
-# -- for those who do not run in an event loop ------------------------------------------------------------------------
 
 
 def wait_for(exchange: Coroutine[Any, Any, T]) -> T:

@@ -1,9 +1,8 @@
 """Hostile text made harmless for a terminal or a log, at the one place where all of it passes.
 
-Mail bodies, model output, errors of servers and file names may hold escape sequences, carriage returns that overwrite a
-line, or bidirectional overrides that reorder what is read. Everything that does not print as itself is shown by name
-instead: by ``PlainStream`` on stdout and stderr, and by the formatter of ``training.log``. Callers need not escape
-anything; they only decide what must fit on one line.
+Mail, model output, errors of servers and file names may hold escape sequences, carriage returns or bidirectional
+overrides. Whatever does not print as itself is shown by name instead: by ``PlainStream`` on stdout and stderr, and by
+the formatter of ``training.log``. Callers escape nothing; they only decide what must fit on one line.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any, TextIO
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories shown by code point: control, format (bidi, zero width), surrogate, unassigned, separator."""
 
-_SUSPECT = re.compile(r"[^\t\n\x20-\x7e]")
-"""Cheap first look: most text is printable ASCII."""
+_SUSPECT = re.compile(r"[^\t\n\x20-\x7e]")  # cheap first look: most text is printable ASCII
 
 
 def plain(text: str) -> str:

@@ -1,8 +1,7 @@
 """This process: Ctrl-C and SIGTERM from the first line of the command, its last line, and an exit within seconds.
 
-Libraries may swallow a KeyboardInterrupt in the middle of their import, or turn it into an error of their own. And at
-its end Python waits for threads and runs destructors: one that hangs in native code (vLLM, CUDA) blocks the
-interpreter, so that no signal handler runs any more, not even for Ctrl-C, and only SIGKILL helps.
+Libraries may swallow a KeyboardInterrupt while they are imported. And at its end Python waits for threads and runs
+destructors: one that hangs in native code (vLLM, CUDA) blocks even signal handlers, and only SIGKILL helps.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-INTERRUPTED: Final = 130
-"""The exit code after a signal."""
+INTERRUPTED: Final = 130  # the exit code after a signal
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 RUN_ID: Final = "emailrl"
 """How the run id of `emailrl train --nproc` starts; that launcher reports an interrupt for its ranks."""
 TEMPORARY: Final[set[Path]] = set()
 """Files to remove if the process ends at once; those who create them remove them otherwise."""
-SECONDS: Final = 15.0
-"""Maximum time for closing an engine or exiting the process."""
+SECONDS: Final = 15.0  # maximum time for closing an engine or exiting the process
 
 
 def speaks(environ: Mapping[str, str] = os.environ) -> bool:
@@ -128,11 +125,8 @@ def bounded(seconds: float = SECONDS) -> Iterator[None]:
 
 @contextmanager
 def ending_with(*modules: str, seconds: float = SECONDS) -> Iterator[None]:
-    """Let a process that imports one of ``modules`` in the block exit without waiting for what they leave behind.
-
-    When a SystemExit leaves the block, threads and exit handlers have ``seconds``; destructors do not run. Only for the
-    outermost call of a program.
-    """
+    """Let a process that imports one of ``modules`` in the block exit without waiting for what they leave behind. When
+    a SystemExit leaves the block, threads and exit handlers have ``seconds``; destructors do not run."""
     code = 1
     before = [name for name in modules if name in sys.modules]
 

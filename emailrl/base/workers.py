@@ -1,7 +1,6 @@
 """Worker processes: only this process reacts to SIGINT and SIGTERM, which its whole group may get, and ends them.
 
-A thread of this process serves each worker through a pipe of its own. Workers share no queue and no lock, so that one
-that dies blocks nobody: its pipe closes.
+A thread serves each worker through a pipe of its own; they share no queue or lock, so that one that dies blocks nobody.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -35,6 +35,8 @@ from rich.padding import Padding
 from rich.text import Text
 from typer import Argument, Option
 
+from emailrl.agent import StepResult
+from emailrl.agent.email_agent import Answer, EmailAgent
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.base.process import INTERRUPTED
@@ -43,10 +45,6 @@ from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, inboxes, set
 from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading, warn
 from emailrl.records.trajectory import StopReason
 from emailrl.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from emailrl.agent import StepResult
-    from emailrl.agent.email_agent import Answer, EmailAgent
 
 PROMPT: Final = "ask> "
 I_DONT_KNOW: Final = "I don't know."
@@ -96,7 +94,6 @@ def ask(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.agent.email_agent import EmailAgent
     from emailrl.mail.connection import first_day
     from emailrl.questions.inbox.owners import find_inbox
 

@@ -283,10 +283,7 @@ def _result_lines(report: Report) -> Iterator[str]:
 
 
 def results_table(report: Report, width: int) -> RenderableType:
-    """Lay out the results side by side, one column per model, with comparisons and notes below.
-
-    They are split into several tables if ``width`` characters are too few.
-    """
+    """Lay out the results side by side as ``width`` allows, a column per model, with comparisons and notes below."""
     conditions, records, titles = report.conditions, report.records(), _titles(report)
     temperature = conditions["temperature"]
     decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
@@ -344,10 +341,7 @@ def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) 
 
 
 def _cells(record: dict[str, Any]) -> dict[str, str]:
-    """A result's numbers as text, in the table's order; rubric fields keep their names.
-
-    Under attack, they end with the share of injected instructions obeyed, of those seen, by kind.
-    """
+    """A result's numbers as text, by row; under attack also the share of injected instructions obeyed, by kind."""
     low, high = record["accuracy_low"], record["accuracy_high"]
     cells = {"accuracy": f"{record['accuracy']:.1%}", "95% interval": f"{low:.1%} to {high:.1%}"}
     for name in ("pass_at_k", "majority") if "num_samples" in record else ():

@@ -68,14 +68,8 @@ def inspect_trajectory(
             _try_to_show(growing, position, settings, f"number {position + 1}")
         return
     if html is not None:
-        write_page(
-            path or _newest(settings.output.output_dir),
-            html,
-            settings=settings,
-            index=index,
-            redact=redact,
-            overwrite=overwrite,
-        )
+        subject = path or _newest(settings.output.output_dir)
+        write_page(subject, html, settings, index=index, redact=redact, overwrite=overwrite, json=False)
         return
     found = TrajectoryIndex(_newest(settings.output.output_dir) if path is None else place.find_file(path))
     count, wanted = len(found), -1 if index is None else index

@@ -33,8 +33,10 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
     """Prints a run's lines and shows its progress; a context manager."""
 
     def __init__(self, settings: Settings, console: Console | None = None, *, json: bool = False) -> None:
+        from emailrl.cli.trajectory import show_trajectories
+
         super().__init__()
-        self._settings = settings
+        self._settings, self._show = settings, show_trajectories
         self._json = json
         self._results: list[str] = []
         self._console = console or progress_console()
@@ -82,9 +84,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         self._phase_done += 1
 
     def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
-        from emailrl.cli.trajectory import show_trajectories
-
-        show_trajectories(file, trajectories, self._settings, self._console)
+        self._show(file, trajectories, self._settings, self._console)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         if not evaluation.is_void:

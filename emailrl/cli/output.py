@@ -82,10 +82,7 @@ def warn(*lines: str) -> None:
 
 
 def say_loading(settings: PolicySettings, *names: str) -> None:
-    """Announce the delay of importing torch and loading the models with these names.
-
-    Raises EmailRLError first if one is ``smol`` or ``smol-base``, and its base model is missing.
-    """
+    """Announce the delay of loading these models; EmailRLError first if the base model of one of smol is missing."""
     from emailrl.model.smol_base import check_base
 
     for name in names:
@@ -119,10 +116,8 @@ def program(folder: Path) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null.
-
-    In ASCII only, which works on every terminal and for undecodable file names.
-    """
+    """Print ``value`` as one JSON value on one line of stdout: paths absolute, dataclasses as objects, NaN as null."""
+    # In ASCII only, which works on every terminal and for undecodable file names.
     print(json.dumps(_jsonable(value), allow_nan=False), flush=True)
 
 

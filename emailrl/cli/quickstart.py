@@ -41,8 +41,9 @@ def quickstart(
     json: Json = False,
 ) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.quickstart import NUM_TEST_QUESTIONS, curve_points, free_folder, kept
+    from emailrl.quickstart import NUM_TEST_QUESTIONS, free_folder, kept
     from emailrl.quickstart import quickstart as run
+    from emailrl.records import read_records
 
     folder = out or free_folder(Path("quickstart"))
     with Tally() as tally, LiveRun(Settings(), json=True) as live:
@@ -65,7 +66,8 @@ def quickstart(
         origin = f"benchmark of {trajectory.policy_version}"
         console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nValidation accuracy by step", style="bold")
-    for step, accuracy in curve_points(outcome.run_dir)[1]:
+    for point in read_records(outcome.run_dir / "evaluations.jsonl"):
+        step, accuracy = point["step"], point["accuracy"]
         console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}")
     console.print("\nTest accuracy", style="bold")
     for name, report in (("before", outcome.before), ("after", outcome.after)):

@@ -60,25 +60,15 @@ def report(
         say(f"Newest benchmark: {run}")
     if (target := html) is None:
         check_own(target := Path(f"{run.absolute().name}.html"), "--html")
-    written = write_page(run, target, settings=settings, redact=redact, overwrite=overwrite, json=json)
+    written = write_page(run, target, settings, index=None, redact=redact, overwrite=overwrite, json=json)
     if json:
         print_json(written)
 
 
 def write_page(
-    path: Path,
-    target: Path,
-    *,
-    settings: PlayingSettings,
-    index: int | None = None,
-    redact: bool,
-    overwrite: bool,
-    json: bool = False,
+    path: Path, target: Path, settings: PlayingSettings, *, index: int | None, redact: bool, overwrite: bool, json: bool
 ) -> dict[str, Any]:
-    """Write the page for ``path`` to ``target``; return ``html``, ``num_trajectories`` and ``left_out``.
-
-    Raises ``UsageError`` if the target exists and may not be overwritten, or if there is no trajectory.
-    """
+    """Write the page for ``path`` to ``target``, unless that may not be replaced; return what ``--json`` prints."""
     from emailrl.page.build import gather, page
     from emailrl.page.redact import redacted
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -26,9 +26,7 @@ from emailrl.page.place import origin as origin_of
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import TrainingNote, TrajectoryIndex
 from emailrl.records.trajectory import TokenSample, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from emailrl.settings import Settings
+from emailrl.settings import Settings
 
 TRAINED = "bold green"  # style of tokens with loss mask 1; of sampled ones if nothing was trained on them
 CONTEXT = "grey58"  # style of tokens the policy only read

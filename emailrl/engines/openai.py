@@ -213,10 +213,8 @@ def checked_key(openai: OpenAISettings, rewards: RewardSettings) -> tuple[str, s
         )
     secret = rewards.openrouter_api_key if at_openrouter else openai.openai_api_key
     if at_openrouter and secret is None:
-        raise UsageError(
-            "The openai engine needs an OpenRouter key.",
-            "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY.",
-        )
+        hint = "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY."
+        raise UsageError("The openai engine needs an OpenRouter key.", hint)
     name, key = OPENROUTER_KEY if at_openrouter else "OPENAI_API_KEY", secret.get_secret_value() if secret else ""
     check_key(name, key)
     return name, key

@@ -45,9 +45,8 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
         if not tokenizer.chat_template:
-            raise EmailRLError(
-                "The model's tokenizer has no chat template.", "Use an instruction-tuned model, or add a chat template."
-            )
+            hint = "Use an instruction-tuned model, or add a chat template."
+            raise EmailRLError("The model's tokenizer has no chat template.", hint)
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
         # All special tokens, all added tokens in angle brackets, and the tags of ``MARKUP``, longest first.
@@ -195,9 +194,8 @@ def apply_template(
         )
     except Exception as error:  # it may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
-        raise EmailRLError(
-            f"The model's chat template cannot be used: {reason}.", "Set CHAT_TEMPLATE to one that works."
-        ) from None
+        hint = "Set CHAT_TEMPLATE to one that works."
+        raise EmailRLError(f"The model's chat template cannot be used: {reason}.", hint) from None
     return str(text)
 
 

@@ -2,14 +2,12 @@
 
 Ids count from the newest email, so messages are first staged in a nameless temporary database until all are known. Then
 they are written in order into a file beside the target, which is renamed at the end: an empty file, or a copy of the
-old database if mail is added. A build locks the target from before it examines it until it has replaced it; otherwise
-two builds would start from the same database, and the emails of one would be lost. Processes that have the old database
-open keep it, and a build that is killed leaves it unchanged. Memory use is small: one or two hashes per message.
+old database if mail is added. Two builds that start from the same database would lose the emails of one, so the target
+is locked throughout. Memory use is small: one or two hashes per message.
 
-Emails of the old database keep their ids where they can: newer emails get ids below all others, and undated ones, which
-come last, ids above. The others are staged again and change their ids; if there are many of them (old mail is added),
-or if ids do not follow dates, all are written anew. Either way the full-text index receives emails in the order of
-their ids, which is fastest.
+Old emails keep their ids where they can: newer emails get ids below all others, and undated ones, which come last, ids
+above. The others are staged again; if there are many of them (old mail is added), or if ids do not follow dates, all
+are written anew. Either way the full-text index receives emails in the order of their ids, which is fastest.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,22 +26,8 @@ from emailrl import __version__
 from emailrl.base.disk import Lock, check_beside, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
-from emailrl.mail.connection import (
-    MARK,
-    OTHER_FILE,
-    SCHEMA_VERSION,
-    SQLITE_ERRORS,
-    check_header,
-    check_replaceable,
-    connect,
-    connect_for_loading,
-    database_fingerprint,
-    driver,
-    error_code,
-    noted,
-    reading,
-    reason,
-)
+from emailrl.mail import connection
+from emailrl.mail.connection import connect, connect_for_loading, driver, noted, reading
 from emailrl.mail.schema import create_indexes, create_tables, create_triggers, drop_triggers, parties_text
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
@@ -51,7 +35,6 @@ from emailrl.settings import StoreSettings
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase (``read`` or ``index``), the messages done in it, and their total if known."""
-
 _PROGRESS_MAILS = 1000
 _LARGEST_SHARE = 4
 """All emails are written anew if more than one in this many would change its id, but not for ``_FEW_MAILS``."""
@@ -68,14 +51,11 @@ class BuildReport:
     """A build's counts: ``emails`` stored plus all ``skipped`` are the messages seen."""
 
     emails: int
-    recipients: int
-    """Stored recipients, without repeats within to, cc or bcc."""
-    skipped: dict[str, int]
-    """Messages not stored, by reason."""
+    recipients: int  # stored recipients, without repeats within to, cc or bcc
+    skipped: dict[str, int]  # messages not stored, by reason
     seconds: float
     db: Path
-    defects: dict[str, int]
-    """Messages stored despite defects, by kind."""
+    defects: dict[str, int]  # messages stored despite defects, by kind
 
 
 def build_database(
@@ -94,60 +74,47 @@ def build_database(
 
     ``append`` keeps the emails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit`` is
     the maximum number of emails to store. ``sift`` and ``Sieve`` decide what is skipped. A ``Source`` is parsed by
-    ``workers`` other processes (None chooses a number for the machine). ``listing`` is called for every message skipped
-    or repaired.
+    ``workers`` other processes (None chooses a number for the machine).
 
     Raises ``UsageError`` if ``db`` exists and neither flag is given, if it is not a database or cannot be written, or
     if nothing is left to store; ``EmailRLError`` if the source or the disk fails, or another build is writing ``db``.
-    An existing database is then unchanged.
     """
     started = time.monotonic()
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
+    judge = functools.partial(sift, settings=settings)
     with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append) as (db, building):
         old = db if append and db.exists() else None
         with _naming(db), contextlib.closing(_Loader(building, old)) as loader:
             for keys in loader.old_keys():
                 sieve.remember(keys)
-            with contextlib.closing(_sifted(emails, settings, workers)) as mails:
-                _stage_all(mails, sieve, loader, limit, progress)
+            read = emails.read(judge, workers) if isinstance(emails, Source) else (judge(email) for email in emails)
+            with contextlib.closing(read) as mails:
+                seen = 0
+                for seen, mail in enumerate(mails, 1):
+                    if sieve.passes(mail):
+                        loader.add(mail)
+                        if loader.mails == limit:
+                            break
+                    if progress and seen % _PROGRESS_MAILS == 0:
+                        progress("read", seen, None)
+                else:
+                    if progress:
+                        progress("read", seen, seen)
             if loader.mails:
                 loader.write(progress)
         if loader.mails:
             _publish(building, db, replaces=overwrite or old is not None)
         elif not old:
-            raise _nothing_stored(sieve.skipped)
+            skipped = sieve.skipped
+            counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items()) or "no message was found"
+            hint = "No database was written."
+            hint += "".join(f" {KEPT_BY[why]} keeps {why}." for why in skipped if why in KEPT_BY)
+            if "not_mail" in skipped:
+                hint += " docs/guides/data.md lists the formats, and converters for Outlook's."
+            raise UsageError(f"There is no mail to store ({counts}).", hint)
     seconds = round(time.monotonic() - started, 3)
     return BuildReport(loader.mails, loader.recipients, sieve.skipped, seconds, db, sieve.defects)
-
-
-def _sifted(
-    emails: Iterable[RawEmail | Skipped] | Source, settings: StoreSettings, workers: int | None
-) -> Generator[SiftedMail | Skipped]:
-    judge = functools.partial(sift, settings=settings)
-    yield from emails.read(judge, workers) if isinstance(emails, Source) else map(judge, emails)
-
-
-def _stage_all(
-    mails: Iterable[SiftedMail | Skipped], sieve: Sieve, loader: _Loader, limit: int | None, progress: Progress | None
-) -> None:
-    seen = 0
-    for seen, mail in enumerate(mails, 1):
-        if sieve.passes(mail):
-            loader.add(mail)
-            if loader.mails == limit:
-                return
-        if progress and seen % _PROGRESS_MAILS == 0:
-            progress("read", seen, None)
-    if progress:
-        progress("read", seen, seen)
-
-
-def _nothing_stored(skipped: dict[str, int]) -> UsageError:
-    counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items()) or "no message was found"
-    kept_by = "".join(f" {KEPT_BY[why]} keeps {why}." for why in skipped if why in KEPT_BY)
-    formats = " docs/guides/data.md lists the formats, and converters for Outlook's." if "not_mail" in skipped else ""
-    return UsageError(f"There is no mail to store ({counts}).", f"No database was written.{kept_by}{formats}")
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------
@@ -155,11 +122,7 @@ def _nothing_stored(skipped: dict[str, int]) -> UsageError:
 
 @contextlib.contextmanager
 def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path, Path]]:
-    """Lock the target: its real path, and the empty file beside it to build in, which is removed at the end.
-
-    Raises ``UsageError`` if a link leads there, the existing file may not be replaced or nothing can be written;
-    ``EmailRLError`` if another build holds the lock.
-    """
+    """Lock the target: its real path, and the empty file beside it to build in, which is removed at the end."""
     check_place(db, "--db")
     _check(db, overwrite=overwrite, append=append)
     with _writable(db):
@@ -203,8 +166,8 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
         raise _unwritable(db, error.strerror or str(error)) from error
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise UsageError(f"{db} is {what}.", OTHER_FILE)
-    check_header(db)
+        raise UsageError(f"{db} is {what}.", connection.OTHER_FILE)
+    connection.check_header(db)
     for journal in (f"{db.name}-wal", f"{db.name}-journal"):  # SQLite would apply them to the new file of that name
         if (beside := db.with_name(journal)).exists() and beside.stat().st_size:
             raise UsageError(
@@ -212,19 +175,15 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
                 f"Close that program or open the database once with sqlite3, so that {journal} disappears.",
             )
     if append:
-        database_fingerprint(db)  # raises where it is not a database of ours
+        connection.database_fingerprint(db)  # raises where it is not a database of ours
     elif overwrite:
-        check_replaceable(db)
+        connection.check_replaceable(db)
     else:
         raise _exists(db)
 
 
 def _publish(building: Path, db: Path, *, replaces: bool) -> None:
-    """Rename the finished file once its content is on disk.
-
-    Raises ``UsageError`` if a file has appeared there that this build may not replace; ``EmailRLError`` if the disk
-    fails.
-    """
+    """Rename the finished file once its content is on disk, unless a file has appeared that it may not replace."""
     try:
         sync(building)
         if not replaces:
@@ -242,7 +201,7 @@ def _exists(db: Path) -> UsageError:
 
 
 def _unwritable(db: Path, why: str) -> UsageError:
-    return UsageError(f"The database {db} cannot be written: {why}.", OTHER_FILE)
+    return UsageError(f"The database {db} cannot be written: {why}.", connection.OTHER_FILE)
 
 
 @contextlib.contextmanager
@@ -260,11 +219,13 @@ def _naming(db: Path) -> Iterator[None]:
     """Name the database in SQLite's errors: the old one if it is damaged, otherwise the one to be written."""
     try:
         yield
-    except SQLITE_ERRORS as error:
-        if error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
+    except connection.SQLITE_ERRORS as error:
+        if connection.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             with reading(db):
                 raise
-        raise EmailRLError(f"The database {db} cannot be written: {reason(error)}.", "It is unchanged.") from error
+        raise EmailRLError(
+            f"The database {db} cannot be written: {connection.reason(error)}.", "It is unchanged."
+        ) from error
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------
@@ -294,13 +255,9 @@ class _Loader:
     """Stages emails, then writes them, and all of the database ``old``, into the empty file ``path``."""
 
     def __init__(self, path: Path, old: Path | None) -> None:
-        """Raises the errors of ``connect`` for ``old``."""
-        self.mails = 0
-        self.recipients = 0
-        self._fingerprint = 0
-        """Sum of the digests of the old and the added emails, which does not depend on their order."""
-        self._numbers: dict[str, int] = {}
-        """The number of every address, old and new."""
+        self.mails = self.recipients = 0
+        self._fingerprint = 0  # the sum of the digests of the old and the added emails, whatever their order
+        self._numbers: dict[str, int] = {}  # of every address, old and new
         self._old = connect(old, mapped=False) if old else None
         if self._old:
             self._fingerprint = int(noted(self._old, "fingerprint") or "0", 16)
@@ -337,7 +294,6 @@ class _Loader:
             self._flush()
 
     def close(self) -> None:
-        """Close the file and the old database."""
         self._connection.close()
         if self._old:
             self._old.close()
@@ -358,25 +314,35 @@ class _Loader:
         if staying:
             drop_triggers(self._connection)
             (known,) = sql.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()
-            ends = self._remove_others(staying)
+            sql.execute(f"{_UNINDEX} WHERE id <= ? OR id >= ?", staying)
+            for table, key in (("recipients", "email_id"), ("emails", "id")):
+                sql.execute(f"DELETE FROM {table} WHERE {key} <= ? OR {key} >= ?", staying)
+            above = staying[0]
+            query = "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails"
+            ends = sql.execute(query, (above, above)).fetchone()
         else:
             create_tables(self._connection)
         self._load(ends, progress)
         numbers = (item for item in self._numbers.items() if item[1] > known)
         sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
         if staying:
-            self._merge()
+            # Every segment of the index slows down searches a little. Merging those of similar size in pairs keeps them
+            # few without rewriting the whole index; FTS5 counts two changes if there was something to merge.
+            done = -1
+            while sql.total_changes - done >= 2:
+                done = sql.total_changes
+                sql.execute(_CONFIGURE, ("merge", _MERGE_PAGES))
         else:
             sql.execute("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
             create_indexes(self._connection)
         create_triggers(self._connection)
         sql.executemany(_CONFIGURE, _DEFAULTS.items())
         values = {
-            "schema_version": str(SCHEMA_VERSION),
+            "schema_version": str(connection.SCHEMA_VERSION),
             "fingerprint": f"{self._fingerprint % (1 << 128):032x}",
             "emails": str(sql.execute("SELECT count(*) FROM emails").fetchone()[0]),
             "ids_follow_dates": "1",
-            "written_by": f"{MARK}{__version__}",
+            "written_by": f"{connection.MARK}{__version__}",
         }
         sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
         sql.execute("COMMIT")
@@ -391,10 +357,7 @@ class _Loader:
         self._unstaged.clear()
 
     def _staying(self) -> tuple[int, int] | None:
-        """The ids around the old emails that keep theirs: those older than all new ones, and undated ones before them.
-
-        None to write all anew.
-        """
+        """The ids around the old emails that keep theirs (older than all new ones); None to write all anew."""
         if self._old is None or noted(self._old, "ids_follow_dates") is None:
             return None
         old, new = driver(self._old), self._sql
@@ -408,16 +371,6 @@ class _Loader:
         behind = "SELECT count(*), coalesce(min(id), ?) FROM emails WHERE date IS NULL AND message_id < ?"
         num_behind, below = old.execute(behind, (below, last)).fetchone()
         return (above, below) if num_newer + num_behind <= max(_FEW_MAILS, mails // _LARGEST_SHARE) else None
-
-    def _remove_others(self, staying: tuple[int, int]) -> tuple[int, int]:
-        """Remove the emails that do not stay; return the id below all others, and the highest one."""
-        above = staying[0]
-        self._sql.execute(f"{_UNINDEX} WHERE id <= ? OR id >= ?", staying)
-        for table, key in (("recipients", "email_id"), ("emails", "id")):
-            self._sql.execute(f"DELETE FROM {table} WHERE {key} <= ? OR {key} >= ?", staying)
-        ends = "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails"
-        low, high = self._sql.execute(ends, (above, above)).fetchone()
-        return low, high
 
     def _load(self, ends: tuple[int, int] | None, progress: Progress | None) -> None:
         """Insert the staged emails: dated ones with ids up to the first of ``ends``, undated ones above the second."""
@@ -444,13 +397,3 @@ class _Loader:
                 done += last - first + 1
         if progress:
             progress("index", mails, mails)
-
-    def _merge(self) -> None:
-        """Merge index segments of similar size in pairs.
-
-        Every segment slows down searches a little; merging keeps them few without rewriting the entire index each time.
-        """
-        done = -1
-        while self._sql.total_changes - done >= 2:  # as FTS5 says that there was something to merge
-            done = self._sql.total_changes
-            self._sql.execute(_CONFIGURE, ("merge", _MERGE_PAGES))

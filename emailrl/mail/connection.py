@@ -1,7 +1,6 @@
 """Opens database files: a SQLAlchemy engine for each, with actionable errors.
 
-Most code uses SQLAlchemy Core on ``emailrl.mail.schema``. Search, read and bulk load use the driver's connection
-(``driver``), because Core would take longer than SQLite itself.
+Search, read and bulk load use the driver's connection (``driver``): Core would take longer than SQLite itself.
 """
 
 from __future__ import annotations
@@ -13,37 +12,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, Select, bindparam, create_engine, event, func, or_, select
+from sqlalchemy import URL, Connection, Engine, NullPool, bindparam, create_engine, event, func, or_, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.schema import emails, meta, recipients, sqlite_master
 
-SCHEMA_VERSION = 3
-"""Incremented whenever older databases can no longer be read."""
-
+SCHEMA_VERSION = 3  # incremented whenever older databases can no longer be read
 HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
 """The hint if a database has changed since a run was started on it."""
-
-SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)
-"""SQLite's errors as the driver and as Core raise them."""
-
+SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
 OTHER_FILE = "Name another file with --db."
 HOW_TO_BUILD = (
     "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
 )
-MARK = "emailrl "
-"""The start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized."""
+MARK = "emailrl "  # the start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized
 _REBUILD = "Name another file with --db, or move this one away and build it again with emailrl gen-db."
 _HEADER = b"SQLite format 3\0"
-_MAPPED_BYTES = 2147418112
-"""Bytes of a file to map: SQLite's maximum."""
-_CHECK_STEPS = 100_000
-"""Steps of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond."""
+_MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
+_CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
 _NAMES = select(sqlite_master.c.name)
@@ -51,13 +42,9 @@ _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
 
 def connect(db: Path, *, mapped: bool = True) -> Connection:
-    """Return a read-only connection to a database written by ``gen-db``.
-
-    ``mapped`` reads the file through a memory map: searches are a tenth faster, but reading all of it counts the file
-    as resident memory.
-
-    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is something else.
-    """
+    """Return a read-only connection to a database written by ``gen-db``. ``mapped`` reads the file through a memory
+    map: searches are a tenth faster, but reading all of it counts the file as resident memory. ``EmailRLError`` if the
+    file is missing or damaged, ``UsageError`` if it is something else."""
     if not db.is_file():
         raise no_database(db)
     check_header(db)
@@ -65,7 +52,16 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
         pragmas = ("query_only = ON", f"mmap_size = {_MAPPED_BYTES if mapped else 0}")
         connection = _engine(db.absolute(), "mode=ro", pragmas).connect()
         try:
-            _check(connection, db)
+            names = set(connection.scalars(_NAMES))
+            if not names:
+                raise UsageError(f"The database {db} is empty.", _REBUILD)
+            if "emails" not in names:
+                raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
+            if missing := _TABLES - names:
+                what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
+                raise UsageError(f"The database {db} has no {what}.", _REBUILD)
+            if noted(connection, "schema_version") != str(SCHEMA_VERSION):
+                raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
         except BaseException:
             connection.close()
             raise
@@ -117,19 +113,6 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _check(connection: Connection, db: Path) -> None:
-    names = set(connection.scalars(_NAMES))
-    if not names:
-        raise UsageError(f"The database {db} is empty.", _REBUILD)
-    if missing := _TABLES - names:
-        if "emails" in missing:
-            raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
-        what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
-        raise UsageError(f"The database {db} has no {what}.", _REBUILD)
-    if noted(connection, "schema_version") != str(SCHEMA_VERSION):
-        raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
-
-
 def noted(connection: Connection, key: str) -> str | None:
     """Return the value of ``key`` in the table ``meta``."""
     return connection.scalar(_NOTED, {"key": key})
@@ -150,10 +133,8 @@ def check_header(db: Path) -> None:
 
 
 def check_replaceable(db: Path) -> None:
-    """Raise ``UsageError`` unless the file is empty, or a database without anything in it or one that gen-db wrote.
-
-    Its emails may be damaged. Neither locks nor journals are made: the file may belong to another program.
-    """
+    """Raise ``UsageError`` unless the file is empty, or a database without anything in it or one that gen-db wrote. No
+    locks or journals are made: the file may belong to another program."""
     hint = "Move it away, or name another file with --db."
     try:
         with _engine(db.absolute(), "mode=ro&immutable=1").connect() as connection:
@@ -167,10 +148,8 @@ def check_replaceable(db: Path) -> None:
 
 @contextmanager
 def reading(db: Path) -> Iterator[None]:
-    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` that names it and the remedy.
-
-    A query that Ctrl-C interrupted raises KeyboardInterrupt, for which SQLite substitutes an error of its own.
-    """
+    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` with the remedy, and those of a query that
+    Ctrl-C interrupted into KeyboardInterrupt."""
     try:
         yield
     except SQLITE_ERRORS as error:
@@ -196,18 +175,14 @@ def no_database(db: Path) -> EmailRLError:
 
 
 def how_to_get(db: Path) -> str:
-    """What to do about a missing database: name another of the same folder, or build one."""
-    others = sorted(other.name for other in db.parent.glob("*.db") if other != db)
-    if others:
+    """Return what to do about a missing database: name another of the same folder, or build one."""
+    if others := sorted(other.name for other in db.parent.glob("*.db") if other != db):
         return f"Name one with --db or EMAILRL_DB; {db.parent} has {', '.join(others)}."
     return f"{HOW_TO_BUILD}. If there is one elsewhere, name it with --db."
 
 
 def database_fingerprint(db: Path) -> str:
-    """Return the fingerprint of a database's content, as recorded by ``gen-db``; fast.
-
-    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is not a mail database.
-    """
+    """Return the fingerprint of a database's content, as recorded by ``gen-db``. Raises as ``connect``."""
     with opened(db) as connection:
         fingerprint = noted(connection, "fingerprint")
     if fingerprint is None:
@@ -219,18 +194,12 @@ def first_day(db: Path, inbox: str) -> str | None:
     """Return the date of the oldest email sent or received by an address, as in ``last_day``."""
     received = select(recipients.c.email_id).where(recipients.c.recipient_address == inbox)
     is_own = or_(emails.c.from_address == inbox, emails.c.id.in_(received))
-    return _day(db, select(func.min(emails.c.date)).where(is_own))
+    with opened(db) as connection:
+        return (connection.scalar(select(func.min(emails.c.date)).where(is_own)) or "")[:10] or None
 
 
 def last_day(db: Path) -> str | None:
-    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date.
-
-    Raises the errors of ``database_fingerprint``.
-    """
-    return _day(db, select(func.max(emails.c.date)))
-
-
-def _day(db: Path, date: Select[Any]) -> str | None:
+    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date. Raises as
+    ``connect``."""
     with opened(db) as connection:
-        found = connection.scalar(date)
-    return found[:10] if found else None
+        return (connection.scalar(select(func.max(emails.c.date))) or "")[:10] or None

@@ -1,8 +1,7 @@
 """The fictional mailboxes of ``gen-db --source demo`` and questions with known answers, generated from a seed.
 
 A world is a small company, its projects, and emails that state and correct facts about them, in the words of
-``demo.toml``. The checksum of an invented name or value assigns it to exactly one split, so training and test worlds
-have no person, project or value in common, whatever their seeds.
+``demo.toml``. The checksum of an invented name or value assigns it to one split: no two splits share a person or fact.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 from emailrl.mail.sources import RawEmail
@@ -25,18 +25,15 @@ NUM_WORLDS = {"train": 20, "val": 6, "test": 12}
 """Number of worlds per split in the demo database; each world has its own inbox."""
 NUM_PROJECTS = 5
 FACTS_PER_PROJECT = 5
-CORRECTED = 0.35
-"""Share of facts that a later email corrects."""
-QUOTED = 0.5
-"""Share of corrections that quote the corrected sentence."""
-PROMISED = 0.15
-"""Share of facts that another email mentions without stating them."""
+CORRECTED = 0.35  # share of facts that a later email corrects
+QUOTED = 0.5  # share of corrections that quote the corrected sentence
+PROMISED = 0.15  # share of facts that another email mentions without stating them
 CHATTER_PER_PROJECT = 1
-_SCATTER = 387_420_489
-"""Coprime to a million, so that multiplying by it modulo a million keeps numbers distinct."""
+_SCATTER = 387_420_489  # coprime to a million, so that multiplying by it modulo a million keeps numbers distinct
 _ONSETS = (*"bcdfghjklmnprstvwz", "br", "dr", "gr", "kr", "pr", "qu", "st", "tr")
 _VOWELS = ("a", "a", "e", "e", "i", "i", "o", "o", "u", "ai", "ea", "io", "ou")
 _CODAS = ["", "", "", "l", "n", "r", "s", "x", "nd", "rk", "lt"]
+_LETTERS = "ABDEFKLMQRSTVXZ"
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _TEXTS = tomllib.loads(Path(__file__).with_name("demo.toml").read_text(encoding="utf-8"))
 _VALUES: dict[str, Callable[[random.Random], str]] = {
@@ -48,16 +45,13 @@ _VALUES: dict[str, Callable[[random.Random], str]] = {
     "flight": lambda rng: f"{rng.choice(_LETTERS)}{rng.choice(_LETTERS)} {rng.randrange(100, 9999)}",
     "phone": lambda rng: f"555-{rng.randrange(1000, 9999)}",
 }
-_LETTERS = "ABDEFKLMQRSTVXZ"
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectTopic:
-    """One kind of fact about a project."""
+class ProjectTopic(NamedTuple):
+    """One kind of fact about a project; ``value`` is the kind of its value, in ``_VALUES``, or ``person``."""
 
     name: str
     value: str
-    """The kind of its value, in ``_VALUES``, or ``person``."""
     keyword: str
     statements: list[str]
     corrections: list[str]
@@ -103,8 +97,7 @@ class Pool:
         return self.draw(lambda: _VALUES[kind](self.rng) + unit)
 
 
-@dataclass(frozen=True, slots=True)
-class Person:
+class Person(NamedTuple):
     first: str
     last: str
     address: str
@@ -114,8 +107,7 @@ class Person:
         return f"{self.first} {self.last}"
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectFact:
+class ProjectFact(NamedTuple):
     """The final value of one topic of one project, and the email that states it."""
 
     project: str
@@ -194,84 +186,61 @@ def make_world(seed: int, split: str, number: int) -> World:
 
 def _project_drafts(project: str, pool: Pool, rng: random.Random, people: list[Person]) -> list[_Draft]:
     drafts = []
+
+    def value_of(topic: ProjectTopic, among: list[Person]) -> str:
+        return rng.choice(among[1:]).full if topic.value == "person" else pool.value(topic.value)
+
+    def add(word: str | None, patterns: list[str], **values: str) -> _Draft:
+        """A draft; its subject is general, or project and topic: the project alone would hide it in snippets."""
+        text = expand(rng.choice(patterns), rng).format(project=project, **values)
+        general = _TEXTS["subjects"]
+        is_named = word is not None and word != "approved"
+        subject = rng.choice((general, f"[Re: ||FW: ]{project} {word}")) if is_named else general
+        drafts.append(_Draft(expand(subject, rng), text))
+        return drafts[-1]
+
     for topic in rng.sample(TOPICS, FACTS_PER_PROJECT):
-        first = _value(topic, pool, rng, people)
-        corrected = rng.random() < CORRECTED
-        statement = expand(rng.choice(topic.statements), rng).format(project=project, value=first)
-        draft = _Draft(_subject(project, topic.keyword, rng), statement)
-        drafts.append(draft)
-        value = first
-        if corrected:
-            value = _value(topic, pool, rng, [p for p in people if p.full != first])
+        value = first = value_of(topic, people)
+        is_corrected = rng.random() < CORRECTED
+        draft = add(topic.keyword, topic.statements, value=first)
+        if is_corrected:
+            value = value_of(topic, [person for person in people if person.full != first])
             text = expand(rng.choice(topic.corrections), rng).format(project=project, value=value, old=first)
             draft = _Draft("Re: " + draft.subject.removeprefix("Re: "), text, after=draft)
             drafts.append(draft)
         draft.fact = ProjectFact(project, topic, value, "")
         if rng.random() < PROMISED:
-            text = expand(rng.choice(_TEXTS["promises"]), rng).format(project=project, keyword=topic.keyword)
-            drafts.append(_Draft(_subject(project, None, rng), text))
+            add(None, _TEXTS["promises"], keyword=topic.keyword)
     for _ in range(CHATTER_PER_PROJECT):
-        text = expand(rng.choice(_TEXTS["chatter"]), rng).format(project=project)
-        drafts.append(_Draft(_subject(project, None, rng), text))
+        add(None, _TEXTS["chatter"])
     return drafts
 
 
-def _value(topic: ProjectTopic, pool: Pool, rng: random.Random, people: list[Person]) -> str:
-    return rng.choice(people[1:]).full if topic.value == "person" else pool.value(topic.value)
-
-
-def _subject(project: str, keyword: str | None, rng: random.Random) -> str:
-    """A generic subject, or project and topic; never the project alone, which would hide the topic in snippets."""
-    general = _TEXTS["subjects"]
-    if keyword is None or keyword == "approved":
-        return expand(general, rng)
-    return expand(rng.choice((general, f"[Re: ||FW: ]{project} {keyword}")), rng)
-
-
 def _write(drafts: list[_Draft], people: list[Person], rng: random.Random, split: str, number: int) -> World:
-    owner = people[0]
+    owner, *others = people
     day = datetime(rng.randrange(1999, 2003), rng.randrange(1, 13), rng.randrange(1, 28), tzinfo=UTC)
     emails, facts = [], []
     for position, draft in enumerate(drafts):
         day += timedelta(hours=rng.randrange(3, 60), minutes=rng.randrange(60))
         # Six digits, unique for up to 10,000 worlds of at most 100 emails; neighboring ids share no digits.
-        message_id = f"<{(number * 100 + position) * _SCATTER % 1_000_000:06d}>"
-        emails.append(_email(draft, message_id, day, owner, rng.choice(people[1:]), rng, people))
+        digits = f"{(number * 100 + position) * _SCATTER % 1_000_000:06d}"
+        other = rng.choice(others)
+        sender, receiver = (owner, other) if rng.random() < 0.25 else (other, owner)
+        greeting = rng.choice(_TEXTS["greetings"]).format(first=receiver.first)
+        sentences = [draft.sentence]
+        if rng.random() < 0.5:
+            sentences.insert(rng.randrange(2), expand(rng.choice(_TEXTS["fillers"]), rng))
+        lines = [greeting, " ".join(sentences), rng.choice(_TEXTS["closings"]).format(sender=sender.first)]
+        if draft.after and rng.random() < QUOTED:
+            lines.append(f"> {draft.after.sentence}")
+        cc = [rng.choice(others).address] if rng.random() < 0.15 else []
+        body, name = "\n".join(filter(None, lines)), f"demo/{digits}"
+        email = RawEmail(f"<{digits}>", draft.subject, sender.address, [receiver.address], cc, [], day, body, name)
+        emails.append(email)
         if draft.fact:
-            facts.append(ProjectFact(draft.fact.project, draft.fact.topic, draft.fact.value, message_id))
+            facts.append(draft.fact._replace(message_id=email.message_id))
     query_date = (day + timedelta(days=rng.randrange(1, 31))).strftime("%Y-%m-%d")
     return World(split, people, emails, facts, query_date)
-
-
-def _email(
-    draft: _Draft,
-    message_id: str,
-    date: datetime,
-    owner: Person,
-    other: Person,
-    rng: random.Random,
-    people: list[Person],
-) -> RawEmail:
-    sender, receiver = (owner, other) if rng.random() < 0.25 else (other, owner)
-    lines = [rng.choice(_TEXTS["greetings"]).format(first=receiver.first)]
-    sentences = [draft.sentence]
-    if rng.random() < 0.5:
-        sentences.insert(rng.randrange(2), expand(rng.choice(_TEXTS["fillers"]), rng))
-    lines += [" ".join(sentences), rng.choice(_TEXTS["closings"]).format(sender=sender.first)]
-    if draft.after and rng.random() < QUOTED:
-        lines.append(f"> {draft.after.sentence}")
-    cc = [rng.choice(people[1:]).address] if rng.random() < 0.15 else []
-    return RawEmail(
-        message_id=message_id,
-        subject=draft.subject,
-        from_address=sender.address,
-        to=[receiver.address],
-        cc=cc,
-        bcc=[],
-        date=date,
-        body="\n".join(line for line in lines if line),
-        file_name=f"demo/{message_id[1:-1]}",
-    )
 
 
 def ask(world: World, fact: ProjectFact, rng: random.Random) -> Scenario:

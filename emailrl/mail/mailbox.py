@@ -1,17 +1,20 @@
 """Searches and reads one person's mailbox in a mail database, as an agent's tools do.
 
-A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (see
-``emailrl.mail.schema``). Dates become bounds on row ids, which count from the newest email, and the scan stops at the
-last hit requested. Results and snippets equal those of ART-E's query, newest first, except for the snippets of emails
-with thousands of matches (``emailrl.mail.snippets``). By relevance, all matching emails are ranked by FTS5's BM25
-instead. Without keywords, the MATCH contains only people.
+A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (``schema``).
+Dates become bounds on row ids, which count from the newest email, and the scan stops at the last hit requested. Results
+and snippets equal those of ART-E's query, except for the snippets of emails with thousands of matches: FTS5's snippet()
+compares every match with every other and with every sentence (15 s for 200 kB of one repeated word), which cannot be
+interrupted, so such emails get an excerpt in linear time instead.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -19,17 +22,14 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from emailrl.base.errors import EmailRLError, ToolError
-from emailrl.mail.connection import connect, driver, no_database, noted, reading
+from emailrl.mail.connection import connect, driver, is_cancelled, no_database, noted, reading
 from emailrl.mail.schema import SNIPPET_WORDS, party_word
-from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, quoted, short_text
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
-
 MAX_RESULTS = 10
 MAX_KEYWORDS = 32
 MAX_KEYWORD_CHARS = 1000
-
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 
@@ -76,8 +76,7 @@ class _Readers(threading.local):
 
     def __init__(self) -> None:
         self.by_file: WeakValueDictionary[tuple[object, ...], _Reader] = WeakValueDictionary()
-        self.latest: _Reader | None = None
-        """Stays open, since the next mailbox is usually in the same file."""
+        self.latest: _Reader | None = None  # stays open, since the next mailbox is usually in the same file
 
     def of(self, db: Path) -> _Reader:
         try:
@@ -93,38 +92,31 @@ class _Readers(threading.local):
 _readers = _Readers()
 
 
-def open_mailbox(
-    db: Path | str,
-    inbox: str,
-    until: str | None = None,
-    *,
-    order: Order = "newest",
-    without_keywords: bool = True,
-) -> Mailbox:
-    """Open the mailbox of the address ``inbox`` (any case) read-only, for one thread.
-
-    ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``order`` applies to all
-    searches; ``without_keywords`` allows searches without keywords if an address or a date is given. Raises
-    ``UsageError`` if ``db`` is not a mail database, ``ToolError`` for any other bad argument.
-    """
-    return Mailbox(Path(db), inbox, until, order, without_keywords)
-
-
 class Mailbox:
-    """The emails that one address sent or received, up to a date."""
+    """The emails that one address sent or received, up to a date; read-only, for one thread."""
 
-    def __init__(self, db: Path, inbox: str, until: str | None, order: Order, without_keywords: bool) -> None:
-        self.db = db
-        self.without_keywords = without_keywords
+    def __init__(
+        self,
+        db: Path | str,
+        inbox: str,
+        until: str | None = None,
+        order: Order = "newest",
+        without_keywords: bool = True,
+    ) -> None:
+        """Open the mailbox of the address ``inbox`` (any case).
+
+        ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``without_keywords``
+        allows searches without keywords if an address or a date is given. Raises ``UsageError`` if ``db`` is not a mail
+        database, ``ToolError`` for any other bad argument.
+        """
         if order not in ("newest", "relevance"):
             raise ToolError("order must be newest or relevance.")
-        self.order = order
         address = _check_address("inbox", inbox)
         if address is None:
             raise ToolError("inbox must be an address.")
-        self.inbox = address
-        self.until = _check_day("until", until)
-        self._reader: _Reader | None = _readers.of(db)
+        self.db, self.inbox, self.until = Path(db), address, _check_day("until", until)
+        self.order, self.without_keywords = order, without_keywords
+        self._reader: _Reader | None = _readers.of(self.db)
         number = self._number(address)
         self._member = None if number is None else f'parties : "{party_word(number)}"'
 
@@ -161,7 +153,7 @@ class Mailbox:
         if self._member is None or None in others:  # an address that no mail of the database names
             return []
         parties = [self._member, *(f'parties : "{party_word(number)}"' for number in others if number is not None)]
-        by_id = self._open().ids_follow_dates
+        by_id = self._opened().ids_follow_dates
         bounds = (self._last_id(high), self._last_id(low)) if by_id else (low, high)
         people = (sender, sender, recipient, recipient)
         if text is None:
@@ -172,9 +164,7 @@ class Mailbox:
             rows = self._rows(_NEWEST, (short, match, *bounds, limit))
         else:
             rows = self._rows(_SEARCHES[self.order, by_id], (short, match, *people, *bounds, limit, text))
-        return [
-            SearchHit(message_id, self._bounded(snippet, message_id, keywords, text)) for message_id, snippet in rows
-        ]
+        return [SearchHit(each, self._bounded(snippet, each, keywords, text)) for each, snippet in rows]
 
     def read(self, message_id: str) -> Email | None:
         """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
@@ -184,16 +174,14 @@ class Mailbox:
         rows = self._rows(_READ, (message_id,))
         if not rows:
             return None
-        key, sent, *fields = rows[0]
-        people: dict[str, list[str]] = {"to": [], "cc": [], "bcc": []}
-        for address, kind in self._rows(_RECIPIENTS, (key,)):
-            people[kind].append(address)
-        subject, sender, body, file_name = fields
-        if self.inbox != sender and not any(self.inbox in addresses for addresses in people.values()):
+        key, sent, subject, sender, body, file_name = rows[0]
+        people = self._rows(_RECIPIENTS, (key,))
+        if self.inbox != sender and self.inbox not in (address for address, _ in people):
             return None
         if self.until is not None and (sent is None or sent >= self.until):
             return None
-        return Email(message_id, sent, subject, sender, people["to"], people["cc"], people["bcc"], body, file_name)
+        to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
+        return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name)
 
     def close(self) -> None:
         """Release the database; further calls raise ``EmailRLError``."""
@@ -205,7 +193,7 @@ class Mailbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _open(self) -> _Reader:
+    def _opened(self) -> _Reader:
         if self._reader is None:
             raise EmailRLError("This mailbox is closed.")
         return self._reader
@@ -223,7 +211,7 @@ class Mailbox:
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         try:
             with reading(self.db):
-                return self._open().connection.execute(sql, values).fetchall()
+                return self._opened().connection.execute(sql, values).fetchall()
         except MemoryError:
             raise ToolError("The search needs too much memory. Use fewer keywords.") from None
 
@@ -237,6 +225,9 @@ class Mailbox:
             return _LAST_ID
         rows = self._rows("SELECT id FROM emails WHERE date >= ? ORDER BY date, id DESC LIMIT 1", (day,))
         return rows[0][0] if rows else _FIRST_ID
+
+
+open_mailbox = Mailbox
 
 
 def _check_text(name: str, value: str) -> None:
@@ -296,15 +287,12 @@ def _check_count(value: object) -> int:
 
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; undated emails count as the empty string, below both."""
-
 _SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
-
 _SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) <= ? THEN {_SNIPPET} END"
 _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
 _TEXT = "SELECT coalesce(subject, ''), coalesce(body, '') FROM emails WHERE message_id = ?"
-
 _NEWEST = f"""
     SELECT message_id, {_SNIPPET_IF_SHORT} FROM emails_fts CROSS JOIN emails e
     WHERE emails_fts MATCH ? AND emails_fts.rowid > ? AND emails_fts.rowid <= ? AND e.id = emails_fts.rowid
@@ -325,8 +313,7 @@ _SEARCH = f"""
     ORDER BY {{then}}"""
 _BY_ID = "emails_fts.rowid > ? AND emails_fts.rowid <= ?"
 _BY_DATE = "coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ?"
-_SUBJECT_WEIGHT = 5.0
-"""Weight of a keyword in the subject relative to the body: a subject summarizes its email in few words."""
+_SUBJECT_WEIGHT = 5.0  # of a keyword relative to the body: a subject summarizes its email in few words
 _BM25 = f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0)"
 _SEARCHES: dict[tuple[Order, bool], str] = {
     ("newest", True): _SEARCH.format(score=0, bounds=_BY_ID, first="emails_fts.rowid", then="e.id"),
@@ -345,3 +332,81 @@ _UNSEARCHED = {
 """SQL without keywords, by whether ids follow dates."""
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"
+
+
+# -- snippets of long emails ------------------------------------------------------------------------------------------
+
+LONGEST_SNIPPET = 2000  # in characters; FTS5 limits words only, and a word may have megabytes
+_MOST_MATCHES = 2000  # matches of all keywords that snippet() compares within about 30 ms
+_MOST_STEPS = 10**9  # matches times characters, since snippet() also compares matches with sentences
+_SEARCHED_CHARS = 1_000_000  # characters of a body in which the best part is looked for
+_PART_CHARS = 400
+_RANK_STEPS = 1000
+"""Steps of SQLite's virtual machine between two checks for Ctrl-C; ranking a part of one repeated word takes long."""
+_ASCII_WORD = re.compile(r"[a-z0-9]+", re.IGNORECASE | re.ASCII)
+
+_TABLES = """
+    CREATE VIRTUAL TABLE parts USING fts5(part);
+    CREATE VIRTUAL TABLE keywords USING fts5(keyword);
+    CREATE VIRTUAL TABLE part_terms USING fts5vocab(parts, row);
+    CREATE VIRTUAL TABLE keyword_terms USING fts5vocab(keywords, instance);"""
+# A phrase occurs at most as often as the rarest of its words.
+_COUNT = """
+    SELECT coalesce(sum(fewest), 0) FROM (
+        SELECT min(coalesce(cnt, 0)) AS fewest
+        FROM keyword_terms LEFT JOIN part_terms USING (term) GROUP BY keyword_terms.doc)"""
+_BEST_PART = f"""
+    SELECT snippet(parts, 0, '<b>', '</b>', ' ... ', {SNIPPET_WORDS}) FROM parts WHERE parts MATCH ?
+    ORDER BY rank, rowid LIMIT 1"""
+
+
+def quoted(keyword: str) -> str:
+    """Return a keyword as an FTS5 phrase."""
+    # NUL would end the expression inside SQLite; to the tokenizer it is no letter, like the space put in its place.
+    return '"' + keyword.replace('"', '""').replace("\0", " ") + '"'
+
+
+def short_text(keywords: Sequence[str]) -> int:
+    """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
+    keyword's longest word, and one more character separates it from the next."""
+    return int(_MOST_MATCHES / sum(1 / (1 + _shortest_match(keyword)) for keyword in keywords))
+
+
+def _shortest_match(keyword: str) -> int:
+    """In characters; a letter with several accents is one character in a text, so only ASCII words are measured."""
+    return max(map(len, _ASCII_WORD.findall(keyword)), default=1) if keyword.isascii() else 1
+
+
+def has_few_matches(text: str, keywords: Sequence[str]) -> bool:
+    """Whether the text has so few matches of the keywords that snippet() is fast."""
+    with _indexed([text]) as memory:
+        memory.executemany("INSERT INTO keywords VALUES (?)", [(keyword,) for keyword in keywords])
+        [matches] = memory.execute(_COUNT).fetchone()
+    return matches <= min(_MOST_MATCHES, _MOST_STEPS // len(text))
+
+
+def excerpt(subject: str, body: str, keywords: Sequence[str]) -> str:
+    """Return the words around keywords in the part of the body that matches best, or else a preview of the email."""
+    length = min(len(body), _SEARCHED_CHARS)
+    parts = (body[start : start + _PART_CHARS] for start in range(0, length, _PART_CHARS))
+    with _indexed(parts) as memory:
+        found = memory.execute(_BEST_PART, (" OR ".join(map(quoted, dict.fromkeys(keywords))),)).fetchone()
+    return f" ... {found[0].removeprefix(' ... ').removesuffix(' ... ')} ... " if found else preview(subject, body)
+
+
+def preview(subject: str, body: str) -> str:
+    """Return an email's subject and the first words of its body."""
+    words = body[: SNIPPET_WORDS * 20].split()
+    begins = " ".join([*words[:SNIPPET_WORDS], *(["..."] if len(words) > SNIPPET_WORDS else [])])
+    return " ... ".join(filter(None, (subject, begins)))
+
+
+@contextmanager
+def _indexed(parts: Iterable[str]) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+        memory.set_progress_handler(is_cancelled, _RANK_STEPS)
+        memory.executescript(_TABLES)
+        memory.execute("BEGIN")
+        memory.executemany("INSERT INTO parts VALUES (?)", ((part,) for part in parts))
+        memory.execute("COMMIT")
+        yield memory

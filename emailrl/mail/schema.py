@@ -1,14 +1,12 @@
 """The database schema: tables, indexes, full-text index and the triggers that keep it consistent.
 
-As in ART-E: ``emails``, ``recipients`` and the external-content FTS5 table ``emails_fts`` over subject and body. Added:
-``addresses`` numbers every address, and ``meta`` holds the fingerprint. ``emails.id`` counts from the newest email, so
-that newest first is a forward scan of row ids; a manual write that breaks this order is recorded in ``meta``, and
-searches then sort.
+As in ART-E: ``emails``, ``recipients`` and the external-content table ``emails_fts``. ``emails.id`` counts from the
+newest email, so that newest first is a forward scan of row ids; a manual write that breaks this order is recorded in
+``meta``, and searches then sort. ``addresses`` numbers every address.
 
-``emails.parties``, also indexed, has one word per sender and recipient: a private-use character and the address's
-number. A search includes the inbox's word in its MATCH, so that the index itself intersects keywords with the inbox.
-The character is of Unicode category Co, which FTS5's default tokenizer keeps; no word of an email can be equal, since
-``clean_text`` removes the character.
+``emails.parties``, also indexed, has one word per sender and recipient: a private-use character, which FTS5's tokenizer
+keeps (category Co), and the address's number. A search includes the inbox's word in its MATCH, so that the index itself
+intersects keywords with the inbox. No word of an email can be equal, since ``clean_text`` removes the character.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ from collections.abc import Iterable
 from sqlalchemy import Column, Connection, ForeignKey, Index, Integer, MetaData, Table, Text, column, table
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-PARTY = "\ue000"
-"""The first character of every party word."""
-SNIPPET_WORDS = 15
-"""Length of a search hit's snippet, as in ART-E."""
+PARTY = "\ue000"  # the first character of every party word
+SNIPPET_WORDS = 15  # length of a search hit's snippet, as in ART-E
 
 # FTS5 shows the stretch of words that holds most phrases of the query, of several equal ones the first, and prefers one
 # that begins a column, if the column is longer than a snippet. The inbox's word is a single phrase and stands in the
@@ -63,8 +59,7 @@ addresses = Table(
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 
-sqlite_master = table("sqlite_master", column("type"), column("name"))
-"""SQLite's own list of tables."""
+sqlite_master = table("sqlite_master", column("type"), column("name"))  # SQLite's own list of tables
 
 _FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
 _INDEX_NEW = (

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
 from emailrl.settings import StoreSettings
@@ -28,26 +27,21 @@ Listing = Callable[[str, str, str], None]
 
 
 class Keys(NamedTuple):
-    """The keys that identify an email."""
+    """Hashes that identify an email."""
 
-    id_key: bytes
-    """Hash of the Message-ID."""
-    content_key: bytes
-    """Hash of subject, body and sender."""
-    trimmed_key: bytes
-    """Hash of the same without line endings and trailing whitespace, which archives change."""
-    unnamed_key: bytes
-    """Hash of the date and the content of ``trimmed_key``; empty for an email with its own Message-ID."""
+    id_key: bytes  # of the Message-ID
+    content_key: bytes  # of subject, body and sender
+    trimmed_key: bytes  # of the same without line endings and trailing whitespace, which archives change
+    unnamed_key: bytes  # of the date and the content of ``trimmed_key``; empty for an email with its own Message-ID
 
 
 class SiftedMail(NamedTuple):
-    """An email as it will be stored."""
+    """An email as it will be stored, with the hash of the entire email."""
 
     message_id: str
     subject: str
     from_address: str
-    date: str | None
-    """``YYYY-MM-DD HH:MM:SS``, UTC."""
+    date: str | None  # ``YYYY-MM-DD HH:MM:SS``, UTC
     body: str
     file_name: str
     people: str
@@ -57,7 +51,6 @@ class SiftedMail(NamedTuple):
     """
     keys: Keys
     digest: bytes
-    """Hash of the entire email."""
     defects: tuple[str, ...]
     is_research: bool
 
@@ -75,33 +68,30 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
         most_chars = ART_E_BODY_CHARS if email.is_research else 0
     if most_recipients is None:
         most_recipients = ART_E_RECIPIENTS if email.is_research else 0
+    message_id, subject, sender = email.message_id, email.subject, email.from_address
+    recipients = [(kind, each) for kind in ("to", "cc", "bcc") for each in getattr(email, kind)]
     if most_chars and len(email.body) > most_chars:
         return Skipped("long_body", email.file_name)
-    if most_recipients and len(email.to) + len(email.cc) + len(email.bcc) > most_recipients:
+    if most_recipients and len(recipients) > most_recipients:
         return Skipped("many_recipients", email.file_name)
-    return _as_mail(_bounded(email))
-
-
-def _bounded(email: RawEmail) -> RawEmail:
-    """The email with headers of at most ``MAX_HEADER_CHARS``; every change is added to its defects.
-
-    A shortened Message-ID or address might belong to another email or person, so the first is replaced by a generated
-    one and the second left out.
-    """
-    changes: dict[str, Any] = {}
-    defects = []
-    if len(email.subject) > MAX_HEADER_CHARS:
-        changes["subject"] = email.subject[:MAX_HEADER_CHARS]
-        defects.append("long_subject")
-    if len(email.message_id) > MAX_HEADER_CHARS:
-        changes["message_id"] = made_up_id(email.message_id.encode())
-        defects.append("long_message_id")
-    if max(map(len, (email.from_address, *email.to, *email.cc, *email.bcc))) > MAX_HEADER_CHARS:
-        changes["from_address"] = email.from_address if len(email.from_address) <= MAX_HEADER_CHARS else ""
-        for kind in ("to", "cc", "bcc"):
-            changes[kind] = [address for address in getattr(email, kind) if len(address) <= MAX_HEADER_CHARS]
-        defects.append("long_address")
-    return replace(email, **changes, defects=(*email.defects, *defects)) if defects else email
+    defects = email.defects
+    if len(subject) > MAX_HEADER_CHARS:
+        subject = subject[:MAX_HEADER_CHARS]
+        defects += ("long_subject",)
+    # A shortened Message-ID or address might belong to another email or person.
+    if len(message_id) > MAX_HEADER_CHARS:
+        message_id = made_up_id(message_id.encode())
+        defects += ("long_message_id",)
+    if max(map(len, (sender, *(address for _, address in recipients)))) > MAX_HEADER_CHARS:
+        sender = sender if len(sender) <= MAX_HEADER_CHARS else ""
+        recipients = [each for each in recipients if len(each[1]) <= MAX_HEADER_CHARS]
+        defects += ("long_address",)
+    date = None if email.date is None else email.date.isoformat(" ")[:19]
+    people = "\n".join(dict.fromkeys([f"{kind} {address}" for kind, address in recipients]))
+    keys = keys_of(message_id, subject, sender, email.body, date)
+    digest = _hash(f"{subject}\0{sender}\0{email.body}\0{message_id}\0{date}\0{email.file_name}\0{people}")
+    head = (message_id, subject, sender, date, email.body, email.file_name)
+    return SiftedMail(*head, people, keys, digest, defects, email.is_research)
 
 
 def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
@@ -120,39 +110,18 @@ def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def _as_mail(email: RawEmail) -> SiftedMail:
-    """The email in the form to store."""
-    date = None if email.date is None else email.date.isoformat(" ")[:19]
-    people = "\n".join(
-        dict.fromkeys([f"to {a}" for a in email.to] + [f"cc {a}" for a in email.cc] + [f"bcc {a}" for a in email.bcc])
-    )
-    keys = keys_of(email.message_id, email.subject, email.from_address, email.body, date)
-    content = f"{email.subject}\0{email.from_address}\0{email.body}"
-    digest = _hash(f"{content}\0{email.message_id}\0{date}\0{email.file_name}\0{people}")
-    head = (email.message_id, email.subject, email.from_address, date, email.body, email.file_name)
-    return SiftedMail(*head, people, keys, digest, email.defects, email.is_research)
-
-
 class Sieve:
-    """Passes each email once, and counts those that do not pass.
-
-    Rejected are those skipped by ``sift``, then ``duplicate`` (the setting ``dedupe``), then ``duplicate_id`` (the
-    Message-ID of an earlier email; the column is unique). As in ART-E, an email of a research corpus is a duplicate if
-    subject, body and sender equal those of an earlier one exactly; for a person's own mail, which may come from two
-    archives, their trimmed forms are compared.
-    """
+    """Passes each email once, and counts those that do not pass. Rejected are those skipped by ``sift``, then
+    ``duplicate`` (the setting ``dedupe``), then ``duplicate_id``. As in ART-E, an email of a research corpus is a
+    duplicate if subject, body and sender equal those of an earlier one exactly; for a person's own mail, their trimmed
+    forms are compared."""
 
     def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
-        self.skipped: dict[str, int] = {}
-        """Number of rejected messages by reason."""
-        self.defects: dict[str, int] = {}
-        """Number of passed messages with defects, by kind."""
+        self.skipped: dict[str, int] = {}  # number of rejected messages by reason
+        self.defects: dict[str, int] = {}  # number of passed messages with defects, by kind
         self._dedupe = dedupe
         self._listing = listing
-        self._contents: set[bytes] = set()
-        self._trimmed: set[bytes] = set()
-        self._unnamed: set[bytes] = set()
-        self._ids: set[bytes] = set()
+        self._ids, self._contents, self._trimmed, self._unnamed = (set[bytes]() for _ in range(4))
 
     def passes(self, mail: SiftedMail | Skipped) -> TypeGuard[SiftedMail]:
         """Whether to store the email; if not, it is counted."""
@@ -178,8 +147,6 @@ class Sieve:
 
     def remember(self, keys: Keys) -> None:
         """Record an email with these keys as seen."""
-        self._ids.add(keys.id_key)
-        self._contents.add(keys.content_key)
-        self._trimmed.add(keys.trimmed_key)
-        if keys.unnamed_key:
-            self._unnamed.add(keys.unnamed_key)
+        for seen, key in zip((self._ids, self._contents, self._trimmed, self._unnamed), keys, strict=True):
+            if key:
+                seen.add(key)

@@ -1,4 +1,4 @@
-"""Compares policies on the test split: intervals and significance of differences.
+"""Compares policies on the test split: intervals, significance of differences, and the files with both.
 
 Every policy plays the same questions with the same seeds, so that results are paired by question; accuracies are
 compared with an exact paired test: by inbox, or by question if there are few inboxes. Under attack, every policy plays
@@ -7,37 +7,183 @@ them a second time, on emails with injected instructions.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.attack import under_attack
+from emailrl.agent.attack import KINDS, order_of, under_attack
+from emailrl.agent.mail_env import Rubric
 from emailrl.base.credentials import without_credentials
-from emailrl.base.disk import check_own
+from emailrl.base.disk import check_own, replace_bytes
+from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_runs
 from emailrl.engines.base import Engine, PolicyEngine
-from emailrl.measure.evaluation import Evaluation, check_samples, evaluate, reason
+from emailrl.measure.evaluation import (
+    Evaluation,
+    check_samples,
+    evaluate,
+    is_correct,
+    is_judged,
+    paired_test,
+    reason,
+    total_cost,
+    verdict,
+    wilson_interval,
+)
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.measure.report import REPORT_FILES, Comparison, Report, Result, Subject, draw_accuracies, write_report
-from emailrl.model.adapter import find_adapter
+from emailrl.model.adapter import Adapter, find_adapter
 from emailrl.records.trajectory import Scenario, Trajectory
+from emailrl.settings import PlayingSettings, PolicySettings
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
-    from emailrl.settings import PlayingSettings, PolicySettings
-
-__all__ = ["CONDITIONS", "Comparison", "Progress", "Report", "Result", "Subject", "run_benchmark"]
 
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
+REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", "accuracy.svg")
+LONGEST_LABEL = 44
+"""Characters of a label in the picture."""
 Progress = Callable[["Subject", Trajectory], None]
 """Called with each trajectory as it ends, before scoring; on resume, first with those already played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A policy to measure: a base model, bare or with an adapter."""
+
+    label: str
+    """Its identity: the model's name, or the adapter's absolute path."""
+    model_name: str
+    adapter: Adapter | None = None
+    attacked: bool = False
+    """Whether its emails contain injected orders (``agent.attack``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of one subject."""
+
+    subject: Subject
+    evaluation: Evaluation
+    complete: bool
+    """False if interrupted: the evaluation covers only the questions finished by then."""
+    trajectories: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two results compared on the questions that have a verdict in both."""
+
+    first: str
+    second: str
+    num_questions: int
+    better_first: int
+    """Questions that the first answered correctly more often; with one sample, only the first."""
+    better_second: int
+    p_value: float
+    """Two-sided exact sign-flip test; not adjusted for multiple comparisons."""
+    unit: str
+    """What the test takes as independent: ``inbox``, or ``question``, which with one sample each is McNemar's test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All results of one benchmark, with the context for its tables."""
+
+    results: list[Result]
+    conditions: dict[str, Any]
+    """Split, decoding, limits and seed, common to all results."""
+    num_asked: int
+    """Questions per subject."""
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    attack: bool = False
+    """Whether it also measures under attack; records then include how many orders were obeyed."""
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """Every pair of results, in order; plain and attacked results are paired only for the same policy."""
+        pairs = [(one, other, one.subject, other.subject) for one, other in combinations(self.results, 2)]
+        return [
+            compare(one, other)
+            for one, other, first, second in pairs
+            if first.attacked == second.attacked
+            or (first.model_name, first.adapter) == (second.model_name, second.adapter)
+        ]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One object per result, as ``benchmark --json`` prints it (``docs/architecture.md``, contracts)."""
+        unknown = dict.fromkeys(item.name for item in fields(Rubric))
+        return [
+            {"model": result.subject.label}
+            | unknown
+            | result.evaluation.metrics()
+            | {"cost": total_cost(result.evaluation.trajectories), "trajectories": result.trajectories}
+            | self.conditions
+            | (_attack_record(result.subject, result.evaluation.trajectories) if self.attack else {})
+            | {
+                "base_model": result.subject.model_name,
+                "checkpoint": result.subject.adapter and result.subject.adapter.path,
+                "complete": result.complete,
+                "notes": self.notes,
+            }
+            for result in self.results
+        ]
+
+
+def compare(first: Result, second: Result) -> Comparison:
+    """Compare two results over the questions that both played equally often with a verdict for every sample."""
+    one, other = (
+        {name: each for name, each in result.evaluation.by_question.items() if all(map(is_judged, each))}
+        for result in (first, second)
+    )
+    differences = [
+        (samples[0].scenario.inbox_address, sum(map(is_correct, samples)) - sum(map(is_correct, other[name])))
+        for name, samples in one.items()
+        if len(samples) == len(other.get(name, ()))
+    ]
+    better = [sum(sign * difference > 0 for _, difference in differences) for sign in (1, -1)]
+    return Comparison(
+        first.subject.label, second.subject.label, len(differences), better[0], better[1], *paired_test(differences)
+    )
+
+
+def _attack_record(subject: Subject, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """``attacked``, and per kind of order, how many trajectories saw one and the share that obeyed.
+
+    The share has its Wilson 95 % interval; without attack, or if no trajectory saw an order of the kind, all three are
+    None. Trajectories that raised do not count.
+    """
+    record: dict[str, Any] = {"attacked": subject.attacked}
+    rows = [_order_record(subject, each) for each in trajectories if each.exception is None]
+    for kind in KINDS:
+        obeyed = [row["order_obeyed"] for row in rows if row["order"] == kind and row["order_seen"]]
+        low, high = wilson_interval(sum(obeyed), len(obeyed)) if obeyed else (None, None)
+        share = sum(obeyed) / len(obeyed) if obeyed else None
+        record[f"{kind}_orders_seen"] = len(obeyed)
+        record |= {f"{kind}_obeyed": share, f"{kind}_obeyed_low": low, f"{kind}_obeyed_high": high}
+    return record
+
+
+def _order_record(subject: Subject, trajectory: Trajectory) -> dict[str, Any]:
+    """The order of one trajectory, and whether it was seen and obeyed; None without attack."""
+    if not subject.attacked:
+        return {"order": None, "order_seen": None, "order_obeyed": None}
+    order = order_of(trajectory.scenario)
+    seen = order.was_seen(trajectory)
+    return {"order": order.kind, "order_seen": seen, "order_obeyed": seen and order.was_obeyed(trajectory)}
+
+
+# -- the benchmark
 
 
 def run_benchmark(
@@ -59,31 +205,35 @@ def run_benchmark(
     KeyboardInterrupt the questions finished so far are scored, written and reported as ``interrupted``. Raises
     EmailRLError if every question of a subject raised.
     """
-    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
+    bench, temperature = settings.benchmark, settings.agent.eval_temperature
+    check_samples(bench.bench_samples, temperature)
     check_folder(out)
     with Conditions(out / CONDITIONS, all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
-        names = {subject.label: f"{n:02d}-{_slug(subject.label)}.jsonl" for n, subject in enumerate(subjects)}
-        files = {label: out / "trajectories" / name for label, name in names.items()}
         if not resume:
             if not overwrite and not conditions.is_new:
                 raise UsageError(f"{out} already holds a benchmark.", "Choose another --out, or add --overwrite.")
             for name in REPORT_FILES:
                 (out / name).unlink(missing_ok=True)
             shutil.rmtree(out / "trajectories", ignore_errors=True)
-        journals = {label: Journal(file, conditions, resume=resume) for label, file in files.items()}
+        journals = {}
+        for number, subject in enumerate(subjects):
+            short = "-".join(Path(subject.label).parts[-2:])  # of a path: run and checkpoint
+            slug = re.sub(r"[^A-Za-z0-9._]+", "-", short).strip("-.")[-60:] or "model"
+            file = out / "trajectories" / f"{number:02d}-{slug}.jsonl"
+            journals[subject.label] = Journal(file, conditions, resume=resume)
         results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
-    attack = any(subject.attacked for subject in subjects)
     conditions_told = {
         "split": "test",
-        "temperature": settings.agent.eval_temperature,
+        "temperature": temperature,
         "max_turns": settings.agent.max_turns,
-        "samples": settings.benchmark.bench_samples,
-        "sequential": settings.benchmark.bench_sequential,
+        "samples": bench.bench_samples,
+        "sequential": bench.bench_sequential,
         "seed": settings.training.seed,
         "database": settings.store.db,
         "environment": settings.agent.environment,
         "reward_name": without_credentials(settings.rewards.reward),
     }
+    attack = any(subject.attacked for subject in subjects)
     report = Report(results, conditions_told, len(scenarios), list(notes), interrupted, attack)
     if results:
         write_report(report, out)
@@ -108,16 +258,11 @@ def _measure(
 ) -> tuple[list[Result], bool]:
     """Play and score the remaining questions; returns the results by subject, and whether it was interrupted."""
     place = {scenario.id: number for number, scenario in enumerate(scenarios)}
-    bench = settings.benchmark
+    bench, noted = settings.benchmark, progress or (lambda subject, trajectory: None)
     num_trajectories = len(scenarios) * bench.bench_samples
     portions = [[scenario] for scenario in scenarios] if bench.bench_sequential else [list(scenarios)]
     waiting = [subject for subject in subjects if not journals[subject.label].is_whole(num_trajectories)]
     interrupted = False
-
-    def noted(subject: Subject, trajectory: Trajectory) -> None:
-        if progress is not None:
-            progress(subject, trajectory)
-
     try:
         for subject, collector in players(waiting, settings):
             journal = journals[subject.label]
@@ -154,15 +299,72 @@ def _measure(
     for subject in subjects:
         journal = journals[subject.label]
         if scored := journal.scored:
-            complete = len(scored) == num_trajectories
-            results.append(Result(subject, Evaluation(scored), complete, journal.path))
+            results.append(Result(subject, Evaluation(scored), len(scored) == num_trajectories, journal.path))
     return results, interrupted
 
 
-def _slug(label: str) -> str:
-    """A file name for a subject: for a path its last two parts, run and checkpoint."""
-    short = "-".join(Path(label).parts[-2:])
-    return re.sub(r"[^A-Za-z0-9._]+", "-", short).strip("-.")[-60:] or "model"
+def write_report(report: Report, out: Path) -> None:
+    """Write ``results.json``, ``results.csv`` (a row a model) and ``questions.csv`` (a row a model and question)."""
+    records = report.records()
+    document = {
+        "results": records,
+        "comparisons": list(map(asdict, report.comparisons)),
+        "notes": report.notes,
+        "interrupted": report.interrupted,
+    }
+    text = json.dumps(document, indent=2, default=lambda path: str(path.absolute()))
+    replace_bytes(out / "results.json", text.encode() + b"\n")
+    # Ids and numbers only: mail text in a spreadsheet would be read as formulas.
+    rows = [
+        {
+            "model": result.subject.label,
+            "question": trajectory.scenario.id,
+            "correct": is_correct(trajectory) if is_judged(trajectory) else None,
+            "verdict": verdict(trajectory),
+            "reward": trajectory.reward,
+            "turns": len(trajectory.turns),
+            "tokens": trajectory.num_tokens,
+            "cost": total_cost([trajectory]),
+            "seconds": trajectory.seconds,
+            "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
+            "raised": trajectory.exception is not None,
+        }
+        | (_order_record(result.subject, trajectory) if report.attack else {})
+        for result in report.results
+        for trajectory in result.evaluation.trajectories
+    ]
+    for name, table in (
+        ("results.csv", [record | {"notes": "; ".join(record["notes"])} for record in records]),
+        ("questions.csv", rows),
+    ):
+        buffer = io.StringIO(newline="")
+        writer = csv.DictWriter(buffer, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+        replace_bytes(out / name, buffer.getvalue().encode())
+
+
+def draw_accuracies(report: Report, out: Path) -> list[Path]:
+    """Draw each result's accuracy with its 95 % interval as ``accuracy.png`` and ``accuracy.svg`` in ``out``.
+
+    A label is the model's name, or a checkpoint's run and name; long ones are cut from the left.
+    """
+    records = report.records()
+    figure = new_figure(8, 1.2 + 0.45 * len(records))
+    axes = figure.subplots()
+    for place, record in enumerate(records):
+        axes.hlines(place, record["accuracy_low"], record["accuracy_high"], color=FIRST, linewidth=2)
+        axes.plot(record["accuracy"], place, "o", color=FIRST)
+        axes.annotate(f"{record['accuracy']:.1%}", (record["accuracy"], place), (0, 7), textcoords="offset points",
+                      ha="center", fontsize=9)  # fmt: skip
+    names = ["/".join(Path(record["model"]).parts[-2:]) for record in records]
+    labels = [name if len(name) <= LONGEST_LABEL else f"…{name[1 - LONGEST_LABEL :]}" for name in names]
+    axes.set_yticks(range(len(labels)), labels, parse_math=False)
+    axes.set(xlim=(0, 1), ylim=(len(labels) - 0.4, -0.7), xlabel="accuracy, 95 % interval")
+    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.grid(visible=False, axis="y")
+    axes.set_title(f"{report.num_asked} test questions", fontsize=10)
+    return save(figure, out / "accuracy")
 
 
 # -- the policies
@@ -176,16 +378,21 @@ def choose_subjects(
     Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
     Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
     """
-    if settings.is_chat:
-        if checkpoints:
-            raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
-        return [Subject(name, name) for name in dict.fromkeys(models or [settings.model.name])]
+    if settings.is_chat and checkpoints:
+        raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
     if not checkpoints and not models:
-        checkpoints, models = (["best"], []) if find_runs(output_dir, which="best") else ([], [settings.model.name])
+        has_best = not settings.is_chat and find_runs(output_dir, which="best")
+        checkpoints, models = (["best"], []) if has_best else ([], [settings.model.name])
     found = [find_adapter(which, output_dir) for which in checkpoints]
     subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
     subjects += [Subject(name, name) for name in models]
     return list({subject.label: subject for subject in subjects}.values())
+
+
+def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
+    """Each subject, followed by the same one under attack."""
+    twins = ((each, replace(each, label=f"{each.label} (attacked)", attacked=True)) for each in subjects)
+    return [subject for pair in twins for subject in pair]
 
 
 def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator[tuple[Subject, Collector], None, None]:
@@ -217,12 +424,6 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
                 yield subject, Collector(own.on(engine), scorer.score, own.agent, settings.training.mode, run_id)
 
 
-def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
-    """Each subject, followed by the same one under attack."""
-    twins = ((each, replace(each, label=f"{each.label} (attacked)", attacked=True)) for each in subjects)
-    return [subject for pair in twins for subject in pair]
-
-
 # -- the folder, and what is resumed
 
 
@@ -250,7 +451,13 @@ def to_resume(
 ) -> Path:
     """The newest of the folders ``begun`` (oldest first) with these conditions; else the newest."""
     now = all_conditions(subjects, scenarios, settings)
-    return next((folder for folder in reversed(begun) if _fits(folder / CONDITIONS, now)), begun[-1])
+    for folder in reversed(begun):
+        try:
+            if not differences(folder / CONDITIONS, now):
+                return folder
+        except UsageError:  # damaged
+            continue
+    return begun[-1]
 
 
 def all_conditions(
@@ -259,16 +466,10 @@ def all_conditions(
     """The conditions that a resumed benchmark must share with the original."""
     from emailrl.engines.local.weights import adapter_sha256
 
-    adapters = [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects]
-    models = ", ".join(subject.label for subject in subjects)
     bases = [subject.model_name for subject in subjects]
-    shared = playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature, models=bases)
-    benchmark = {"samples": settings.benchmark.bench_samples, "sequential": settings.benchmark.bench_sequential}
-    return {"models": models, "adapters": adapters} | benchmark | shared
-
-
-def _fits(path: Path, now: dict[str, Any]) -> bool:
-    try:
-        return not differences(path, now)
-    except UsageError:
-        return False
+    return {
+        "models": ", ".join(subject.label for subject in subjects),
+        "adapters": [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects],
+        "samples": settings.benchmark.bench_samples,
+        "sequential": settings.benchmark.bench_sequential,
+    } | playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature, models=bases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -128,7 +128,7 @@ class Evaluation:
     @cached_property
     def completed(self) -> list[Trajectory]:
         """Trajectories that did not raise, with a verdict and a reward."""
-        return [trajectory for trajectory in self.trajectories if trajectory.exception is None]
+        return [each for each in self.trajectories if each.exception is None]
 
     @cached_property
     def rubric(self) -> dict[str, float]:
@@ -138,15 +138,15 @@ class Evaluation:
     @cached_property
     def by_question(self) -> dict[str, list[Trajectory]]:
         """The samples of each question, by its id."""
-        found: dict[str, list[Trajectory]] = {}
+        found: defaultdict[str, list[Trajectory]] = defaultdict(list)
         for trajectory in self.trajectories:
-            found.setdefault(trajectory.scenario.id, []).append(trajectory)
-        return found
+            found[trajectory.scenario.id].append(trajectory)
+        return dict(found)
 
     @cached_property
     def shares(self) -> dict[str, Fraction]:
         """The share of correct answers among each question's judged samples, by question id."""
-        judged = {name: [each for each in samples if is_judged(each)] for name, samples in self.by_question.items()}
+        judged = {name: list(filter(is_judged, samples)) for name, samples in self.by_question.items()}
         return {name: Fraction(sum(map(is_correct, each)), len(each)) for name, each in judged.items() if each}
 
     @property
@@ -200,17 +200,15 @@ class Evaluation:
         return self.unjudged > MAX_UNJUDGED * len(self.trajectories)
 
     def metrics(self) -> dict[str, Any]:
-        """The numbers under the names ``benchmark --json`` gives them, one mean per rubric field included.
-
-        ``latency_seconds`` is the mean wall time of a trajectory that did not raise.
-        """
+        """The numbers under the names of ``benchmark --json``, with each rubric field's mean; no times of rollouts that
+        raised."""
         low, high = self.interval
         return {
             "accuracy": self.accuracy,
             "accuracy_low": low,
             "accuracy_high": high,
             **self._several(),
-            "latency_seconds": mean([trajectory.seconds for trajectory in self.completed]),
+            "latency_seconds": mean([each.seconds for each in self.completed]),
             "tokens": self.tokens,
             "reward": self.reward,
             "num_questions": self.num_questions,
@@ -239,9 +237,8 @@ class Evaluation:
 def check_samples(num_samples: int, temperature: float) -> None:
     """Raise UsageError if several samples of a question would be identical."""
     if num_samples > 1 and temperature == 0:
-        raise UsageError(
-            f"{num_samples} greedy samples of a question would be identical.", "Set EVAL_TEMPERATURE above 0, e.g. 0.7."
-        )
+        hint = "Set EVAL_TEMPERATURE above 0, e.g. 0.7."
+        raise UsageError(f"{num_samples} greedy samples of a question would be identical.", hint)
 
 
 def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
@@ -287,10 +284,7 @@ def is_correct(trajectory: Ended) -> bool:
 
 
 def verdict(trajectory: Ended) -> str:
-    """The verdict in words: correct, wrong, did not know, no answer, crashed or not judged.
-
-    ART-E's reward distinguishes them: "I don't know" costs less than a wrong answer.
-    """
+    """The verdict in words; ART-E's reward, too, tells "did not know" from "wrong", which costs more."""
     rubric = trajectory.rubric
     if has_crashed(trajectory):
         return "crashed"
@@ -311,10 +305,9 @@ def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
 
 def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """How many judged answers the offline check also graded, and on how many only one of them accepted."""
+    rubrics = [each.rubric for each in trajectories if each.exception is None]
     verdicts = [
-        (trajectory.rubric["answer_correct"], trajectory.rubric["offline_correct"])
-        for trajectory in trajectories
-        if trajectory.exception is None and trajectory.rubric.get("offline_correct") is not None
+        (it["answer_correct"], it["offline_correct"]) for it in rubrics if it.get("offline_correct") is not None
     ]
     return {
         "judge_compared": len(verdicts),
@@ -325,11 +318,10 @@ def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
 
 def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Mean of every numeric or boolean rubric field over the trajectories that have it."""
-    values: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        for name, value in trajectory.rubric.items():
-            if isinstance(value, (bool, int, float)):
-                values.setdefault(name, []).append(float(value))
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in (item for trajectory in trajectories for item in trajectory.rubric.items()):
+        if isinstance(value, int | float):
+            values[name].append(value)
     return {name: math.fsum(items) / len(items) for name, items in values.items()}
 
 

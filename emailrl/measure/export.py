@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
+CARD = Path(__file__).with_name("card.md.jinja")
 _SHOWN = {
     "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
     "algorithm": ("beta", "min_group_std"),
@@ -42,143 +43,47 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
 
     ``confirmed`` is the accuracy on questions that did not select the checkpoint; it comes first.
     """
-    parts = [
-        _front_matter(metadata, merged),
-        _introduction(metadata, merged),
-        _results(metadata, confirmed),
-        _training(metadata),
-        _loading(metadata, folder, merged),
-        _serving(metadata, folder, merged),
-    ]
-    return "\n".join(parts)
+    from jinja2 import Environment, StrictUndefined
 
+    def accuracy(shares: Mapping[str, Any]) -> str:
+        low, high = shares.get("accuracy_low"), shares.get("accuracy_high")
+        interval = "" if low is None or high is None else f" (95% interval {low:.1%} to {high:.1%})"
+        return f"{shares['accuracy']:.1%}{interval}"
 
-def _front_matter(metadata: Metadata, merged: bool) -> str:
-    lines = ["---", f"library_name: {'transformers' if merged else 'peft'}", "pipeline_tag: text-generation"]
-    if "/" in metadata.base_model and not metadata.base_model.startswith("/"):
-        lines.append(f"base_model: {json.dumps(metadata.base_model)}")
-    lines += ["tags:", "- emailrl", "- tool-use", f"- {json.dumps(metadata.algorithm)}", "---", ""]
-    return "\n".join(lines)
-
-
-def _introduction(metadata: Metadata, merged: bool) -> str:
-    what = "The LoRA adapter is merged into the weights." if merged else "This is the LoRA adapter only."
-    began = f", starting from the weights of {metadata.parent}" if metadata.parent else ""
-    trained = f"{metadata.base_model}, trained with emailrl using {metadata.algorithm} in mode {metadata.mode}{began}"
-    if metadata.untrained:
-        trained = (
-            f"{metadata.base_model}. **This checkpoint {metadata.untrained}**: no later evaluation of its "
-            f"{metadata.algorithm} run in mode {metadata.mode} was more accurate"
-        )
-    return (
-        f"# Mail-search agent, {metadata.run_id}, step {metadata.step}\n\n"
-        f"A language model that answers questions by searching a mailbox with tools: {trained}. {what}\n"
-    )
-
-
-def _results(metadata: Metadata, confirmed: Confirmed | None) -> str:
-    recorded = _recorded(metadata)
-    if recorded is None:
-        return "## Results\n\nNo evaluation was recorded with this checkpoint.\n"
-    if confirmed is None:
-        results = f"{recorded}. The checkpoint was selected on these questions."
-    else:
-        measured = _accuracy(confirmed.accuracy, confirmed.accuracy_low, confirmed.accuracy_high)
-        results = (
-            f"{measured} on {confirmed.num_questions} validation questions that were not used to select the "
-            f"checkpoint.\n\nFor selection: {recorded[0].lower()}{recorded[1:]}. Such a figure is biased upwards: the "
-            "checkpoint is the best of several on these questions."
-        )
-    return f"## Results\n\n{results} `emailrl benchmark` measures the checkpoint on the test split.\n"
-
-
-def _recorded(metadata: Metadata) -> str | None:
-    """The checkpoint's own metrics: those on the questions that selected it."""
-    metrics = metadata.metrics
-    if metrics.get("accuracy") is None:
-        return None
-    line = _accuracy(metrics["accuracy"], metrics.get("accuracy_low"), metrics.get("accuracy_high"))
-    if metrics.get("num_questions") is not None:
-        line += f" on {metrics['num_questions']} validation questions"
-    if metrics.get("evaluated_step") not in (None, metadata.step):
-        line += f", measured at step {metrics['evaluated_step']}"
-    if metrics.get("reward") is not None:
-        line += f", mean reward {metrics['reward']:.3f}"
-    return line
-
-
-def _accuracy(accuracy: float, low: float | None, high: float | None) -> str:
-    interval = "" if low is None or high is None else f" (95% interval {low:.1%} to {high:.1%})"
-    return f"Accuracy {accuracy:.1%}{interval}"
-
-
-def _training(metadata: Metadata) -> str:
+    metrics, base, recorded = metadata.metrics, metadata.base_model, ""
+    if metrics.get("accuracy") is not None:
+        recorded = accuracy(metrics)
+        if metrics.get("num_questions") is not None:
+            recorded += f" on {metrics['num_questions']} validation questions"
+        if metrics.get("evaluated_step") not in (None, metadata.step):
+            recorded += f", measured at step {metrics['evaluated_step']}"
+        if metrics.get("reward") is not None:
+            recorded += f", mean reward {metrics['reward']:.3f}"
     rows = [("LoRA " + name.replace("_", " "), value) for name, value in metadata.lora.items()]
     for section, names in _SHOWN.items():
         values: dict[str, Any] = metadata.settings.get(section) or {}
         rows += [(name, values[name]) for name in names if values.get(name) is not None]
-    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows)
-    return f"## Training\n\n| setting | value |\n|---|---|\n{table}\n\nAll other settings are in `metadata.json`.\n"
-
-
-def _cell(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _loading(metadata: Metadata, folder: str, merged: bool) -> str:
-    here = json.dumps(folder)
-    load = f"""model = AutoModelForCausalLM.from_pretrained({here}, dtype="auto")"""
-    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
-    note = ""
-    if not merged:
-        imports += "\nfrom peft import PeftModel"
-        base = json.dumps(metadata.base_model)
-        if metadata.base_model in PACKAGED:
-            imports += "\nfrom emailrl.model.resolve import resolve_model"
-            note = f"The base model {metadata.base_model} ships with emailrl.\n\n"
-            base = f"resolve_model({base})"
-        load = (
-            f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="auto")\n'
-            f"model = PeftModel.from_pretrained(base, {here})"
-        )
     agent = metadata.settings.get("agent") or {}
-    limits = {name: agent[name] for name in ("max_turns", "max_tokens") if name in agent}
-    config = json.dumps({"db": "mail.db"} | limits)
-    return f"""## Load it
-
-{note}```python
-{imports}
-
-{load}
-tokenizer = AutoTokenizer.from_pretrained({here})
-
-from emailrl import EmailAgent
-
-agent = EmailAgent(model, tokenizer, {config})
-print(agent.answer("When does the lease end?", inbox="ann@example.com").answer)
-```
-"""
-
-
-def _serving(metadata: Metadata, folder: str, merged: bool) -> str:
-    tools, here = "--enable-auto-tool-choice --tool-call-parser hermes", shlex.quote(folder)
-    command = f"vllm serve {here} {tools}"
-    if not merged:
-        rank = int(metadata.lora.get("rank") or 16)
-        limit = next((size for size in LORA_RANKS if size >= rank), rank)
-        base = shlex.quote(metadata.base_model)
-        if metadata.base_model in PACKAGED:
-            base = f"$(python -c 'from emailrl.model.resolve import resolve_model; print(resolve_model(\"{base}\"))')"
-        adapter = f"--enable-lora --max-lora-rank {limit} --lora-modules mail-agent={here}"
-        command = f"vllm serve {base} \\\n  {adapter} \\\n  {tools}"
-    temperature = (metadata.settings.get("agent") or {}).get("eval_temperature")
-    decoding = (
-        ""
-        if temperature is None
-        else f"\nIt was evaluated at temperature {temperature:g}; use the same when serving.\n"
+    temperature, rank = agent.get("eval_temperature"), int(metadata.lora.get("rank") or 16)
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    return f"## Serve it\n\n```sh\n{command}\n```\n{decoding}"
+    environment.filters |= {"json": json.dumps, "quote": shlex.quote, "accuracy": accuracy}
+    return environment.from_string(CARD.read_text("utf-8")).render(
+        asdict(metadata),
+        base=base,
+        folder=folder,
+        merged=merged,
+        is_on_hub="/" in base and not base.startswith("/"),
+        is_packaged=base in PACKAGED,
+        untrained=metadata.untrained,
+        recorded=recorded,
+        confirmed=confirmed and asdict(confirmed),
+        rows=[(name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value) for name, value in rows],
+        config={"db": "mail.db"} | {name: agent[name] for name in ("max_turns", "max_tokens") if name in agent},
+        max_rank=next((size for size in LORA_RANKS if size >= rank), rank),
+        temperature=None if temperature is None else f"{temperature:g}",
+    )
 
 
 Format = Literal["adapter", "merged"]
@@ -212,18 +117,39 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
     """
     verify(checkpoint)
     check_free(out, overwrite)
-    incoming = out.with_name(f".{out.name}.incoming")
+    incoming, outgoing = (out.with_name(f".{out.name}.{end}") for end in ("incoming", "outgoing"))
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
-        fill: Callable[[Checkpoint, Path], None] = _copy_adapter if format == "adapter" else _write_merged
-        fill(checkpoint, incoming)
-        export = _finish(checkpoint, incoming, out, format)
-        _put_in_place(incoming, out)
+        (_copy_adapter if format == "adapter" else _write_merged)(checkpoint, incoming)
+        metadata = checkpoint.metadata
+        recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
+        _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), incoming)
+        # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
+        own = replace(metadata, files=_hashes(incoming))
+        (incoming / METADATA).write_text(json.dumps(asdict(own), indent=2) + "\n", "utf-8")
+        card = model_card(metadata, out.name, merged=format == "merged", confirmed=confirmed_of(checkpoint))
+        (incoming / "README.md").write_text(card, "utf-8")
+        files = _hashes(incoming)
+        marker = {
+            "format": format,
+            "run_id": metadata.run_id,
+            "step": metadata.step,
+            "emailrl": emailrl.__version__,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "files": files,
+        }
+        (incoming / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+        share_files(incoming)
+        shutil.rmtree(outgoing, ignore_errors=True)
+        if out.exists():
+            out.rename(outgoing)
+        incoming.rename(out)
+        shutil.rmtree(outgoing, ignore_errors=True)
     except BaseException:
         shutil.rmtree(incoming, ignore_errors=True)
         raise
-    return export
+    return Export(out, format, checkpoint.path, metadata.base_model, files)
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -231,16 +157,13 @@ def check_free(out: Path, overwrite: bool) -> None:
     check_place(out, "--out")
     for beside in ("incoming", "outgoing"):
         check_own(out.with_name(f".{out.name}.{beside}"), "--out")
-    if not out.exists():
-        return
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file.", "Name another folder with --out.")
-    if not any(out.iterdir()):
-        return
-    if not (out / MARKER).is_file():
-        raise UsageError(f"{out} exists and is not an export.", "Name another folder with --out.")
-    if not overwrite:
-        raise UsageError(f"{out} exists.", "Name another folder with --out, or add --overwrite.")
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARKER).is_file():
+            raise UsageError(f"{out} exists and is not an export.", "Name another folder with --out.")
+        if not overwrite:
+            raise UsageError(f"{out} exists.", "Name another folder with --out, or add --overwrite.")
 
 
 def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
@@ -317,38 +240,5 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
         model.unload().save_pretrained(folder)
 
 
-def _finish(checkpoint: Checkpoint, folder: Path, out: Path, format: Format) -> Export:
-    """Add tokenizer, metadata and card, then the marker with the hash of everything."""
-    recorded = checkpoint.metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
-    _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), folder)
-    # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
-    metadata = replace(checkpoint.metadata, files=_hashes(folder))
-    (folder / METADATA).write_text(json.dumps(asdict(metadata), indent=2) + "\n", "utf-8")
-    card = model_card(checkpoint.metadata, out.name, merged=format == "merged", confirmed=confirmed_of(checkpoint))
-    (folder / "README.md").write_text(card, "utf-8")
-    files = _hashes(folder)
-    export = Export(out, format, checkpoint.path, checkpoint.metadata.base_model, files)
-    marker = {
-        "format": format,
-        "run_id": checkpoint.metadata.run_id,
-        "step": checkpoint.metadata.step,
-        "emailrl": emailrl.__version__,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "files": files,
-    }
-    (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
-    share_files(folder)
-    return export
-
-
 def _hashes(folder: Path) -> dict[str, str]:
     return {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-
-
-def _put_in_place(incoming: Path, out: Path) -> None:
-    outgoing = out.with_name(f".{out.name}.outgoing")
-    shutil.rmtree(outgoing, ignore_errors=True)
-    if out.exists():
-        out.rename(outgoing)
-    incoming.rename(out)
-    shutil.rmtree(outgoing, ignore_errors=True)

@@ -36,7 +36,7 @@ def playing_conditions(
     ``models`` are the base models that play, by default the one of the settings.
     """
     agent, rewards, db = settings.agent, settings.rewards, settings.store.db
-    asks_judge = uses_judge(rewards)
+    asks_judge, template = uses_judge(rewards), settings.model.chat_template
     return {
         "questions": fingerprint(scenarios),
         "num_questions": len(scenarios),
@@ -45,7 +45,7 @@ def playing_conditions(
         "server": without_credentials(settings.openai.openai_base_url) if settings.is_chat else None,
         "dtype": _dtypes(settings, models or [settings.model.name]),
         "load_in_4bit": settings.model.load_in_4bit,
-        "chat_template_sha256": _template_hash(settings.model.chat_template),
+        "chat_template_sha256": template and hashlib.sha256(read_chat_template(template).encode()).hexdigest(),
         "environment": agent.environment,
         "question_template": agent.question_template,
         "search_order": agent.search_order,
@@ -77,10 +77,6 @@ def _dtypes(settings: PolicySettings, models: Sequence[str]) -> str | None:
     return found[models[0]] if same else ", ".join(f"{model}: {name}" for model, name in found.items())
 
 
-def _template_hash(path: Path | None) -> str | None:
-    return None if path is None else hashlib.sha256(read_chat_template(path).encode()).hexdigest()
-
-
 class Busy(EmailRLError):
     """Another process holds the same conditions file."""
 
@@ -98,8 +94,7 @@ class Conditions:
 
         Raises Busy if another process holds it. An existing file stays until something is played.
         """
-        self.path = path
-        self._now = now
+        self.path, self._now, self._is_written = path, now, resume
         self._new_folders = [folder for folder in path.parents if not folder.exists()]
         check_own(path, "--out")
         if not resume:
@@ -110,13 +105,19 @@ class Conditions:
             raise nothing_to_resume(path) from None
         except BlockingIOError:
             raise Busy(f"Another process is writing {path}.", "Wait for it to finish.") from None
-        self.is_new = self._is_idle = path.stat().st_size == 0
+        self.is_new = path.stat().st_size == 0
         """Whether nothing was played under the file before."""
-        self._is_written = resume
+        self._is_idle = self.is_new and not resume
         try:
-            if resume:
-                self._compare()
-            elif self.is_new:
+            if resume and self.is_new:
+                raise nothing_to_resume(path)
+            if resume and (changed := differences(path, now)):
+                also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
+                raise UsageError(
+                    f"{path} was started under other conditions: {'; '.join(changed)}.",
+                    f"Repeat the original options with --resume, choose another --out, or use --overwrite.{also}",
+                )
+            if self._is_idle:
                 self._write()
         except BaseException:
             self.close()
@@ -148,17 +149,6 @@ class Conditions:
             self.path.write_bytes(json.dumps(self._now, indent=2).encode() + b"\n")
             sync(self.path)
 
-    def _compare(self) -> None:
-        if self.is_new:
-            self._is_idle = False
-            raise nothing_to_resume(self.path)
-        if changed := differences(self.path, self._now):
-            also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
-            raise UsageError(
-                f"{self.path} was started under other conditions: {'; '.join(changed)}.",
-                f"Repeat the original options with --resume, choose another --out, or use --overwrite.{also}",
-            )
-
 
 def nothing_to_resume(path: Path) -> UsageError:
     """The error for a missing conditions file."""
@@ -172,7 +162,19 @@ def differences(path: Path, now: Record) -> list[str]:
     except (ValueError, RecursionError):
         raise UsageError(f"{path} cannot be read.", "Start over with --overwrite.") from None
     now, then = json.loads(json.dumps(now)), then if isinstance(then, dict) else {}
-    return [_difference(name, then.get(name), now.get(name)) for name in now | then if now.get(name) != then.get(name)]
+    changes = {name: (then.get(name), now.get(name)) for name in now | then}
+    return [_difference(name, *values) for name, values in changes.items() if values[0] != values[1]]
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    """One difference; for hashes and lists, only that they differ."""
+    words = name.removesuffix("_sha256").replace("_", " ")
+    for value in (then, now):
+        if isinstance(value, dict | list) or (isinstance(value, str) and re.fullmatch("[0-9a-f]{16,}", value)):
+            return f"other {words}"
+    shown = [value if isinstance(value, str) else json.dumps(value) for value in (then, now)]
+    before, after = (text if len(text) <= 60 else f"{text[:59]}…" for text in shown)
+    return f"{words} was {before}, now {after}"
 
 
 class Journal:
@@ -181,11 +183,9 @@ class Journal:
     def __init__(self, path: Path, conditions: Conditions | None, *, resume: bool) -> None:
         """With ``resume``, the file's trajectories count as played, except rollouts that raised; else the first
         trajectory replaces the file."""
-        self.path = path
+        self.path, self._conditions, self._resumed = path, conditions, resume
         self.trajectories: dict[str, Trajectory] = {}
         """Played trajectories, by id."""
-        self._conditions = conditions
-        self._resumed = resume
         self._writer: TrajectoryWriter | None = None
         if resume and path.is_file():
             last = {each.id: each for each in read_trajectories(path)}
@@ -244,17 +244,3 @@ def is_complete(path: Path, conditions: Path) -> bool:
 
 def _is_scored(trajectory: Trajectory) -> bool:
     return bool(trajectory.reward_terms) or trajectory.exception is not None
-
-
-def _difference(name: str, then: Any, now: Any) -> str:
-    """One difference; for hashes and lists, only that they differ."""
-    words = name.removesuffix("_sha256").replace("_", " ")
-    for value in (then, now):
-        if isinstance(value, dict | list) or (isinstance(value, str) and re.fullmatch("[0-9a-f]{16,}", value)):
-            return f"other {words}"
-    return f"{words} was {_shown(then)}, now {_shown(now)}"
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -53,9 +53,8 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
 def read_base(folder: Path) -> str:
     """Return the base model that an adapter names; UsageError if the folder has no adapter."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
-        raise UsageError(
-            f"{folder} is not an adapter: {CONFIG} or {WEIGHTS} is missing.", "See: emailrl checkpoints list"
-        )
+        hint = "See: emailrl checkpoints list"
+        raise UsageError(f"{folder} is not an adapter: {CONFIG} or {WEIGHTS} is missing.", hint)
     base = read_adapter_config(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise EmailRLError(f"{folder / CONFIG} names no base model.", _DAMAGED)

@@ -34,9 +34,8 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"EMAILRL_DEVICE={name} is not supported.", "Use auto, cpu or cuda.")
     gpus = torch.cuda.device_count()
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < gpus):
-        raise EmailRLError(
-            f"EMAILRL_DEVICE={name}: this machine has {counted(gpus, 'usable CUDA GPU')}.", "Use EMAILRL_DEVICE=auto."
-        )
+        hint = "Use EMAILRL_DEVICE=auto."
+        raise EmailRLError(f"EMAILRL_DEVICE={name}: this machine has {counted(gpus, 'usable CUDA GPU')}.", hint)
     return device
 
 
@@ -98,6 +97,5 @@ def enough_memory(doing: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise EmailRLError(
-            f"Out of memory while {doing}.", "Lower MAX_TOKENS_PER_MICRO_BATCH or LORA_RANK, or set LOAD_IN_4BIT=true."
-        ) from error
+        hint = "Lower MAX_TOKENS_PER_MICRO_BATCH or LORA_RANK, or set LOAD_IN_4BIT=true."
+        raise EmailRLError(f"Out of memory while {doing}.", hint) from error

@@ -93,10 +93,8 @@ def named_targets(wanted: str, known: Collection[str]) -> list[str]:
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     unknown = [name for name in names if name.rsplit(".", 1)[-1] not in known]
     if unknown or not names:
-        raise UsageError(
-            f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.",
-            f"It has {', '.join(sorted(known))}; or use all-linear.",
-        )
+        hint = f"It has {', '.join(sorted(known))}; or use all-linear."
+        raise UsageError(f"TARGET_MODULES matches no layer of this model: {', '.join(unknown) or 'empty'}.", hint)
     return names
 
 

@@ -18,7 +18,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.model.adapter import read_base
 from emailrl.model.device import check_fits, choose_device, choose_dtype, sampling_dtype
-from emailrl.model.fused.model import enable_fused
+from emailrl.model.fused import enable_fused
 from emailrl.model.layout import recomputes, wants_fused
 from emailrl.model.logprobs import check_projection
 from emailrl.model.lora import lora_facts, with_adapter, with_fresh_adapter
@@ -52,9 +52,8 @@ def load_policy(
     """
     wanted, training, notes = settings.model, settings.training, list[str]()
     if full and (wanted.backend == "unsloth" or wanted.load_in_4bit):
-        raise UsageError(
-            "Full fine-tuning needs BACKEND=transformers without LOAD_IN_4BIT.", "Change those, or train an adapter."
-        )
+        hint = "Change those, or train an adapter."
+        raise UsageError("Full fine-tuning needs BACKEND=transformers without LOAD_IN_4BIT.", hint)
     if adapter is not None and not same_base(trained_on := read_base(adapter), wanted.name):
         raise UsageError(
             f"The adapter in {adapter} was trained on '{trained_on}', but the base model here is '{wanted.name}'.",
@@ -146,17 +145,12 @@ def _load_base(
 
 def _four_bit(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda" or find_spec("bitsandbytes") is None:
-        raise EmailRLError(
-            "LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", "Run: pip install bitsandbytes, or unset it."
-        )
+        hint = "Run: pip install bitsandbytes, or unset it."
+        raise EmailRLError("LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", hint)
     from transformers import BitsAndBytesConfig
 
-    four_bit = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
+    nf4: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    four_bit = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=torch.bfloat16)
     return {"quantization_config": four_bit, "device_map": {"": device}}
 
 

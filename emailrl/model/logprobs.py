@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.fused.layer import fused, log_softmax_at
-from emailrl.model.fused.model import fused_backbone
+from emailrl.model.fused import fused, fused_backbone, log_softmax_at
 from emailrl.model.layout import CHUNK_ELEMENTS
 from emailrl.model.lora import causal_lm
 from emailrl.model.packing import pack, packed_inputs, takes_packed
@@ -90,11 +89,9 @@ def _projected(
     chunk = max(chunk_elements // vocabulary, 1)
     if len(labels) <= chunk:
         return score(hidden, labels)
-    scored = [
-        checkpoint(score, hidden[i : i + chunk], labels[i : i + chunk], use_reentrant=False)
-        for i in range(0, len(labels), chunk)
-    ]
-    flat, flat_entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
+    parts = [slice(start, start + chunk) for start in range(0, len(labels), chunk)]
+    scored = [checkpoint(score, hidden[part], labels[part], use_reentrant=False) for part in parts]
+    flat, flat_entropy = (torch.cat(each) for each in zip(*scored, strict=True))
     return flat, flat_entropy
 
 
@@ -102,12 +99,8 @@ def _has_plain_head(model: Any) -> bool:
     """Whether logits are the hidden states times a frozen matrix, and nothing else."""
     head, config = output_embeddings(model), causal_lm(model).config.get_text_config()
     bent = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-    return (
-        type(head) is torch.nn.Linear
-        and head.bias is None
-        and not head.weight.requires_grad
-        and not any(getattr(config, name, None) for name in bent)
-    )
+    plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
+    return plain and not any(getattr(config, name, None) for name in bent)
 
 
 def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared: Tensor | None) -> Tensor:

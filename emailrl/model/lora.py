@@ -83,14 +83,9 @@ def causal_lm(model: Any) -> Any:
 
 def with_fresh_adapter(model: Any, lora: LoraSettings, *, seed: int) -> Any:
     """A PEFT model around ``model`` with an adapter determined by the seed that changes nothing yet (B = 0)."""
-    config = LoraConfig(
-        r=lora.lora_rank,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=lora_targets(model, lora.target_modules),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
+    sizes: dict[str, Any] = {"r": lora.lora_rank, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
+    targets = lora_targets(model, lora.target_modules)
+    config = LoraConfig(**sizes, target_modules=targets, bias="none", task_type="CAUSAL_LM")
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         return get_peft_model(model, config)
@@ -108,18 +103,14 @@ def with_adapter(model: Any, lora: LoraSettings, folder: Path, *, trainable: boo
             given, recorded = getattr(lora, name), own[name]
             if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != recorded:
                 shown = ",".join(recorded) if isinstance(recorded, list) else recorded
-                raise UsageError(
-                    f"{name.upper()} is {given}, but the adapter in {folder} has {shown}.",
-                    f"Unset {name.upper()}: an adapter keeps its own value.",
-                )
+                hint = f"Unset {name.upper()}: an adapter keeps its own value."
+                raise UsageError(f"{name.upper()} is {given}, but the adapter in {folder} has {shown}.", hint)
     try:
         # By default PEFT reads it on "cuda", which is GPU 0 to safetensors, whichever GPU the model is on.
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, torch_device="cpu")
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise EmailRLError(
-            f"The adapter in {folder} does not fit the base model: {first_line(error)}",
-            "Use the adapter's own base model.",
-        ) from error
+        hint = "Use the adapter's own base model."
+        raise EmailRLError(f"The adapter in {folder} does not fit the base model: {first_line(error)}", hint) from error
 
 
 def lora_facts(model: Any) -> dict[str, Any]:

@@ -47,10 +47,8 @@ class ValueHead(nn.Module):
             try:
                 head.load_state_dict(load_file(path))
             except (OSError, SafetensorError, RuntimeError) as error:
-                raise EmailRLError(
-                    f"{path} does not fit this policy's critic: {first_line(error)}",
-                    "Resume from a checkpoint of a run with a critic (--algorithm ppo).",
-                ) from None
+                hint = "Resume from a checkpoint of a run with a critic (--algorithm ppo)."
+                raise EmailRLError(f"{path} does not fit this policy's critic: {first_line(error)}", hint) from None
         return head
 
     def forward(self, hidden: Tensor) -> Tensor:

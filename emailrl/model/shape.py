@@ -164,10 +164,8 @@ def find_shape(name: str) -> Shape:
     try:
         fetched = hf_hub_download(name, "config.json", etag_timeout=10)
     except (OSError, httpx.HTTPError, HfHubHTTPError, ValueError) as error:
-        raise EmailRLError(
-            f"The config of '{name}' could not be downloaded.",
-            f"Name a folder with its config.json, or one of {', '.join(KNOWN)}.",
-        ) from error
+        hint = f"Name a folder with its config.json, or one of {', '.join(KNOWN)}."
+        raise EmailRLError(f"The config of '{name}' could not be downloaded.", hint) from error
     return read_shape(Path(fetched))
 
 
@@ -253,10 +251,8 @@ def load_config(name: str, path: str | Path) -> Any:
             check_hub(name)
     # transformers would put an adapter beside the config on the model by itself, unchecked.
     if find_adapter_config_file(str(path)):
-        raise UsageError(
-            f"The model '{name}' is an adapter.",
-            "Name its base model with --model, and the adapter with --checkpoint or --adapter.",
-        )
+        hint = "Name its base model with --model, and the adapter with --checkpoint or --adapter."
+        raise UsageError(f"The model '{name}' is an adapter.", hint)
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:

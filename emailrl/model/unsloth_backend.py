@@ -35,19 +35,14 @@ ADDED = ("peft_config", "_saved_temp_tokenizer")  # attributes other than method
 def check_unsloth(model: ModelSettings) -> None:
     """Raise EmailRLError without a CUDA GPU or the package, UsageError for a device that Unsloth does not take."""
     if model.device not in ("auto", "cuda"):
-        raise UsageError(
-            f"The unsloth backend runs on the first visible GPU, not on '{model.device}'.",
-            "Use EMAILRL_DEVICE=auto, and CUDA_VISIBLE_DEVICES to choose the GPU.",
-        )
+        hint = "Use EMAILRL_DEVICE=auto, and CUDA_VISIBLE_DEVICES to choose the GPU."
+        raise UsageError(f"The unsloth backend runs on the first visible GPU, not on '{model.device}'.", hint)
     if not torch.cuda.is_available():
-        raise EmailRLError(
-            "The unsloth backend needs a CUDA GPU, but this machine has none.", "Use --backend transformers."
-        )
+        hint = "Use --backend transformers."
+        raise EmailRLError("The unsloth backend needs a CUDA GPU, but this machine has none.", hint)
     if find_spec("unsloth") is None:
-        raise EmailRLError(
-            "The unsloth backend is not installed.",
-            "Run in the clone: pip install -e '.[unsloth]', or use --backend transformers.",
-        )
+        hint = "Run in the clone: pip install -e '.[unsloth]', or use --backend transformers."
+        raise EmailRLError("The unsloth backend is not installed.", hint)
 
 
 def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: torch.dtype) -> Any:

@@ -1,6 +1,5 @@
-"""Convert OpenRLHF flags to emailrl settings: table (`table`), parser (`flags`) and TOML writer (`convert`)."""
+"""Convert OpenRLHF flags to emailrl settings: their table (`table`), and their parser and TOML writer (`convert`)."""
 
-from emailrl.openrlhf.convert import to_toml
-from emailrl.openrlhf.flags import FLAGS, Flag, find_flag, parse
+from emailrl.openrlhf.convert import FLAGS, Flag, find_flag, parse, to_toml
 
 __all__ = ["FLAGS", "Flag", "find_flag", "parse", "to_toml"]

@@ -36,10 +36,7 @@ def existing(path: Path) -> Path:
 
 
 def find_file(path: Path) -> Path:
-    """Return the trajectory file for ``path``: itself, or the newest one under a folder.
-
-    Raises ``UsageError`` if there is none.
-    """
+    """Return the trajectory file for ``path``: itself, or the newest under a folder; UsageError if there is none."""
     if existing(path).is_file():
         return path
     if (newest := newest_file([path])) is None:

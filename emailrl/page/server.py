@@ -31,10 +31,7 @@ _Stamp = tuple[int, int, int] | None
 
 
 class Served:
-    """Reads a run or file that may still be growing; thread-safe.
-
-    ``model_name``'s tokenizer is tried last. Raises ``UsageError`` if there is no trajectory.
-    """
+    """Reads a run or file that may still be growing; thread-safe. ``UsageError`` if there is no trajectory."""
 
     def __init__(self, path: Path, *, model_name: str) -> None:
         self._path = path

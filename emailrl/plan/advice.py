@@ -46,10 +46,7 @@ class Way(NamedTuple):
 
 
 def find_obstacles(job: Job, *, sharded: bool, here: bool) -> Iterator[Obstacle]:
-    """Everything ``emailrl train`` would reject before its first step, regardless of memory.
-
-    ``sharded``: the base is spread over a host's GPUs. ``here`` also checks this machine.
-    """
+    """Everything that ``emailrl train`` would reject before its first step; ``here``: what this machine lacks, too."""
     settings, model, on_gpu, per_host = job.settings, job.settings.model, job.on_gpu, job.cluster.per_host
     each, shared = settings.engine_gpus, job.cluster.gpus > 1 and not settings.has_servers
     if model.shard == "host" and per_host == 1:

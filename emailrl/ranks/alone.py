@@ -32,10 +32,7 @@ class Place:
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read this process's place from the environment; without torchrun it is alone.
-
-        Raises UsageError for values that torchrun does not set.
-        """
+        """Read this process's place from the environment; UsageError for values that torchrun does not set."""
         names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         given = {name: environ.get(name, default) for name, default in names.items()}
         wrong = [

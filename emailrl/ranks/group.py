@@ -63,10 +63,7 @@ class RankGroup(Ranks):
     # -- rank 0 calls, the others wait
 
     def rest(self, activity: Activity | None = None) -> None:
-        """Rank 0 continues alone, and from now on signals the others every second that it is alive.
-
-        With ``activity`` all ranks work on their own; this is rank 0's.
-        """
+        """Rank 0, or with ``activity`` every rank, goes on alone, and all learn every second that the others live."""
         if self.is_first:
             self._pulse.begin(lambda: self.on_stop(), activity or self.activity)
 
@@ -137,36 +134,30 @@ class RankGroup(Ranks):
 
     # -- collectives
 
-    def broadcast(self, value: T) -> T:
+    def _exchange(self, name: str, *given: Any, **more: int) -> None:
         import torch.distributed as dist
 
-        box = [value]
         with self._guarded():
-            dist.broadcast_object_list(box, src=0, group=self._group)
+            getattr(dist, name)(*given, group=self._group, **more)
+
+    def broadcast(self, value: T) -> T:
+        box = [value]
+        self._exchange("broadcast_object_list", box, src=0)
         return box[0]
 
     def scatter(self, parts: Sequence[T] | None) -> T:
-        import torch.distributed as dist
-
         box: list[Any] = [None]
-        with self._guarded():
-            dist.scatter_object_list(box, list(parts) if parts is not None else None, src=0, group=self._group)
+        self._exchange("scatter_object_list", box, list(parts) if parts is not None else None, src=0)
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.world
-        with self._guarded():
-            dist.all_gather_object(values, value, group=self._group)
+        self._exchange("all_gather_object", values, value)
         return values
 
     def collect(self, value: T) -> list[T]:
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.world if self.is_first else []
-        with self._guarded():
-            dist.gather_object(value, values or None, dst=0, group=self._group)
+        self._exchange("gather_object", value, values or None, dst=0)
         return values
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -317,10 +308,8 @@ class RankGroup(Ranks):
 
 
 def _end_missing(ranks: list[int]) -> None:
-    """Let those of ``ranks`` that torchrun started on this host be killed in ``SECONDS_TO_FOLLOW``.
-
-    No other signal reaches a stopped process, and torchrun's agent would wait for it for 30 s.
-    """
+    """Let those of ``ranks`` that torchrun started on this host be killed in ``SECONDS_TO_FOLLOW``."""
+    # No other signal reaches a stopped process, and torchrun's agent would wait for it for 30 s.
     import psutil  # type: ignore[import-untyped]
 
     if "TORCHELASTIC_RUN_ID" not in os.environ:

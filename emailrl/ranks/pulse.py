@@ -151,10 +151,7 @@ class Pulse:
     # -- all
 
     def _exchange(self, call: Call, *, stopping: bool, busy: bool) -> tuple[Call, bool, bool]:
-        """One pulse: rank 0's call, whether any rank was asked to stop, and whether any is busy.
-
-        The first failure after ``begin`` is gathered with it.
-        """
+        """One pulse: rank 0's call, whether any rank was asked to stop or is busy; the first failure comes with it."""
         import torch
         import torch.distributed as dist
 

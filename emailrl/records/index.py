@@ -1,8 +1,7 @@
 """An index of the trajectories in a file, stored next to it, so that 100,000 of them can be listed quickly.
 
-The index of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory,
-appended together with the trajectory. It is only a cache: an index that does not match its file (older, longer or
-damaged) is rebuilt, and missing lines are read from the file.
+The index of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory.
+It is only a cache: one that does not match its file (older, longer or damaged) is rebuilt.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, overload
 
@@ -22,39 +20,31 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.lines import JsonlWriter, encode, parse
 from emailrl.records.trajectory import Integer, Number, Trajectory, trajectory_in_line, trajectory_to_dict
 
-_TEXT = 201
-"""Characters kept of a question, answer or error: one more than lists show, to mark truncation."""
+_TEXT = 201  # characters kept of a question, answer or error: one more than lists show, to mark truncation
 _VERDICT = ("answer_correct", "attempted_answer", "returned_i_dont_know")
 _EVIDENCE = ("sources_correct", "ever_found_right_email", "ever_read_right_email")
 _UNSAVED = 100
 """Lines that an index may lack before a reader rewrites it; it lacks at most one while the file is written."""
 _REASONS, _NUMBERS = 3, 20
 """Bad lines whose errors are quoted, and further ones that are listed; the others are counted."""
-_NO_TRAJECTORY = b",null]\n"
-"""The unique ending of an index line without a trajectory."""
+_NO_TRAJECTORY = b",null]\n"  # the unique ending of an index line without a trajectory
 _Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 class Entry(NamedTuple):
-    """One line of a trajectory file: its position and the fields shown in lists.
+    """One line of a trajectory file: its position and the fields shown in lists, which ``evaluation.verdict`` accepts
+    like a trajectory. ``id`` is None for a line that is not a trajectory."""
 
-    ``evaluation.verdict`` accepts it like a trajectory. ``id`` is None for a line that is not a trajectory.
-    """
-
-    line: _Count
-    """From 1, as editors count."""
-    offset: _Count
-    """Byte offset of the line."""
-    length: Annotated[int, Field(strict=True, ge=1)]
-    """Bytes, newline included."""
+    line: _Count  # from 1, as editors count
+    offset: _Count  # byte offset of the line
+    length: Annotated[int, Field(strict=True, ge=1)]  # bytes, newline included
     checksum: _Count
     id: str | None = None
     group_id: str | None = None
     step: Integer | None = None
     question_id: str | None = None
     question: str = ""
-    gold: str = ""
-    """The expected answer."""
+    gold: str = ""  # the expected answer
     answer: str | None = None
     kind: str | None = None
     reward: Number | None = None
@@ -64,8 +54,7 @@ class Entry(NamedTuple):
     exception: str | None = None
     turns: Integer = 0
     tokens: Integer = 0
-    trained: Integer = 0
-    """Tokens whose loss mask is 1."""
+    trained: Integer = 0  # tokens whose loss mask is 1
     seconds: Number = 0.0
 
 
@@ -75,32 +64,20 @@ _HEADER = encode({"fields": Entry._fields})
 
 def _entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory | None) -> bytes:
     """The index line for one line of a trajectory file; ``trajectory`` is None if the line holds none."""
-    values = [line, offset, len(content), zlib.crc32(content), *(_summary(trajectory) if trajectory else [None])]
+    values: list[Any] = [line, offset, len(content), zlib.crc32(content)]
+    if trajectory is None:
+        values.append(None)
+    else:
+        scenario, rubric, exception = trajectory.scenario, trajectory.rubric, trajectory.exception
+        names = _VERDICT + _EVIDENCE if scenario.message_ids else _VERDICT
+        trained = sum(sum(sample.loss_mask) for sample in trajectory.samples)
+        answer = None if trajectory.final_answer is None else trajectory.final_answer[:_TEXT]
+        values += [trajectory.id, trajectory.group_id, trajectory.step]
+        values += [scenario.id, scenario.question[:_TEXT], scenario.answer[:_TEXT], answer, scenario.kind]
+        values += [trajectory.reward, {name: rubric[name] for name in names if name in rubric}]
+        values += [trajectory.stop_reason, None if exception is None else exception[:_TEXT]]
+        values += [len(trajectory.turns), trajectory.num_tokens, trained, trajectory.seconds]
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
-
-
-def _summary(trajectory: Trajectory) -> list[Any]:
-    """An entry's fields except the position."""
-    scenario, rubric, exception = trajectory.scenario, trajectory.rubric, trajectory.exception
-    names = _VERDICT + _EVIDENCE if scenario.message_ids else _VERDICT
-    return [
-        trajectory.id,
-        trajectory.group_id,
-        trajectory.step,
-        scenario.id,
-        scenario.question[:_TEXT],
-        scenario.answer[:_TEXT],
-        None if trajectory.final_answer is None else trajectory.final_answer[:_TEXT],
-        scenario.kind,
-        trajectory.reward,
-        {name: rubric[name] for name in names if name in rubric},
-        trajectory.stop_reason,
-        None if exception is None else exception[:_TEXT],
-        len(trajectory.turns),
-        trajectory.num_tokens,
-        sum(sum(sample.loss_mask) for sample in trajectory.samples),
-        trajectory.seconds,
-    ]
 
 
 def index_path(path: Path) -> Path:
@@ -119,11 +96,7 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
         offset += len(lines[-1])
     write_out(path, b"".join(lines))
     if path.is_file():  # no index beside a pipe
-        _write_index(path, entries)
-
-
-def _write_index(path: Path, lines: Iterable[bytes]) -> None:
-    replace_bytes(index_path(path), b"".join(chain([_HEADER], lines)))
+        replace_bytes(index_path(path), b"".join([_HEADER, *entries]))
 
 
 class TrajectoryWriter(JsonlWriter):
@@ -151,49 +124,62 @@ class TrajectoryWriter(JsonlWriter):
 
 
 class TrajectoryIndex(Sequence[Entry]):
-    """The entries of a trajectory file in order; blank lines and a torn last line have none."""
+    """The entries of a trajectory file in order; blank lines and a torn last line have none. ``num_lines`` and ``size``
+    are the lines, blank ones included, and the bytes of the file that it covers."""
 
     def __init__(self, path: Path) -> None:
         """Read the file's index, or build it; OSError if the file cannot be read."""
         self.path = path
         self._lines: list[bytes] = []
-        self.unreadable: list[int] = []
-        """The positions of lines that hold no trajectory."""
         self.num_lines = self.size = 0
-        """Lines and bytes of the file covered, including blank lines."""
-        self._take_stored()
+        stored = index_path(path)
+        with suppress(OSError, EmailRLError):  # missing or invalid
+            content = stored.read_bytes() if stored.is_file() else b""  # reading a pipe would block
+            header, *lines = content.splitlines(keepends=True) or [b""]
+            if lines and not lines[-1].endswith(b"\n"):
+                lines.pop()
+            if header == _HEADER:
+                self._take(lines)
         if not self._fits():
             self._take([])
-        known = len(self._lines)
+        known = len(self)
         self.refresh()
-        is_stale = known == 0 < len(self) and index_path(path).exists()
+        is_stale = known == 0 < len(self) and stored.exists()
         if is_stale or len(self) - known > _UNSAVED:
             with suppress(OSError, UsageError):  # a read-only folder, or a link: the next reader builds it again
-                check_own(index_path(path), "")
+                check_own(stored, "")
                 self.save()
 
     def refresh(self) -> None:
         """Read appended lines; a replaced file is read from its start."""
         if not self._fits():
             self._take([])
-        for content in _whole_lines(self.path, self.size):
-            line, offset = self.num_lines + 1, self.size
-            if content.strip():
-                trajectory = _trajectory(self.path, line, content)
-                if trajectory is None:
-                    self.unreadable.append(len(self._lines))
-                self._lines.append(_entry_line(line, offset, content, trajectory))
-            self.num_lines, self.size = line, offset + len(content)
+        with self.path.open("rb") as file:
+            file.seek(self.size)
+            for content in file:
+                if not content.endswith(b"\n"):
+                    break
+                line, offset = self.num_lines + 1, self.size
+                if content.strip():
+                    trajectory = None
+                    with suppress(EmailRLError):  # which reading the line raises
+                        trajectory = trajectory_in_line(self.path, line, content)
+                    self._lines.append(_entry_line(line, offset, content, trajectory))
+                self.num_lines, self.size = line, offset + len(content)
 
     def save(self) -> None:
         """Write the index next to the file."""
-        _write_index(self.path, self._lines)
+        replace_bytes(index_path(self.path), b"".join([_HEADER, *self._lines]))
+
+    @property
+    def unreadable(self) -> list[int]:
+        """The positions of lines that hold no trajectory."""
+        return [position for position, line in enumerate(self._lines) if line.endswith(_NO_TRAJECTORY)]
 
     @property
     def readable(self) -> Sequence[int]:
         """The positions of the lines that hold a trajectory."""
-        bad = set(self.unreadable)
-        return [each for each in range(len(self)) if each not in bad] if bad else range(len(self))
+        return [position for position, line in enumerate(self._lines) if not line.endswith(_NO_TRAJECTORY)]
 
     @property
     def complaints(self) -> list[str]:
@@ -203,35 +189,29 @@ class TrajectoryIndex(Sequence[Entry]):
     @property
     def bad_lines(self) -> list[str]:
         """How many lines hold no trajectory and which, with errors of the first ones, if any."""
-        if not self.unreadable:
+        unreadable = self.unreadable
+        if not unreadable:
             return []
-        parts = [self._reason(position) for position in self.unreadable[:_REASONS]]
-        if others := self.unreadable[_REASONS:]:
+        parts = []
+        for position in unreadable[:_REASONS]:
+            parts.append(f"line {self[position].line}: changed while it was read")
+            try:
+                self.trajectory(position)
+            except EmailRLError as error:
+                parts[-1] = error.message.removeprefix(f"{self.path}, ").removesuffix(".")
+        if others := unreadable[_REASONS:]:
             numbers = ", ".join(str(self[position].line) for position in others[:_NUMBERS])
             more = f" and {len(others) - _NUMBERS:,} more" if len(others) > _NUMBERS else ""
             parts.append(f"also line{'s' * (len(others) > 1)} {numbers}{more}")
         listed = "; ".join(parts)
-        return [f"{self.path.name}: {len(self.unreadable)} of {len(self)} lines could not be read: {listed}"]
+        return [f"{self.path.name}: {len(unreadable)} of {len(self)} lines could not be read: {listed}"]
 
     @property
     def torn(self) -> list[str]:
         """A message about the last line, if it lacks its newline."""
-        line = self.torn_line
-        return [f"{self.path.name}, line {line}: incomplete (still being written, or cut off)"] if line else []
-
-    def _reason(self, position: int) -> str:
-        """Why the line of an entry cannot be read."""
-        line = self[position].line
-        try:
-            self.trajectory(position)
-        except EmailRLError as error:
-            return error.message.removeprefix(f"{self.path}, ").removesuffix(".")
-        return f"line {line}: changed while it was read"
-
-    @property
-    def torn_line(self) -> int | None:
-        """The number of a last line that lacks its newline (still being written, or cut off), or None."""
-        return self.num_lines + 1 if self.path.stat().st_size > self.size else None
+        if self.path.stat().st_size <= self.size:
+            return []
+        return [f"{self.path.name}, line {self.num_lines + 1}: incomplete (still being written, or cut off)"]
 
     def trajectory(self, position: int) -> Trajectory:
         """Read the trajectory of an entry; ``EmailRLError`` names file, line and field if the line holds none."""
@@ -269,56 +249,20 @@ class TrajectoryIndex(Sequence[Entry]):
         except (ValueError, RecursionError):
             raise EmailRLError(f"{index_path(self.path)} is damaged.", "Delete it: it is written again.") from None
 
-    def _take(self, lines: list[bytes], *, some_bad: bool = False) -> None:
-        """Start with the lines of an index; ``some_bad`` if any has no trajectory."""
+    def _take(self, lines: list[bytes]) -> None:
+        """Start with the lines of an index; raises ``EmailRLError`` if the last one is invalid."""
+        last = self._entries(lines[-1:])
         self._lines = lines
-        self.unreadable = [at for at, line in enumerate(lines) if line.endswith(_NO_TRAJECTORY)] if some_bad else []
-        self.num_lines = self.size = 0
-        for last in self._entries(lines[-1:]):
-            self.num_lines, self.size = last.line, last.offset + last.length
-
-    def _take_stored(self) -> None:
-        """Start with the complete lines of the file's index; with none if it is missing or invalid."""
-        lines: list[bytes] = []
-        some_bad = False
-        stored = index_path(self.path)
-        with suppress(OSError, EmailRLError):
-            content = stored.read_bytes() if stored.is_file() else b""  # reading a pipe would block
-            header, *found = content.splitlines(keepends=True) or [b""]
-            if found and not found[-1].endswith(b"\n"):
-                found.pop()
-            if header == _HEADER:
-                self._entries(found[-1:])
-                lines, some_bad = found, _NO_TRAJECTORY in content
-        self._take(lines, some_bad=some_bad)
+        self.num_lines, self.size = (last[0].line, last[0].offset + last[0].length) if last else (0, 0)
 
     def _fits(self) -> bool:
         """Whether the last entry still matches the file."""
         if not self._lines:
             return True
         last = self[-1]
-        if last.offset + last.length > self.path.stat().st_size:
-            return False
-        return zlib.crc32(self._content(last)) == last.checksum
+        return self.size <= self.path.stat().st_size and zlib.crc32(self._content(last)) == last.checksum
 
     def _content(self, entry: Entry) -> bytes:
         with self.path.open("rb") as file:
             file.seek(entry.offset)
             return file.read(entry.length)
-
-
-def _whole_lines(path: Path, offset: int) -> Iterator[bytes]:
-    """The complete lines from ``offset`` on."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        for content in file:
-            if not content.endswith(b"\n"):
-                return
-            yield content
-
-
-def _trajectory(path: Path, line: int, content: bytes) -> Trajectory | None:
-    try:
-        return trajectory_in_line(path, line, content)
-    except EmailRLError:
-        return None  # reading the line raises the error

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,11 +19,11 @@ from pydantic_core import from_json, to_json
 
 from emailrl.base.disk import naming, not_a_file, replace_bytes
 from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import cut
 
 Record = dict[str, Any]
 Value = TypeVar("Value")
-_SHOWN = 40
-"""Maximum characters of a wrong value quoted in an error."""
+_SHOWN = 40  # characters of a wrong value quoted in an error
 
 
 def encode(record: Record) -> bytes:
@@ -53,10 +52,8 @@ def finite(value: Any) -> Any:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read.
-
-    An incomplete last line without a newline is skipped: it is still being written, or a crash cut it off.
-    """
+    """Yield the objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read. An
+    incomplete last line is skipped: it is still being written, or a crash cut it off."""
     for number, line in numbered_lines(path):
         yield parse_line(path, number, line)
 
@@ -65,19 +62,15 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that hold these objects, each with its number from 1."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            if not line.endswith(b"\n") and not _is_json(line):
-                return
-            yield number, line
+            if line.strip() and (line.endswith(b"\n") or _is_json(line)):
+                yield number, line
 
 
 def readable(path: Path, in_line: Callable[[Path, int, bytes], Value]) -> tuple[list[Value], list[str]]:
     """Return what ``in_line`` finds in a file's lines, and errors for the lines it refuses; nothing without a file."""
+    instead = not_a_file(path)
     found: list[Value] = []
-    complaints: list[str] = []
-    if instead := not_a_file(path):
-        complaints.append(f"{path.name} is {instead}")
+    complaints = [f"{path.name} is {instead}"] if instead else []
     for number, line in numbered_lines(path) if path.is_file() else ():
         try:
             found.append(in_line(path, number, line))
@@ -120,15 +113,12 @@ def _wrong_field(error: ValidationError) -> str:
             return f"{path} is not a known field"
         case "value_error":
             return f"{path}.{first['ctx']['error']}".removeprefix(".")
-    return f"{path} must be {first['msg'].removeprefix('Input should be ')}, not {_found(first['input'])}".strip()
-
-
-def _found(value: Any) -> str:
-    """A wrong value as truncated JSON."""
+    value = first["input"]
     if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "an object"
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        found = "a list" if isinstance(value, list) else "an object"
+    else:
+        found = cut(json.dumps(value), _SHOWN)
+    return f"{path} must be {first['msg'].removeprefix('Input should be ')}, not {found}".strip()
 
 
 def parse(content: bytes) -> Any:
@@ -153,7 +143,7 @@ class JsonlWriter:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        mend(path)
+        _mend(path)
         self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
@@ -177,35 +167,30 @@ class JsonlWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def mend(path: Path) -> None:
+def _mend(path: Path) -> None:
     """Make the file end in a complete line: remove an incomplete one, add a missing newline."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
+    content = path.read_bytes() if path.exists() else b""
     if not content or content.endswith(b"\n"):
         return
     end = content.rfind(b"\n") + 1
-    if _is_json(content[end:]):
-        with path.open("ab") as file:
+    with path.open("rb+") as file:
+        if _is_json(content[end:]):
+            file.seek(0, os.SEEK_END)
             file.write(b"\n")
-    else:
-        with path.open("rb+") as file:
+        else:
             file.truncate(end)
 
 
 def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
     """Rewrite a JSONL file atomically with only the objects that ``keep`` accepts, their bytes unchanged."""
-    if not path.exists():
-        return
-    mend(path)
-    lines = [line for number, line in numbered_lines(path) if keep(parse_line(path, number, line))]
-    replace_bytes(path, b"".join(lines))
+    if path.exists():
+        _mend(path)
+        lines = [line for number, line in numbered_lines(path) if keep(parse_line(path, number, line))]
+        replace_bytes(path, b"".join(lines))
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

@@ -61,8 +61,7 @@ class SampleNote(BaseModel):
     loss_mask: Mask = []
     old_logprobs: list[Number | None] = []
     ratio: list[Number | None] = []
-    advantages: list[Number | None] = []
-    """Empty if all trained tokens have the trajectory's advantage."""
+    advantages: list[Number | None] = []  # empty if all trained tokens have the trajectory's advantage
 
 
 class TrainingNote(BaseModel):
@@ -71,8 +70,7 @@ class TrainingNote(BaseModel):
     id: str
     advantage: Number | None = None
     """Advantage of all its trained tokens; None if they differ by token, or it was not trained."""
-    dropped: str | None = None
-    """Why it was not trained, if recorded."""
+    dropped: str | None = None  # why it was not trained, if recorded
     samples: list[SampleNote] = []
 
     @property
@@ -87,11 +85,8 @@ def notes_path(trajectories: Path) -> Path:
 
 
 def training_notes(trajectories: Path, *, brief: bool = False) -> tuple[dict[str, TrainingNote], list[str]]:
-    """Return the notes on the trajectories of a file by id, and errors for skipped lines.
-
-    Files not written by training have none. ``brief`` leaves out ``samples`` as far as possible, for lists: they hold
-    nearly all of the file's bytes.
-    """
+    """Return the notes on the trajectories of a file by id, and errors for skipped lines. ``brief`` leaves out
+    ``samples`` as far as possible, for lists: they hold nearly all of the file's bytes."""
     notes, complaints = readable(notes_path(trajectories), _brief_note if brief else _note)
     return {note.id: note for note in notes}, [f"training/{each}" for each in complaints]
 

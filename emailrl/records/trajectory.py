@@ -29,8 +29,7 @@ from pydantic import (
 
 from emailrl.records.lines import Record, checked, numbered_lines
 
-Integer = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
-"""Larger integers are not exact in a browser."""
+Integer = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]  # larger integers are not exact in a browser
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Logprobs = Annotated[list[float], GetPydanticSchema(lambda _, schema: schema(list[Number | None]))]
@@ -78,10 +77,8 @@ class StopReason(StrEnum):
     CANT_PARSE_TOOL_CALL = "cant_parse_tool_call"
     BAD_TOOL_CALL_NAME = "bad_tool_call_name"
     BAD_TOOL_CALL_ARGS = "bad_tool_call_args"
-    TRUNCATED = "truncated"
-    """The completion hit the token limit, or the prompt no longer fits the context window."""
-    COMPLETED = "completed"
-    """A single completion on a static prompt (mode ``simple``) reached its end."""
+    TRUNCATED = "truncated"  # the completion hit the token limit, or the prompt no longer fits the context window
+    COMPLETED = "completed"  # a single completion on a static prompt (mode ``simple``) reached its end
     EXCEPTION = "exception"
 
 
@@ -95,16 +92,13 @@ class Scenario:
     answer: str
     message_ids: list[str]
     inbox_address: str
-    query_date: str
-    """``YYYY-MM-DD``, UTC; the agent sees no email from that day or later."""
+    query_date: str  # ``YYYY-MM-DD``, UTC; the agent sees no email from that day or later
     how_realistic: Number = 1.0
     split: str | None = None
-    kind: str | None = None
-    """The template that produced the question; None for other questions."""
+    kind: str | None = None  # the template that produced the question; None for other questions
     answerable: Flag = True
     """False if the mailbox does not contain the answer: ``message_ids`` is then empty, and "I don't know" is right."""
-    needs_all: Flag = False
-    """Whether the answer takes all source emails; otherwise each of them contains it."""
+    needs_all: Flag = False  # whether the answer takes all source emails; otherwise each of them contains it
     shares_inbox: Flag = False
     """Whether the splits of its question file share inboxes, as allowed when the file was generated."""
 
@@ -113,10 +107,8 @@ _UNUSUAL = {"answerable": False, "needs_all": True, "shares_inbox": True}
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """Return a question's fields by name for files and fingerprints.
-
-    ``answerable``, ``needs_all`` and ``shares_inbox`` are included only if they differ from their defaults.
-    """
+    """Return a question's fields by name for files and fingerprints; the ``_UNUSUAL`` only if they differ from their
+    defaults."""
     usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
     return {name: value for name, value in asdict(scenario).items() if name not in usual}
 
@@ -134,20 +126,15 @@ class ToolCall:
 @_closed
 @dataclass(slots=True)
 class Message:
-    """One chat message.
-
-    In an assistant turn from a token engine, ``content`` is the raw sampled text including tool-call markup, and
-    ``tool_calls`` is what was parsed from it.
-    """
+    """One chat message. In an assistant turn from a token engine, ``content`` is the raw sampled text including
+    tool-call markup, and ``tool_calls`` is what was parsed from it."""
 
     role: str
     content: str
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str | None = None
-    name: str | None = None
-    """The tool's name in messages with ``role="tool"``."""
-    parse_error: str | None = None
-    """Set if the text contains tool-call markup that cannot be parsed."""
+    name: str | None = None  # the tool's name in messages with ``role="tool"``
+    parse_error: str | None = None  # set if the text contains tool-call markup that cannot be parsed
 
 
 @_closed
@@ -155,21 +142,17 @@ class Message:
 class Turn:
     """One completion and the environment's response to it."""
 
-    completion_ids: TokenIds
-    """Sampled ids, including the sampled stop token; empty for engines that return only text."""
+    completion_ids: TokenIds  # sampled ids, including the sampled stop token; empty for engines that return only text
     logprobs: Logprobs
-    finish_reason: str
-    """``stop`` or ``length``, as reported by the engine."""
+    finish_reason: str  # ``stop`` or ``length``, as reported by the engine
     tool_name: str | None = None
     tool_args: dict[str, Any] | None = None
     tool_result: str | None = None
     seconds: Number = 0.0
     tool_seconds: Number = 0.0
     prompt_tokens: Integer = 0
-    completion_tokens: Integer = 0
-    """Number of sampled tokens; counted by the server if it returns only text."""
-    cost: Number | None = None
-    """US dollars; None for engines without a price."""
+    completion_tokens: Integer = 0  # number of sampled tokens; counted by the server if it returns only text
+    cost: Number | None = None  # US dollars; None for engines without a price
     policy_version: str = ""
     adapter_sha256: str | None = None
     """The weights that sampled this span: policy version, and hash of the adapter (None: the bare base model)."""
@@ -178,11 +161,9 @@ class Turn:
 @_closed
 @dataclass(slots=True)
 class TokenSample:
-    """One training sequence: three lists of equal length.
-
-    ``loss_mask`` is 1 where the policy sampled the id; elsewhere ``sampler_logprobs`` is None. A trajectory has one
-    sample, or several if its chat template does not extend the tokens so far.
-    """
+    """One training sequence: three lists of equal length. ``loss_mask`` is 1 where the policy sampled the id; elsewhere
+    ``sampler_logprobs`` is None. A trajectory has one, or several if its chat template does not extend the tokens so
+    far."""
 
     token_ids: TokenIds = field(default_factory=list)
     loss_mask: Mask = field(default_factory=list)
@@ -223,8 +204,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     samples: list[TokenSample] = field(default_factory=list)
     reward: Number = 0.0
-    reward_terms: dict[str, Number] = field(default_factory=dict)
-    """Named parts of the reward, which sum to ``reward``."""
+    reward_terms: dict[str, Number] = field(default_factory=dict)  # named parts of the reward, which sum to ``reward``
     rubric: Annotated[dict[str, Any], AfterValidator(_counted)] = field(default_factory=dict)
     """ART-E's rubric fields (``environment.rubric.Rubric`` as a dict)."""
     final_answer: str | None = None
@@ -252,11 +232,9 @@ class TrajectoryGroup:
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> Record:
-    """Return the trajectory in its JSONL form (``docs/architecture.md``, contracts).
-
-    A single sample is stored at the top level as ``token_ids``, ``loss_mask`` and ``sampler_logprobs``; without a
-    sample, these are empty lists; several samples are stored in ``samples`` instead.
-    """
+    """Return the trajectory in its JSONL form. A single sample is stored at the top level as ``token_ids``,
+    ``loss_mask`` and ``sampler_logprobs`` (without a sample, empty lists); several are stored in ``samples``
+    instead."""
     record = {name: getattr(trajectory, name) for name in _FIRST} | {
         "scenario": scenario_fields(trajectory.scenario),
         "messages": [_message_to_dict(message) for message in trajectory.messages],

@@ -42,10 +42,7 @@ _OWN = re.compile(
 
 @contextmanager
 def held(directory: Path, option: str = OPTION) -> Iterator[None]:
-    """Lock a run's directory against other processes, and clean up what a dead one left unfinished in it.
-
-    Raises EmailRLError if another process is training there, UsageError if the place cannot be written or holds links.
-    """
+    """Lock a run's directory, or raise EmailRLError if another process trains there; clean up after a dead one."""
     with _held(directory, option) as is_held:
         if not is_held:
             raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
@@ -129,10 +126,7 @@ def discard_replaced(directory: Path) -> None:
 
 
 def give_back_replaced(base: Path) -> list[str]:
-    """Finish or undo the overwrite by a process that died, and return a note if the old run is restored.
-
-    Does nothing while another process trains there. Raises UsageError for a place that cannot be written.
-    """
+    """Finish or undo the overwrite by a process that died; returns a note if the old run is restored."""
     if any((base / name).exists() for name in (REPLACED, REPLACING)):
         with _held(base) as is_held:
             if is_held and not _settle(base):
@@ -142,10 +136,8 @@ def give_back_replaced(base: Path) -> list[str]:
 
 @contextmanager
 def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
-    """Lock a directory, created if missing, against other processes; False if another one holds it.
-
-    This is the only way into a run's directory: who writes there need not look for links.
-    """
+    """Lock a directory, created if missing, against other processes; False if another one holds it."""
+    # This is the only way into a run's directory: who writes there need not look for links.
     try:
         str(directory.absolute()).encode()
         check_own(directory, option)

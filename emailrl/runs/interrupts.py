@@ -56,10 +56,7 @@ class Interrupts:
             self.check()
 
     def request(self) -> None:
-        """Request an interrupt from another thread, as a first signal would; no effect after one.
-
-        For a rank that was lost or asked to stop.
-        """
+        """Request an interrupt from another thread, as a first signal would: a rank was lost or asked to stop."""
         self._from_rank = True
         main = threading.main_thread().ident
         if not self._requested and main is not None:

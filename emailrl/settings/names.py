@@ -136,10 +136,8 @@ def first_problem(error: ValidationError) -> tuple[Leaf, str]:
 
 
 def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The valid name most similar to ``name``, ignoring case, or None if none is similar enough.
-
-    Ties go to the name that shares more letters: gpro is more likely grpo with two letters swapped than gspo.
-    """
+    """The valid name most similar to ``name``, ignoring case, or None if none is similar enough."""
+    # Ties go to the name that shares more letters: gpro is more likely grpo with two letters swapped than gspo.
     folded = {candidate.lower(): candidate for candidate in valid}
     written = name.lower().replace("-", "_")
 

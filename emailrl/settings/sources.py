@@ -91,10 +91,7 @@ def from_flags(overrides: Mapping[str, Any]) -> Source:
 
 
 def from_environment(environ: Mapping[str, str]) -> Source:
-    """Values of the environment variables that name a setting; an empty one counts as not set.
-
-    A name with a missing or extra prefix causes a warning on stderr.
-    """
+    """Values of the variables that name a setting, if not empty; warns of a missing or extra prefix."""
     known = by_env_name()
     # Nothing else is guessed at: most of an environment belongs to other programs.
     for name in filter(environ.get, environ):

@@ -7,35 +7,53 @@ They teach an untrained policy the format of the task (``emailrl sft``), not how
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from emailrl.agent.mail_env import MailEnvironment
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.demo import FACTS_PER_PROJECT, NUM_PROJECTS, ProjectFact, World, ask, make_world
-from emailrl.records.trajectory import Message, Scenario
+from emailrl.mail.demo import FACTS_PER_PROJECT, NUM_PROJECTS, ProjectFact, ask, make_world
+from emailrl.records.trajectory import Message
 from emailrl.settings import StoreSettings
-from emailrl.sft.examples import Conversation, Example, converse, examples_of
+from emailrl.sft.examples import (
+    Conversation,
+    Example,
+    call_text,
+    converse,
+    examples_of,
+    next_turn,
+    shared,
+    shared_renderer,
+)
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
 
 MAX_RESULTS = 3
 """Hits that experts request: few enough that one keyword often misses the right email."""
-
 USUAL = frozenset(("room", "flight"))
 """Topics for which most experts search well; for the others few do."""
-
 GIVE_UP = "I don't know."
+
+Split = Literal["train", "val"]
+FIRST_WORLD = 1_000
+"""Worlds below this number are the demo database's own."""
+NUM_WORLDS = 9_000
+MAX_TURNS = (4, 10)
+TIMES = 2
+"""Questions per fact of a world."""
+CORPUS_WORLDS = 120
+"""Worlds whose texts train a new model's tokenizer."""
+AHEAD = 4
+"""Worlds per process that are played before the first of them is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,118 +74,51 @@ class Habits:
     """After a wrong email, open another hit instead of giving up."""
 
 
-class Expert:
-    """Plays one scenario, knowing the fact behind the question."""
-
-    def __init__(self, fact: ProjectFact, rng: random.Random, habits: Habits) -> None:
-        self.fact = fact
-        self.rng = rng
-        self.habits = habits
-        self.unread: list[dict[str, str]] = []
-        self.searches: list[list[str]] = []
-        self.opened = ""
-
-    def act(self, messages: Sequence[Message]) -> str:
-        """The text of the next assistant turn."""
-        last = messages[-1]
-        if last.role != "tool":
-            return self._search(self._first_keywords())
-        result = json.loads(last.content)
-        if isinstance(result, list):
-            self.unread = list(result)
-            return self._open(careless=self.rng.random() < self.habits.open_first)
-        if self.opened == self.fact.message_id:
-            return self._answer(self.fact.value, [self.opened])
-        if self.unread and self.rng.random() < self.habits.try_next:
-            return self._open(careless=False)
-        return self._give_up_or_search()
-
-    def _first_keywords(self) -> list[str]:
-        draw = self.rng.random()
-        usual = self.fact.topic.name in USUAL
-        two_keywords = self.habits.two_keywords_usual if usual else self.habits.two_keywords
-        if draw < two_keywords:
-            return [self.fact.project, self.fact.topic.keyword]
-        if draw < two_keywords + self.habits.topic_only:
-            return [self.fact.topic.keyword]
-        return [self.fact.project]
-
-    def _open(self, *, careless: bool) -> str:
-        right = [hit for hit in self.unread if hit["message_id"] == self.fact.message_id]
-        alike = [hit for hit in self.unread if self.fact.topic.keyword in hit["snippet"].lower()]
-        choice = self.unread[:1] if careless else right or alike
-        if not choice:
-            return self._give_up_or_search()
-        self.unread.remove(choice[0])
-        self.opened = choice[0]["message_id"]
-        return _call("read_email", {"message_id": self.opened})
-
-    def _give_up_or_search(self) -> str:
-        both = [self.fact.project, self.fact.topic.keyword]
-        if both not in self.searches and self.rng.random() < self.habits.search_again:
-            return self._search(both)
-        return self._answer(GIVE_UP, [])
-
-    def _search(self, keywords: list[str]) -> str:
-        self.searches.append(keywords)
-        return _call("search_emails", {"keywords": keywords, "max_results": MAX_RESULTS})
-
-    def _answer(self, answer: str, sources: list[str]) -> str:
-        return _call("return_final_answer", {"answer": answer, "sources": sources})
-
-
-def _call(name: str, arguments: dict[str, object]) -> str:
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
-Split = Literal["train", "val"]
-
-FIRST_WORLD = 1_000
-"""Worlds below this number are the demo database's own."""
-NUM_WORLDS = 9_000
-MAX_TURNS = (4, 10)
-TIMES = 2
-"""Questions per fact of a world."""
-CORPUS_WORLDS = 120
-"""Worlds whose texts train a new model's tokenizer."""
-AHEAD = 4
-"""Worlds per process that are played before the first of them is taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Play:
-    """One scenario for an expert to play."""
-
-    fact: ProjectFact
-    scenario: Scenario
-    seed: str
-
-
-def plays(world: World, number: int, seed: int, times: int) -> list[Play]:
-    """Every fact of a world asked ``times`` times, each time in different words and by a different expert."""
-    found = []
-    for index, (fact, repeat) in enumerate(itertools.product(world.facts, range(times))):
-        name = f"{seed}/{number}/{index}/{repeat}"
-        found.append(Play(fact, ask(world, fact, random.Random(name)), name))
-    return found
+def expert(fact: ProjectFact, rng: random.Random, habits: Habits) -> Generator[str, Any, None]:
+    """The turns on one scenario of an expert who knows the fact behind the question; is sent the tool results."""
+    topic, both = fact.topic.keyword, [fact.project, fact.topic.keyword]
+    two_keywords = habits.two_keywords_usual if fact.topic.name in USUAL else habits.two_keywords
+    draw = rng.random()
+    keywords = [topic] if draw < two_keywords + habits.topic_only else [fact.project]
+    keywords = both if draw < two_keywords else keywords
+    while True:
+        hits = yield call_text("search_emails", {"keywords": keywords, "max_results": MAX_RESULTS})
+        careless = rng.random() < habits.open_first
+        while True:
+            right = [hit for hit in hits if hit["message_id"] == fact.message_id]
+            alike = [hit for hit in hits if topic in hit["snippet"].lower()]
+            choice = hits[:1] if careless else right or alike
+            if not choice:
+                break
+            hits.remove(choice[0])
+            opened = choice[0]["message_id"]
+            yield call_text("read_email", {"message_id": opened})
+            if opened == fact.message_id:
+                yield call_text("return_final_answer", {"answer": fact.value, "sources": [opened]})
+            if not hits or rng.random() >= habits.try_next:
+                break
+            careless = False
+        if keywords == both or rng.random() >= habits.search_again:
+            yield call_text("return_final_answer", {"answer": GIVE_UP, "sources": []})
+        keywords = both
 
 
 def transcripts(number: int, *, seed: int, times: int, habits: Habits, split: Split = "train") -> list[list[Message]]:
-    """Expert conversations on one world of a split, played against its real database."""
+    """Expert conversations on one world of a split, played against its real database.
+
+    Every fact is asked ``times`` times, each time in different words and by a different expert.
+    """
     world = make_world(seed, split, FIRST_WORLD + number % NUM_WORLDS)
     found = []
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder) / "world.db"
         build_database(iter(world.emails), db, settings=StoreSettings())
-        mailbox = open_mailbox(db, world.inbox, until=world.query_date)
-        try:
-            for play in plays(world, number, seed, times):
-                rng = random.Random(play.seed + "/expert")
-                environment = MailEnvironment(play.scenario, mailbox, max_turns=rng.randint(*MAX_TURNS))
-                found.append(converse(environment, Expert(play.fact, rng, habits)))
-        finally:
-            mailbox.close()
+        with open_mailbox(db, world.inbox, until=world.query_date) as mailbox:
+            for index, (fact, repeat) in enumerate(itertools.product(world.facts, range(times))):
+                name = f"{seed}/{number}/{index}/{repeat}"
+                scenario, rng = ask(world, fact, random.Random(name)), random.Random(f"{name}/expert")
+                environment = MailEnvironment(scenario, mailbox, max_turns=rng.randint(*MAX_TURNS))
+                found.append(converse(environment, partial(next_turn, expert(fact, rng, habits))))
     return found
 
 
@@ -179,73 +130,50 @@ def corpus(num_worlds: int, *, seed: int) -> Iterator[str]:
 
 
 def batches(
-    tokenizer_path: Path, *, steps: int, batch_size: int, start: int, seed: int, workers: int | None
-) -> Iterator[list[Example]]:
+    renderer: ChatRenderer, *, steps: int, batch_size: int, start: int, seed: int, workers: int | None
+) -> Generator[list[Example]]:
     """Batches ``start`` … ``steps`` - 1 of expert conversations on training worlds, shuffled.
 
     Independent of the number of processes; batches before ``start`` are played too, and skipped.
     """
     num_worlds = -(-steps * batch_size // (TIMES * NUM_PROJECTS * FACTS_PER_PROJECT)) + 1
-    examples = shuffled(stream(tokenizer_path, num_worlds, seed=seed, workers=workers or os.cpu_count() or 1), seed)
-    for _ in itertools.islice(examples, start * batch_size):
-        pass
-    for _ in range(start, steps):
-        yield list(itertools.islice(examples, batch_size))
+    workers = min(workers or os.cpu_count() or 1, num_worlds)
+    with shared(renderer) as folder, worker_processes(workers, hint="Lower --workers.") as submit:
+        calls = ((folder, number, seed) for number in range(num_worlds))
+        examples = shuffled(in_order(submit, _play, calls, ahead=AHEAD * workers), seed)
+        for _ in itertools.islice(examples, start * batch_size):
+            pass
+        for _ in range(start, steps):
+            yield list(itertools.islice(examples, batch_size))
 
 
 def held_out(num: int, seed: int, renderer: ChatRenderer) -> list[Example]:
-    """At least ``num`` examples of worlds of the split val, which share no inbox, name or value with those of train."""
-    found: list[Example] = []
-    for number in itertools.count():
-        if len(found) >= num:
-            return found[:num]
-        found += _examples(number, seed=seed, split="val", renderer=renderer)
-    raise AssertionError  # itertools.count() has no end
+    """``num`` examples of worlds of the split val, which share no inbox, name or value with those of train."""
+    worlds = (_examples(number, seed=seed, split="val", renderer=renderer) for number in itertools.count())
+    return list(itertools.islice(itertools.chain.from_iterable(worlds), num))
 
 
-def stream(tokenizer_path: Path, num_worlds: int, *, seed: int, workers: int) -> Iterator[list[Example]]:
-    """The examples of training worlds 0 … num_worlds − 1, in an order independent of the number of processes."""
-    calls = ((str(tokenizer_path), number, seed) for number in range(num_worlds))
-    with worker_processes(min(workers, num_worlds), hint="Lower --workers.") as submit:
-        yield from in_order(submit, _play, calls, ahead=AHEAD * workers)
-
-
-def _play(tokenizer_path: str, number: int, seed: int) -> list[Example]:
-    return _examples(number, seed=seed, split="train", renderer=_renderer(tokenizer_path))
-
-
-@cache
-def _renderer(tokenizer_path: str) -> ChatRenderer:
-    from transformers import AutoTokenizer
-
-    from emailrl.agent.tools import tool_schemas
-    from emailrl.engines.renderer import ChatRenderer
-
-    return ChatRenderer(AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False), tool_schemas())
+def _play(folder: str, number: int, seed: int) -> list[Example]:
+    return _examples(number, seed=seed, split="train", renderer=shared_renderer(folder))
 
 
 def _examples(number: int, *, seed: int, split: Split, renderer: ChatRenderer) -> list[Example]:
+    world = f"{split}-{number}"
     played = transcripts(number, seed=seed, times=TIMES, habits=Habits(), split=split)
-    return [
-        example
-        for index, messages in enumerate(played)
-        for example in examples_of(
-            Conversation(f"{split}-{number}-{index}", f"{split}-{number}", split, messages), renderer
-        )
-    ]
+    conversations = [Conversation(f"{world}-{n}", world, split, messages) for n, messages in enumerate(played)]
+    return [example for conversation in conversations for example in examples_of(conversation, renderer)]
 
 
 def shuffled(worlds: Iterable[list[Example]], seed: int, size: int = 4096) -> Iterator[Example]:
     """Shuffle worlds through a buffer of ``size`` examples."""
     rng = random.Random(f"{seed}/shuffle")
     buffer: list[Example] = []
-    for examples in worlds:
-        for example in examples:
-            if len(buffer) < size:
-                buffer.append(example)
-                continue
-            place = rng.randrange(size)
-            yield buffer[place]
-            buffer[place] = example
+    for example in itertools.chain.from_iterable(worlds):
+        if len(buffer) < size:
+            buffer.append(example)
+            continue
+        place = rng.randrange(size)
+        yield buffer[place]
+        buffer[place] = example
     rng.shuffle(buffer)
     yield from buffer

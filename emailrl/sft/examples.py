@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from emailrl.agent.mail_env import StepResult
+from emailrl.agent.mail_env import MailEnvironment
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.records.trajectory import Message, TokenSample
 
@@ -41,27 +45,11 @@ class Example:
     """bool: the assistant's own tokens, which are trained."""
 
 
-class Acts(Protocol):
-    """Plays the assistant's part."""
-
-    def act(self, messages: Sequence[Message]) -> str:
-        """The text of the next assistant turn."""
-        ...
-
-
-class Plays(Protocol):
-    """An expert's environment: the mail environment, or a custom one."""
-
-    def start(self) -> list[Message]: ...
-
-    def step(self, message: Message) -> StepResult: ...
-
-
-def converse(environment: Plays, expert: Acts) -> list[Message]:
-    """Let an expert play one environment to its end."""
+def converse(environment: MailEnvironment, act: Callable[[Sequence[Message]], str]) -> list[Message]:
+    """Play one environment to its end; ``act`` returns the text of the next assistant turn."""
     messages = environment.start()
     while True:
-        words = expert.act(messages)
+        words = act(messages)
         messages.append(Message("assistant", words, parse_tool_calls(words)))
         result = environment.step(messages[-1])
         if result.done:
@@ -69,14 +57,24 @@ def converse(environment: Plays, expert: Acts) -> list[Message]:
         messages += result.messages
 
 
+def next_turn(turns: Generator[str, Any, Any], messages: Sequence[Message]) -> str:
+    """The next of the turns of a scripted expert, who is sent the result of the last call."""
+    last = messages[-1]
+    return turns.send(json.loads(last.content) if last.role == "tool" else None)
+
+
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    """A tool call as a policy writes it."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
 def as_spoken(message: Message) -> Message:
     """The message with its tool calls as text, as a policy would write them: chat servers return them separately."""
     if message.role != "assistant" or not message.tool_calls or "<tool_call>" in message.content:
         return message
-    calls = (json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
-             for call in message.tool_calls)  # fmt: skip
-    text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
-    return Message("assistant", f"{message.content}\n{text}" if message.content else text, message.tool_calls)
+    calls = [call_text(call.name, call.arguments) for call in message.tool_calls]
+    return Message("assistant", "\n".join([message.content, *calls] if message.content else calls), message.tool_calls)
 
 
 def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSample]:
@@ -84,7 +82,6 @@ def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSam
 
     Several samples if the template does not extend the tokens so far; sampled log-probabilities are 0.
     """
-    end = renderer.tokenizer.eos_token_id
     samples: list[TokenSample] = []
     text = ""
     for position, message in enumerate(messages):
@@ -94,7 +91,7 @@ def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSam
         prompt = renderer.extend(text, shown) if samples else renderer.start(shown)
         if not samples or not prompt.extends:
             samples.append(TokenSample())
-        ids = [*renderer.tokenize(message.content), end]
+        ids = [*renderer.tokenize(message.content), renderer.tokenizer.eos_token_id]
         samples[-1].append_prompt(prompt.ids)
         samples[-1].append_sampled(ids, [0.0] * len(ids))
         text = prompt.text + renderer.text_of(ids)
@@ -105,16 +102,9 @@ def examples_of(conversation: Conversation, renderer: ChatRenderer) -> list[Exam
     """The examples of one conversation."""
     import numpy as np
 
-    messages = [as_spoken(message) for message in conversation.messages]
-    return [
-        Example(
-            conversation.id,
-            conversation.inbox,
-            np.array(sample.token_ids, dtype=np.uint32),
-            np.array(sample.loss_mask, dtype=bool),
-        )
-        for sample in samples_of(messages, renderer)
-    ]
+    samples = samples_of([as_spoken(message) for message in conversation.messages], renderer)
+    arrays = [(np.array(each.token_ids, dtype=np.uint32), np.array(each.loss_mask, dtype=bool)) for each in samples]
+    return [Example(conversation.id, conversation.inbox, *pair) for pair in arrays]
 
 
 def fingerprint(examples: Iterable[Example]) -> str:
@@ -125,3 +115,23 @@ def fingerprint(examples: Iterable[Example]) -> str:
         digest.update(example.token_ids.tobytes())
         digest.update(example.spoken.tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def shared(renderer: ChatRenderer) -> Iterator[str]:
+    """A folder from which other processes read the renderer: its tokenizer may be new, or have another template."""
+    with tempfile.TemporaryDirectory() as folder:
+        renderer.tokenizer.save_pretrained(folder)
+        (Path(folder) / "tools.json").write_text(json.dumps(renderer.tools))
+        yield folder
+
+
+@cache
+def shared_renderer(folder: str) -> ChatRenderer:
+    """The renderer of ``shared``."""
+    from transformers import AutoTokenizer
+
+    from emailrl.engines.renderer import ChatRenderer
+
+    tools = json.loads((Path(folder) / "tools.json").read_text())
+    return ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), tools)

@@ -41,18 +41,19 @@ class Fitter:
         self.policy, self.training, self.total_steps = policy, training, sft.sft_steps
         self.shown_weight = SHOWN_WEIGHT if sft.from_scratch else 0.0
         kind = "from_scratch" if sft.from_scratch else "full" if sft.full_finetuning else "lora"
-        self.schedule = training.model_copy(
-            update={
-                "learning_rate": sft.sft_learning_rate or RATES[kind],
-                "warmup_ratio": WARMUP_RATIO,
-                "lr_scheduler": "cosine",
-                "min_lr_ratio": 0.0,
-            }
-        )
+        schedule = {"warmup_ratio": WARMUP_RATIO, "lr_scheduler": "cosine", "min_lr_ratio": 0.0}
+        rate = sft.sft_learning_rate or RATES[kind]
+        self.schedule = training.model_copy(update={**schedule, "learning_rate": rate})
         named = policy.trainable_parameters()
         self.names = [name for name, _ in named]
         self.weights = [parameter for _, parameter in named]
-        self.masters = [_master(weight) for weight in self.weights]
+        self.copies = {
+            name: (weight, nn.Parameter(weight.detach().float()))
+            for name, weight in named
+            if weight.dtype not in (torch.float32, torch.float64)
+        }
+        """The 16-bit weights, in which small steps vanish, each with the float32 copy that is optimized instead."""
+        self.masters = [self.copies.get(name, (weight, weight))[1] for name, weight in named]
         # Not the fused AdamW: it does not increment parameter versions, which the fused layers use to detect changes.
         self.optimizer = torch.optim.AdamW(self.masters, betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.forward = Forward(policy, training, temperature)
@@ -72,16 +73,16 @@ class Fitter:
             torch.manual_seed((self.training.seed * 1_000_003 + step) % 2**63)
             loss = self._sum(examples, self._backward) / _num_spoken(examples)
         self.policy.model.eval()
-        limit = self.training.max_grad_norm or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, limit))
+        norm = float(nn.utils.clip_grad_norm_(self.masters, self.training.max_grad_norm or math.inf))
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped:
             self._drop_gradients()
-            self.skipped_in_a_row += 1
         else:
-            self.skipped_in_a_row = 0
             self.optimizer.step()
-            self._publish()
+            with torch.no_grad():
+                for weight, master in self.copies.values():
+                    weight.copy_(master)
         return {
             "loss": loss,
             "grad_norm": norm,
@@ -95,40 +96,38 @@ class Fitter:
     def loss(self, examples: Sequence[Example]) -> float:
         """Mean negative log-likelihood of the assistant tokens, in nats; leaves the model unchanged."""
         self.policy.model.eval()
-        return self._sum(
-            examples, lambda batch, spoken, _: -float((self._logprobs(batch) * spoken).sum())
-        ) / _num_spoken(examples)
+        total = self._sum(examples, lambda batch, spoken, _: -float((self._logprobs(batch) * spoken).sum()))
+        return total / _num_spoken(examples)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on besides the weights, for ``torch.save``."""
-        pairs = zip(self.names, self.weights, self.masters, strict=True)
         return {
             "parameters": self.names,
             "optimizer": self.optimizer.state_dict(),
-            "masters": {name: master.detach() for name, weight, master in pairs if master is not weight},
+            "masters": {name: master.detach() for name, (_, master) in self.copies.items()},
             "skipped_in_a_row": self.skipped_in_a_row,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore ``state`` bit for bit; raises EmailRLError for another model's state."""
         if state["parameters"] != self.names:
-            raise EmailRLError(
-                "The trainer state belongs to another model or adapter.", "Resume with the run's --model."
-            )
+            hint = "Resume with the run's --model."
+            raise EmailRLError("The trainer state belongs to another model or adapter.", hint)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         with torch.no_grad():
-            for name, master in zip(self.names, self.masters, strict=True):
+            for name, (_, master) in self.copies.items():
                 if name in state["masters"]:
                     master.copy_(state["masters"][name])
 
     def _sum(self, examples: Sequence[Example], work: Callable[[MicroBatch, Tensor, int], float]) -> float:
-        """Sum ``work`` over micro-batches; restarts with smaller ones if memory runs out.
+        """Sum ``work`` over micro-batches. When memory runs out, recompute activations in the backward pass if allowed,
+        else halve the micro-batches.
 
-        It restarts because an interrupted backward pass leaves a partial gradient.
+        It starts over then, because an interrupted backward pass leaves a partial gradient.
         """
         samples = [self._sample(example) for example in examples]
-        total = _num_spoken(examples)
+        total, base = _num_spoken(examples), self.policy.model
         while True:
             self._drop_gradients()
             batch: MicroBatch | None = None
@@ -139,15 +138,22 @@ class Fitter:
                 return result
             except torch.OutOfMemoryError:
                 pass  # handled below, where the traceback holds no tensors any more
-            self._make_room(batch)
+            assert batch is not None
+            self._drop_gradients()
+            is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
+            if is_open and not base.is_gradient_checkpointing:
+                torch.cuda.empty_cache()
+                base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            else:
+                self.forward.ran_out(batch)
 
     def _backward(self, batch: MicroBatch, spoken: Tensor, total: int) -> float:
         """Add one micro-batch's gradient; returns the summed loss of its assistant tokens."""
         losses = -self._logprobs(batch)
         weights = torch.where(spoken, 1.0, self.shown_weight)
         ((losses * weights).sum() / total).backward()
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            if master is not weight and weight.grad is not None:
+        for weight, master in self.copies.values():
+            if weight.grad is not None:
                 grad = weight.grad.to(master.dtype)
                 master.grad = grad if master.grad is None else master.grad.add_(grad)
                 weight.grad = None
@@ -171,35 +177,9 @@ class Fitter:
             sampler_logprobs=[None] * end,
         )
 
-    def _make_room(self, batch: MicroBatch | None) -> None:
-        """Recompute activations in the backward pass if allowed, else halve the micro-batches."""
-        assert batch is not None
-        self._drop_gradients()
-        base = self.policy.model
-        open_to_us = self.training.gradient_checkpointing == "auto" and not self.policy.lora
-        if open_to_us and not base.is_gradient_checkpointing:
-            torch.cuda.empty_cache()
-            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        else:
-            self.forward.ran_out(batch)
-
     def _drop_gradients(self) -> None:
         for parameter in (*self.weights, *self.masters):
             parameter.grad = None
-
-    @torch.no_grad()
-    def _publish(self) -> None:
-        """Copy the master weights to the model, rounded to its dtype."""
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            if master is not weight:
-                weight.copy_(master)
-
-
-def _master(weight: nn.Parameter) -> nn.Parameter:
-    """The optimized tensor: the weight itself, or a float32 copy of a 16-bit one, in which small steps vanish."""
-    if weight.dtype in (torch.float32, torch.float64):
-        return weight
-    return nn.Parameter(weight.detach().float())
 
 
 def _spoken(batch: MicroBatch, examples: Sequence[Example]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,10 +39,9 @@ from emailrl.runs.resume import (
 )
 from emailrl.runs.run import NAMES, Origin, Run, write_weights
 from emailrl.runs.start import check_agrees, find_start
-from emailrl.settings import PolicySettings, Settings, SftSettings, run_root
+from emailrl.settings import Settings, SftSettings, run_root
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
-from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter
 
 
@@ -51,13 +50,13 @@ class SftResult:
     """The result of a run."""
 
     out: Path
-    """The output folder: an adapter, or a model after full fine-tuning."""
+    """An adapter, or a model after full fine-tuning."""
     steps: int
-    """Steps done, including those before a resume."""
+    """Including those before a resume."""
     loss: float
     """Training loss of the last step, in nats per token."""
     val_loss: float | None
-    """Validation loss of the weights in ``out``; None without held-out data."""
+    """That of the weights in ``out``; None without held-out data."""
 
 
 @dataclass(slots=True)
@@ -89,16 +88,39 @@ class SftRun(Run[SftState]):
     updater: Fitter
     data: Data
 
-    def train(self, batch: Sequence[Example]) -> dict[str, float]:
-        """Make the update of the next step; EmailRLError after too many skipped ones."""
-        self.begin_update()
-        state = self.state
-        metrics = self.updater.step(batch, step=state.step + 1)
-        broken = {name: metrics[name] for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])}
-        if broken:
-            self.check_skipped(broken, state.step + 1, "Lower --learning-rate, or inspect the conversations.")
-        state.step, state.loss = state.step + 1, metrics["loss"]
-        return metrics
+    def loop(self) -> str:
+        """Repeat: train on a batch, validate, log, checkpoint; return why it ended."""
+        state, sft, tracker = self.state, self.settings.sft, self.tracker
+        if self.validate_if_due() is not None:
+            self.end_step()
+        pace = Pace(state.step)
+        with closing(self.data.batches(state.step)) as batches:  # ends the processes that play
+            while (reason := state.stop_reason(sft)) is None:
+                clock = Clock()
+                with self.interrupts.droppable(), clock.phase("data"):
+                    batch = next(batches)
+                with clock.phase("update"):
+                    self.begin_update()
+                    metrics = self.updater.step(batch, step=state.step + 1)
+                    if broken := {k: metrics[k] for k in ("loss", "grad_norm") if not math.isfinite(metrics[k])}:
+                        hint = "Lower --learning-rate, or inspect the conversations."
+                        self.check_skipped(broken, state.step + 1, hint)
+                    state.step, state.loss = state.step + 1, metrics["loss"]
+                val_loss = None
+                try:
+                    with clock.phase("evaluation"):
+                        val_loss = self.validate_if_due()
+                finally:  # a validation cut short does not cost the step: it is saved, and the resumed run validates it
+                    record = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
+                    parts = [f"Step {state.step}/{sft.sft_steps}", f"loss {metrics['loss']:.4f}"]
+                    parts += [] if val_loss is None else [f"val_loss {val_loss:.4f}"]
+                    left = duration(pace.seconds_left(state.step, sft.sft_steps))
+                    parts += [f"lr {metrics['learning_rate']:.2e}", f"{left} left"]
+                    parts += ["update skipped: non-finite"] if metrics["updates_skipped"] else []
+                    tracker.step(record, " | ".join(parts))
+                    self.complete_step()
+                self.end_step()
+        return reason
 
     @property
     def is_due(self) -> bool:
@@ -138,51 +160,14 @@ class SftRun(Run[SftState]):
 
     def finish(self, reason: str) -> SftResult:
         """Report why the run ended and its result."""
-        state, product = self.state, self.directory / NAMES[SFT]
+        state = self.state
         if not state.best_step:
             self.write(SFT)
         result, step = state.result(self.directory), state.best_step or state.step
         said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
+        product = self.directory / NAMES[SFT]
         self.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
         return result
-
-
-def loop(run: SftRun) -> str:
-    """Repeat: train on a batch, validate, log, checkpoint; return why it ended."""
-    state, sft = run.state, run.settings.sft
-    if run.validate_if_due() is not None:
-        run.end_step()
-    pace = Pace(state.step)
-    with closing(_closable(run.data.batches(state.step))) as batches:
-        while (reason := state.stop_reason(sft)) is None:
-            clock = Clock()
-            with run.interrupts.droppable(), clock.phase("data"):
-                batch = next(batches)
-            with clock.phase("update"):
-                metrics = run.train(batch)
-            val_loss = None
-            try:
-                with clock.phase("evaluation"):
-                    val_loss = run.validate_if_due()
-            finally:  # a validation cut short does not cost the step: it is saved, and the resumed run validates it
-                record = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
-                run.tracker.step(record, step_line(record, sft.sft_steps, pace.seconds_left(state.step, sft.sft_steps)))
-                run.complete_step()
-            run.end_step()
-    return reason
-
-
-def step_line(record: dict[str, Any], total: int, seconds_left: float) -> str:
-    """One step on one line."""
-    parts = [f"Step {record['step']}/{total}", f"loss {record['loss']:.4f}"]
-    parts += [] if record["val_loss"] is None else [f"val_loss {record['val_loss']:.4f}"]
-    parts += [f"lr {record['learning_rate']:.2e}", f"{duration(seconds_left)} left"]
-    return " | ".join(parts + (["update skipped: non-finite"] if record["updates_skipped"] else []))
-
-
-def _closable(batches: Iterator[list[Example]]) -> Generator[list[Example]]:
-    """A generator to close, which ends the processes that play demo worlds."""
-    yield from batches
 
 
 # -- starting -------------------------------------------------------------------------------------------------------
@@ -206,13 +191,17 @@ def sft(
     display = display or Display(progress)
     _check(settings)
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
-    if checkpoint is not None and (reason := _ended(directory, checkpoint, settings.sft)):
+    if checkpoint is not None:
         state, _ = load_state(checkpoint, SftState, draws=False)
-        display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
-        return state.result(directory)
+        reason, product = state.stop_reason(settings.sft), directory / NAMES[SFT]
+        written = {item.path: item.metadata.step for item in list_checkpoints(directory)}.get(product)
+        is_validated = state.last_evaluated in (None, state.step)  # else the validation was cut short
+        if reason and is_validated and written == (state.best_step or state.step) and not damage_of(product):
+            display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
+            return state.result(directory)
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():
-            reason = loop(run)
+            reason = run.loop()
             run.interrupts.check()  # an interrupt during the last step also stops what follows
         return run.finish(reason)
 
@@ -229,9 +218,8 @@ def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Pa
         is_named = out is not None and resume in ("auto", "latest")
         directory = out if is_named else run_to_resume(resume, output_dir, SFT)
     elif out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"{out} already exists.", "Choose another folder with --out, or continue it with --resume latest."
-        )
+        hint = "Choose another folder with --out, or continue it with --resume latest."
+        raise UsageError(f"{out} already exists.", hint)
     if directory is None:
         return out or free_directory(run_root(output_dir, SFT)), None
     checkpoint = checkpoint_to_resume(directory, resume or "auto")
@@ -240,25 +228,14 @@ def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Pa
     return directory, checkpoint
 
 
-def _ended(directory: Path, checkpoint: Checkpoint, sft: SftSettings) -> str | None:
-    """Why the run has nothing left to do; None if it has."""
-    state, _ = load_state(checkpoint, SftState, draws=False)
-    reason, step, product = state.stop_reason(sft), state.best_step or state.step, directory / NAMES[SFT]
-    wrote = {item.metadata.step for item in list_checkpoints(directory) if item.path == product}
-    to_validate = state.last_evaluated is not None and state.last_evaluated != state.step  # it was cut short
-    return None if to_validate or step not in wrote or damage_of(product) else reason
-
-
 def _check(settings: Settings) -> None:
     sft = settings.sft
-    if sft.from_scratch and source_of(settings) != "demo":
-        raise UsageError("--from-scratch trains on demo worlds only.", "Drop it, or choose a model with --model.")
-    if sft.from_scratch and sft.trajectories:
-        raise UsageError("--from-scratch trains on demo worlds only.", "Drop --trajectories.")
+    if sft.from_scratch and (sft.trajectories or source_of(settings) != "demo"):
+        hint = "Drop --trajectories." if source_of(settings) == "demo" else "Drop it, or choose a model with --model."
+        raise UsageError("--from-scratch trains on demo worlds only.", hint)
     if settings.training.adapter is not None and (sft.from_scratch or sft.full_finetuning):
-        raise UsageError(
-            "Full fine-tuning starts from a model, not from an adapter.", "Merge it: emailrl export --format merged."
-        )
+        hint = "Merge it: emailrl export --format merged."
+        raise UsageError("Full fine-tuning starts from a model, not from an adapter.", hint)
     check_services(settings.tracking)
 
 
@@ -300,10 +277,21 @@ def _open(
             state, moments = load_state(checkpoint, SftState)
             fitter.load_state_dict(moments)
             run_id = checkpoint.metadata.run_id
-        tracker = stack.enter_context(
-            closing(Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step))
+        tracker = Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step)
+        stack.enter_context(closing(tracker))
+        sft, what = settings.sft, f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
+        begun = f"Fine-tuning: {counted(sft.sft_steps, 'step')}"
+        begun = f"Resuming at step {state.step} of {sft.sft_steps}" if state.step else begun
+        size = counted(sft.sft_batch_size, "conversation")
+        header = (
+            RULE,
+            f"{begun} of {size} | {policy.base_model or 'a new model'} | {what}",
+            f"Training data: {data.described}",
+            f"Validation data: {data.val_described}",
+            f"Output: {directory}",
+            RULE,
         )
-        tracker.say(_header(settings.sft, policy, data, directory, state))
+        tracker.say("\n".join(header))
         tracker.say("\n".join(f"Note: {note}" for note in notes))
         resumed_from = checkpoint.reference if checkpoint else None
         yield SftRun(
@@ -317,36 +305,15 @@ def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | N
     """The policy to train: a new model, the base's own weights, or an adapter; with a checkpoint's weights."""
     if not (settings.sft.full_finetuning or settings.sft.from_scratch):
         return load_policy(settings, adapter=adapter, trainable=True)
-    if checkpoint is None:
-        return _new_policy(settings) if settings.sft.from_scratch else load_policy(settings, trainable=True, full=True)
-    model = settings.model.model_copy(update={"name": str(checkpoint.path)})
-    policy = load_policy(settings.model_copy(update={"model": model}), trainable=True, full=True)
-    return replace(policy, base_model=checkpoint.metadata.base_model)
-
-
-def _new_policy(settings: PolicySettings) -> Policy:
-    seed = settings.training.seed
+    if checkpoint is not None:
+        policy = load_policy(settings.with_model(str(checkpoint.path)), trainable=True, full=True)
+        return replace(policy, base_model=checkpoint.metadata.base_model)
+    if not settings.sft.from_scratch:
+        return load_policy(settings, trainable=True, full=True)
+    seed, device = settings.training.seed, choose_device(settings.model.device)
     tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
-    device = choose_device(settings.model.device)
     dtype = choose_dtype(settings.model.dtype, device)
     model: Any = small_model.new_model(tokenizer, seed)
     model.to(device, dtype).eval()
     notes = prepare_training(model, settings.training, "the new model", device, full=True)
     return Policy(model, tokenizer, "", "", device, dtype, trainable=True, notes=notes)
-
-
-def _header(sft: SftSettings, policy: Policy, data: Data, directory: Path, state: SftState) -> str:
-    total = sft.sft_steps
-    begun = f"Resuming at step {state.step} of {total}" if state.step else f"Fine-tuning: {counted(total, 'step')}"
-    what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
-    size = counted(sft.sft_batch_size, "conversation")
-    return "\n".join(
-        (
-            RULE,
-            f"{begun} of {size} | {policy.base_model or 'a new model'} | {what}",
-            f"Training data: {data.described}",
-            f"Validation data: {data.val_described}",
-            f"Output: {directory}",
-            RULE,
-        )
-    )

@@ -1,4 +1,4 @@
-"""A policy small enough for a laptop: Qwen3 architecture, its own tokenizer and a compact chat template.
+"""A policy small enough for a laptop: Qwen3 architecture, its own tokenizer and the chat template of ``nano``.
 
 The tokenizer is a byte-level BPE with single digits. Two choices keep trajectories short and copying easy: the fixed
 phrases of prompt, tool calls and tool results are one token each, and a capitalised word never swallows the space
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from emailrl.agent.mail_env import SYSTEM_PROMPT
 from emailrl.agent.tools import TOOLS, tool_schemas
+from emailrl.model.resolve import NANO_DIR
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -24,37 +25,6 @@ CONTROLS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
     "<think>", "</think>",
 )  # fmt: skip
-
-CHAT_TEMPLATE = """\
-{%- macro tool_list() -%}
-{%- if tools %}
-
-# Tools
-{% for tool in tools %}
-{{- tool.function.name }}({{ tool.function.parameters.properties | join(', ') }})
-{% endfor %}
-{%- endif %}
-{%- endmacro %}
-{%- if tools and messages[0].role != 'system' %}
-{{- '<|im_start|>system' + tool_list() + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}
-{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
-{%- else %}
-{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
-{%- for call in message.tool_calls or [] %}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
-{{- '}\\n</tool_call>' }}
-{%- endfor %}
-{%- if loop.first and message.role == 'system' %}{{ tool_list() }}{% endif %}
-{{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 
 _WORDS = r"</?b>|\\n|\d| ?\p{Ll}+|\p{Lu}\p{Ll}*|\p{L}+|[^\s\p{L}\d\\<]+|[\\<]|\s"
 """Snippet marks and JSON's line break whole, digits single, the space before a lower-case word kept with it."""
@@ -68,36 +38,12 @@ def phrases() -> list[str]:
         for schema in tool_schemas()
     ]
     openings = [f'\n{{"name": "{name}", "arguments": {{"' for name in TOOLS]
-    calls = [
-        'keywords": ["',
-        '"], "max_results": ',
-        'message_id": "',
-        'answer": "',
-        '", "sources": ["',
-        '", "sources": []}}\n',
-        '", "',
-        "}}\n",
-        '"}}\n',
-        '"]}}\n',
-    ]
-    results = [
-        '\n[{"message_id":"',
-        '","snippet":"',
-        '"},{"message_id":"',
-        '"}]\n',
-        '\n{"message_id":"',
-        '","date":"',
-        '","subject":"',
-        '","from_address":"',
-        '","to_addresses":["',
-        '"],"cc_addresses":["',
-        '"],"bcc_addresses":[',
-        '],"body":"',
-        '"],"cc_addresses":[],"bcc_addresses":[],"body":"',
-        '","file_name":"',
-        '"}\n',
-        '","',
-    ]
+    calls = ['keywords": ["', '"], "max_results": ', 'message_id": "', 'answer": "', '", "sources": ["']
+    calls += ['", "sources": []}}\n', '", "', "}}\n", '"}}\n', '"]}}\n']
+    results = ['\n[{"message_id":"', '","snippet":"', '"},{"message_id":"', '"}]\n', '\n{"message_id":"', '","date":"']
+    results += ['","subject":"', '","from_address":"', '","to_addresses":["', '"],"cc_addresses":["']
+    results += ['"],"bcc_addresses":[', '],"body":"', '"],"cc_addresses":[],"bcc_addresses":[],"body":"']
+    results += ['","file_name":"', '"}\n', '","']
     roles = ["system\n", "user\n", "assistant\n", "\n# Tools\n"]
     return system + tools + openings + calls + results + roles
 
@@ -129,7 +75,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=(NANO_DIR / "chat_template.jinja").read_text("utf-8"),
         model_max_length=CONTEXT_LENGTH,
         clean_up_tokenization_spaces=False,
     )

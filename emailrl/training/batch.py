@@ -174,9 +174,10 @@ def deal(
         """Of each rank, by group: members share their prompt."""
         loads = [0] * num_ranks
         for piece in sorted(pieces.values(), key=cost, reverse=True):
-            group = samples[piece[0]].group_id
+            group, alone = samples[piece[0]].group_id, cost(piece)
             owned = [part.get(group, []) for part in parts]
-            grown = [load + cost(rows + piece) - cost(rows) for load, rows in zip(loads, owned, strict=True)]
+            more = (cost(rows + piece) - cost(rows) if rows else alone for rows in owned)
+            grown = [load + each for load, each in zip(loads, more, strict=True)]
             fewest = grown.index(min(grown))
             loads[fewest], parts[fewest][group] = grown[fewest], owned[fewest] + piece
         dealt = [sorted(i for rows in part.values() for i in rows) for part in parts]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from emailrl.model.packing import shares_prefixes, takes_packed
 from emailrl.model.policy import Policy
 from emailrl.settings import TrainingSettings
 from emailrl.training.batch import Layout, MicroBatch
+
+T = TypeVar("T")
 
 
 class Forward:
@@ -42,25 +45,28 @@ class Forward:
         head = (lambda hidden: critic(hidden.detach())) if critic is not None and critic_only else critic
         return self._score(batch, head, entropy=True, entropy_grad=entropy_grad)
 
-    def score_all(
-        self, batches: Sequence[MicroBatch], *, blanks: int, old: bool, reference: bool
-    ) -> tuple[list[MicroBatch], int]:
-        """Score a mini-batch's micro-batches, then ``blanks``; returns them and how often one was halved to fit."""
-        scored: list[MicroBatch] = []
-        waiting, halved = [*batches], 0
-        while waiting:
+    def fitting(
+        self, batches: list[MicroBatch], attempt: Callable[[Iterator[MicroBatch]], T]
+    ) -> tuple[list[MicroBatch], T, int]:
+        """``attempt`` all micro-batches, again from the start with smaller ones whenever memory runs out.
+
+        Returns those that fit, the result, and how often memory ran out.
+        """
+        halved, tried = 0, batches[:0]
+
+        def each() -> Iterator[MicroBatch]:
+            for batch in batches:
+                tried[:] = [batch]
+                yield batch
+
+        while True:
             try:
-                scored.append(self.score(waiting[0], old=old, reference=reference))
-                del waiting[0]
-                continue
+                return batches, attempt(each()), halved
             except torch.OutOfMemoryError:
                 pass  # handled below, where the traceback holds no tensors any more
-            self.ran_out(waiting[0])
+            self.ran_out(tried[0])
             halved += 1
-            waiting = self.smaller(waiting, waiting[0])
-        for _ in range(blanks):
-            self.score(self.blank(), old=old, reference=reference)
-        return scored, halved
+            batches = self.smaller(batches, tried[0])
 
     def blank(self) -> MicroBatch:
         """A micro-batch that adds nothing: with a sharded base every rank takes part in every pass."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,16 +264,19 @@ class Updater:
         rounds = [micro_batches(share.samples, self.forward.layout(), mini) for mini in share.mini_batches]
         every = zip(*self.across.gather([len(batches) for batches in rounds]), strict=True)
 
-        def score() -> tuple[list[list[MicroBatch]], int]:
+        def score(each: Iterator[MicroBatch]) -> list[MicroBatch]:
+            return [self.forward.score(batch, old=old, reference=coef > 0) for batch in each]
+
+        def score_all() -> tuple[list[list[MicroBatch]], int]:
             scored, halved = [], 0
             for batches, counts in zip(rounds, every, strict=True):
-                blanks = self._blanks(len(batches), counts)
-                done, times = self.forward.score_all(batches, blanks=blanks, old=old, reference=coef > 0)
+                _, done, times = self.forward.fitting(batches, score)
+                score(self.forward.blank() for _ in range(self._blanks(len(batches), counts)))
                 scored.append(done)
                 halved += times
             return scored, halved
 
-        rounds, halves = self.across.totals(score)
+        rounds, halves = self.across.totals(score_all)
         meter.counts["micro_batches_halved"] += sum(halves)
         flat = [batch for batches in rounds for batch in batches]
         shaped, metrics = shape_advantages(
@@ -341,8 +344,21 @@ class Updater:
         blanks = self._blanks(len(batches), num_batches)
         parameters = [*self.parameters, *self.critic]
 
+        def attempt(each: Iterator[MicroBatch]) -> Pass:
+            self.optimizer.zero_grad(set_to_none=True)  # an interrupted backward pass leaves partial gradients
+            own = whole.again()
+            for batch in each:
+                self._backward(batch, own)
+            for _ in range(blanks):  # adds nothing to the gradients
+                scored = self.forward.train(self.forward.blank(), critic_only=own.critic_only)
+                unused = scored.values if own.critic_only and scored.values is not None else scored.logprobs
+                self.loss_scale.scale(0.0 * unused.sum()).backward()
+            return own
+
         def work() -> tuple[tuple[list[MicroBatch], Pass], tuple[Any, ...]]:
-            fitting, own, halved = self._accumulate(batches, blanks, whole)
+            if not batches:  # an unused scaler has no scale to divide by
+                self.loss_scale.scale(torch.zeros((), device=self.policy.device))
+            fitting, own, halved = self.forward.fitting(batches, attempt)
             have = [parameter.grad is not None for parameter in parameters]
             return (fitting, own), (dict(own.losses), own.meter, halved, have, self.forward.max_tokens)
 
@@ -358,29 +374,6 @@ class Updater:
         has_one = [any(flags) for flags in zip(*(each[3] for each in every), strict=True)]
         self.across.gradients([parameter for parameter, has in zip(parameters, has_one, strict=True) if has])
         return batches, done
-
-    def _accumulate(self, batches: list[MicroBatch], blanks: int, wanted: Pass) -> tuple[list[MicroBatch], Pass, int]:
-        """This rank's gradients, restarted with smaller micro-batches when memory runs out; and how often that was."""
-        halved = 0
-        if not batches:  # an unused scaler has no scale to divide by
-            self.loss_scale.scale(torch.zeros((), device=self.policy.device))
-        while True:  # from the start: an interrupted backward pass leaves partial gradients
-            self.optimizer.zero_grad(set_to_none=True)
-            own, failed = wanted.again(), None
-            try:
-                for failed in batches:
-                    self._backward(failed, own)
-                for _ in range(blanks):  # adds nothing to the gradients
-                    scored = self.forward.train(self.forward.blank(), critic_only=own.critic_only)
-                    unused = scored.values if own.critic_only and scored.values is not None else scored.logprobs
-                    self.loss_scale.scale(0.0 * unused.sum()).backward()
-                return batches, own, halved
-            except torch.OutOfMemoryError:
-                pass  # handled below, where the traceback holds no tensors any more
-            assert failed is not None
-            self.forward.ran_out(failed)
-            halved += 1
-            batches = self.forward.smaller(batches, failed)
 
     def _blanks(self, own: int, every: Sequence[int]) -> int:
         """How many blank micro-batches make this rank run as many passes as every other."""

@@ -19,13 +19,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sft.searching.shown import unshown
+from sft.shown import unshown
 
 from emailrl.questions import load_scenario_set
 from emailrl.records.trajectory import Message
 from emailrl.settings import load_settings
-from emailrl.sft.searching.conversations import is_right, play
-from emailrl.sft.searching.searcher import CAREFUL, Habits
+from emailrl.sft.searching import CAREFUL, Habits, is_right, play
 
 NOWHERE = 99
 Row = tuple[float, ...]

@@ -11,39 +11,32 @@ from pathlib import Path
 import pytest
 import typer
 
-import emailrl
+from emailrl import __version__
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli import app as cli
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def ends(monkeypatch, capsys):
-    """Run `main` with a command line, or with an app that raises; returns (exit code, stdout, stderr)."""
+def broken(emailrl, monkeypatch):
+    """Run `main` with an app that raises; returns (exit code, stdout, stderr)."""
 
-    def call(*arguments: str, raises: BaseException | None = None) -> tuple[int, str, str]:
-        if raises is not None:
-            app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    def run(error: BaseException) -> tuple[int, str, str]:
+        app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
-            @app.command()
-            def broken() -> None:
-                raise raises
+        @app.command()
+        def fails() -> None:
+            raise error
 
-            monkeypatch.setattr(cli, "app", app)
-        monkeypatch.setattr(sys, "argv", ["emailrl", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, *capsys.readouterr()
+        monkeypatch.setattr(cli, "app", app)
+        return emailrl()
 
-    return call
+    return run
 
 
-def test_bare_help_and_version(ends) -> None:
-    assert ends() == ends("--help") == ends("-h")
-    assert "Examples:" in ends()[1]
-    assert ends("--version") == (0, f"emailrl {emailrl.__version__}\n", "")
+def test_bare_help_and_version(emailrl) -> None:
+    assert emailrl() == emailrl("--help") == emailrl("-h")
+    assert "Examples:" in emailrl()[1]
+    assert emailrl("--version") == (0, f"emailrl {__version__}\n", "")
 
 
 UNKNOWN = "error: No such option: --"
@@ -74,8 +67,8 @@ EXTRA = "error: Got unexpected extra argument(s) "
         ("checkpoints list a b", f"{EXTRA}(b). See emailrl checkpoints list --help.\n"),
     ],
 )
-def test_wrong_usage(ends, command: str, line: str) -> None:
-    code, out, err = ends(*command.split())
+def test_wrong_usage(emailrl, command: str, line: str) -> None:
+    code, out, err = emailrl(*command.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(line)
 
@@ -97,14 +90,14 @@ NO_TEXT = UnicodeEncodeError("utf-8", "post\udcff", 4, 5, "surrogates not allowe
         (typer.Exit(3), 3, ""),
     ],
 )
-def test_errors_become_one_line_and_a_code(ends, error: BaseException, code: int, line: str) -> None:
-    ended, out, err = ends(raises=error)
+def test_errors_become_one_line_and_a_code(broken, error: BaseException, code: int, line: str) -> None:
+    ended, out, err = broken(error)
     assert (ended, out, err.count("\n")) == (code, "", bool(line)) and err.startswith(line)
 
 
-def test_a_bug_is_not_dressed_up(ends) -> None:
+def test_a_bug_is_not_dressed_up(broken) -> None:
     with pytest.raises(ZeroDivisionError):
-        ends(raises=ZeroDivisionError())
+        broken(ZeroDivisionError())
 
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:

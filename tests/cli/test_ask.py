@@ -96,10 +96,16 @@ def test_json_is_one_object(emailrl, server, db: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_date_hides_emails_from_that_day_on(emailrl, server, db: Path) -> None:
+def test_the_date_hides_emails_from_that_day_on_and_one_before_the_mailbox_is_warned_of(
+    emailrl, server, db: Path
+) -> None:
     _, out, err = emailrl("ask", "When?", "--db", db, "--date", "2001-05-01")
     assert '"lease" from bob@example.com: 0 hits' in err and "failed  read_email: Email not found" in err
     assert "Source <m0@x>: not in this mailbox." in out
+    note = "Note: the mailbox begins on 2001-05-01; with --date {} the agent sees no email."
+    for date, warned in (("1999-01-01", True), ("2001-05-01", True), ("2001-05-02", False)):
+        err = emailrl("ask", "When?", "--db", db, "--date", date)[2]
+        assert (note.format(date) in err.splitlines()) == warned
 
 
 def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Path, monkeypatch) -> None:
@@ -135,6 +141,8 @@ def test_a_session_answers_line_by_line_and_names_a_remote_model_once(emailrl, s
     assert err.count("mail goes to") == 1
     asked = [body["messages"][1]["content"] for _, body in server.requests if len(body["messages"]) == 2]
     assert asked == ["When does the lease end?", "And caf�s?"]
+    monkeypatch.setattr(sys, "stdin", None)  # closed
+    assert emailrl("ask", "--db", db)[:2] == (0, "")
 
 
 def test_a_failure_ends_one_question_of_a_session(emailrl, server, db: Path, monkeypatch) -> None:
@@ -284,15 +292,3 @@ def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, mo
     code, out, err = emailrl("ask", scenario.question, *given)
     assert code == 0 and "search  " in err and "read    " in err
     assert out.startswith(scenario.answer) and "\nSource: " in out
-
-
-def test_a_closed_stdin_asks_nothing(emailrl, server, db: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    assert emailrl("ask", "--db", db)[:2] == (0, "")
-
-
-def test_a_date_before_the_mailbox_is_warned_of(emailrl, server, db: Path) -> None:
-    note = "Note: the mailbox begins on 2001-05-01; with --date {} the agent sees no email."
-    for date, warned in (("1999-01-01", True), ("2001-05-01", True), ("2001-05-02", False)):
-        err = emailrl("ask", "When?", "--db", db, "--date", date)[2]
-        assert (note.format(date) in err.splitlines()) == warned

@@ -259,26 +259,14 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
 def test_several_samples_a_question(emailrl, here: Path) -> None:
     code, _, err = emailrl("benchmark", "--model", "model", "--samples", 3, "--out", "bench")
     assert code == 2 and err.startswith("error: 3 greedy samples of a question would be identical")  # nothing is loaded
-    sampled = [
-        "benchmark",
-        "--model",
-        "model",
-        "--samples",
-        "3",
-        "--temperature",
-        "1",
-        "--limit",
-        "2",
-        "--out",
-        "bench",
-    ]
-    code, out, _ = emailrl(*sampled, "--json")
+    sampled = "benchmark --model model --samples 3 --temperature 1 --limit 2 --out bench"
+    code, out, _ = emailrl(*sampled.split(), "--json")
     record = json.loads(out.splitlines()[-1])
     assert code == 0 and (record["num_questions"], record["num_samples"], record["samples"]) == (2, 3, 3)
     assert {"pass_at_k", "majority_low"} <= record.keys()
     ids = [trajectory.id for trajectory in read_trajectories(Path(record["trajectories"]))]
     assert len(ids) == 6 and [name[-2:] for name in ids] == ["-0", "-1", "-2"] * 2
-    code, out, _ = emailrl(*sampled, "--resume")
+    code, out, _ = emailrl(*sampled.split(), "--resume")
     assert code == 0 and "3 samples per question" in out and "pass@3" in out
 
 

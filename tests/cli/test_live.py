@@ -61,19 +61,13 @@ def test_on_a_terminal_the_display_stays_below_the_lines(trajectory: Trajectory,
     assert max(map(len, lines)) <= 80
 
 
-def test_elsewhere_there_are_only_lines(trajectory: Trajectory, tmp_path: Path) -> None:
-    out = io.StringIO()
-    with play(Console(file=out, width=80), trajectory, tmp_path):
-        pass
-    assert out.getvalue() == "the header\na step\n"
-
-
-def test_verbose_prints_a_line_per_rollout_and_details_every_turn(trajectory: Trajectory, tmp_path: Path) -> None:
+def test_elsewhere_there_are_only_lines_and_what_the_settings_ask(trajectory: Trajectory, tmp_path: Path) -> None:
     def printed(**output: bool) -> str:
         out = io.StringIO()
         with play(Console(file=out, width=100), trajectory, tmp_path, **output):
             return out.getvalue()
 
+    assert printed() == "the header\na step\n"
     assert printed(verbose=True).splitlines()[1] == "t-7: correct, reward 1.380, 2 turns, 0.8 s: Who paid?"
     shown = printed(show_trajectory_details=True)
     assert "turn 2" in shown and "Verdict" in shown and "Tokens" not in shown

@@ -60,7 +60,7 @@ def test_without_a_run_the_newest_benchmark_is_reported(emailrl, tmp_path: Path,
     assert (tmp_path / "20260101-000000.html").is_file()
 
 
-def test_inspect_writes_a_run_a_file_or_one_trajectory(emailrl, run_dir: Path) -> None:
+def test_inspect_writes_a_run_a_file_or_one_trajectory_redacted_if_asked(emailrl, run_dir: Path) -> None:
     file = run_dir / "trajectories" / "eval-000000.jsonl"
     for target, arguments, count in (
         ("run.html", (run_dir,), "5 trajectories"),
@@ -70,9 +70,6 @@ def test_inspect_writes_a_run_a_file_or_one_trajectory(emailrl, run_dir: Path) -
         code, out, said = emailrl("inspect-trajectory", *arguments, "--html", target)
         assert code == 0 and count in out and count not in said
     assert "Left out: 1 of the 2 trajectories in eval-000000.jsonl" in said
-
-
-def test_redaction_is_off_unless_asked_for(emailrl, run_dir: Path) -> None:
     assert "redacted" in emailrl("report", run_dir, "--html", "a.html", "--redact")[1]
     assert "redacted" not in emailrl("report", run_dir, "--html", "b.html")[1]
 

@@ -18,23 +18,7 @@ from emailrl.settings.names import by_name, leaves
 ENDS = {";", "&&", "||", "|", "&", "(", ")", "do", "done", "then", "fi"}
 SETTINGS = {name for leaf in leaves() for name in leaf.env_names}
 OTHERS_VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTHON"}
-SHELL = {
-    "cd",
-    "source",
-    "export",
-    "eval",
-    "for",
-    "echo",
-    "tail",
-    "grep",
-    "head",
-    "ls",
-    "kill",
-    "mkdir",
-    "cp",
-    "seq",
-    "true",
-}
+SHELL = {"cd", "source", "export", "eval", "for", "echo", "tail", "grep", "head", "ls", "kill", "mkdir", "cp", "seq"}
 """What a block may use of the shell."""
 OTHERS = {"vllm", "docker", "git", "torchrun", "tensorboard", "nvidia-smi", "zensical", "wandb"}
 """Programs of others, whose options are theirs."""
@@ -66,16 +50,14 @@ def commands(script: str) -> Iterator[list[str]]:
 def _without_redirections(words: list[str]) -> list[str]:
     """``a 2> b`` comes as the words a, 2, >, b."""
     kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif re.fullmatch(r">>?&?|<", word):
-            if kept and kept[-1] in ("1", "2"):
-                kept.pop()
-            skip = True
-        else:
+    rest = iter(words)
+    for word in rest:
+        if not re.fullmatch(r">>?&?|<", word):
             kept.append(word)
+            continue
+        next(rest, None)
+        if kept and kept[-1] in ("1", "2"):
+            kept.pop()
     return kept
 
 

@@ -73,32 +73,16 @@ def run(script: str, home: Path, *, small: bool = True) -> subprocess.CompletedP
     if small:
         script = with_stand_ins(script)
     environment = os.environ | (LIMITS if small else {}) | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config")}
-    environment |= {
-        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "COLUMNS": "100",
-    }
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=home,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment |= {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def run_plainly(words: list[str], folder: Path, environment: dict[str, str]) -> str:
     """What ``emailrl`` prints in a folder, with nothing of the above but this environment."""
-    done = subprocess.run(
-        [sys.executable, "-m", "emailrl", *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, environment = [sys.executable, "-m", "emailrl", *words], {"PYTHONPATH": str(ROOT)} | environment
+    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

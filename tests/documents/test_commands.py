@@ -35,7 +35,7 @@ def named(block: Block) -> str:
 
 
 @pytest.mark.parametrize("block", SHELL, ids=named)
-def test_every_command_parses(block: Block) -> None:
+def test_every_command_parses_and_is_run_or_says_why_not(block: Block) -> None:
     script = block.text
     if block.language == "console":
         script = "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)$", script, re.MULTILINE))
@@ -43,6 +43,10 @@ def test_every_command_parses(block: Block) -> None:
     assert found
     for words in found:
         check(words)
+    if block.how.startswith("tests/"):
+        assert Path(block.page).name in (ROOT / block.how).read_text(encoding="utf-8")
+    else:
+        assert block.how in ("", "slow", "slow, after a run", "options")
 
 
 def test_the_examples_of_every_command_parse() -> None:
@@ -82,26 +86,12 @@ def test_the_commands_in_recipes_parse() -> None:
     assert sorted(found) == ["serve"] * 3 + ["train"] * 3
 
 
-@pytest.mark.parametrize("block", SHELL, ids=named)
-def test_every_block_is_run_or_says_why_not(block: Block) -> None:
-    if block.how.startswith("tests/"):
-        assert Path(block.page).name in (ROOT / block.how).read_text(encoding="utf-8")
-    else:
-        assert block.how in ("", "slow", "slow, after a run", "options")
-
-
 @pytest.mark.parametrize("page", DOCUMENTS)
-def test_no_command_hides_outside_a_block(page: str) -> None:
-    assert (
-        re.findall(r"^ {4,}(?:[A-Z_]+=\S+ )*(?:emailrl|pip|python|make|docker|vllm) .*", prose(page), re.MULTILINE)
-        == []
-    )
+def test_no_command_hides_outside_a_block_settings_load_and_python_compiles(page: str, tmp_path: Path) -> None:
+    hidden = r"^ {4,}(?:[A-Z_]+=\S+ )*(?:emailrl|pip|python|make|docker|vllm) .*"
+    assert re.findall(hidden, prose(page), re.MULTILINE) == []
     known = {"", "bash", "console", "python", "toml", "json", "text"} | ({*RECIPES} if page == SCALING else set())
     assert {block.language for block in blocks(page)} <= known
-
-
-@pytest.mark.parametrize("page", DOCUMENTS)
-def test_settings_files_load_and_python_compiles(page: str, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.language == "toml":
             tomllib.loads(block.text)

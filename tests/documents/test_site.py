@@ -1,7 +1,8 @@
-"""The documentation site: complete navigation, links that resolve, a strict build that loads nothing from elsewhere."""
+"""The pages and the site: navigation, links, settings, messages, pictures, and a build that loads nothing foreign."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
 import subprocess
@@ -9,8 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, text_of
+from documents.commands import OTHERS_VARIABLES, SETTINGS
+from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
+from documents.pictures import IMAGES, terminal_svg
 from generate import llms_txt, navigation
+
+from emailrl.settings.names import leaves
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -71,3 +76,72 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
             r"<(?:script|img|iframe)[^>]*\bsrc=\"?(?:https?:)?//|<link[^>]*\bhref=\"?(?:https?:)?//", html
         )
         assert foreign == [], page
+
+
+GENERATED = {"docs/reference/cli.md", "docs/reference/settings.md", "docs/reference/openrlhf.md"}
+FIELDS = {leaf.field.upper() for leaf in leaves()} - {"NAME"}
+
+
+def wrong_names(text: str) -> set[str]:
+    """Names in capitals in code that are almost a setting's; other programs' variables resemble none."""
+    codes = " ".join(re.findall(r"`([^`\n]+)`", text))
+    words = set(re.findall(r"(?<![\w<$-])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*(?![\w(])", codes)) - SETTINGS - OTHERS_VARIABLES
+    return {
+        word for word in words if word in FIELDS or ("_" in word and difflib.get_close_matches(word, SETTINGS, 1, 0.85))
+    }
+
+
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if page not in GENERATED])
+def test_settings_in_the_text_exist(page: str) -> None:
+    assert wrong_names(prose(page)) == set()
+
+
+def test_a_wrong_name_is_found() -> None:
+    assert wrong_names("`PACKING=off`, `MAX_STEP=3`, `HF_HUB_OFFLINE`, `EMAILRL_PACKING`, GAMMA") == {
+        "PACKING",
+        "MAX_STEP",
+    }
+
+
+TROUBLES = (DOCS / "guides/troubleshooting.md").read_text(encoding="utf-8")
+SOURCE = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "emailrl").rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "symptom",
+    [
+        *("exceptions=100", "Request timed out", "CUDA out of memory", "FileNotFoundError: enron_emails.db"),
+        *("Too slow", "Accuracy does not rise", "Out of memory", "Time-outs"),
+    ],
+)
+def test_symptoms(symptom: str) -> None:
+    assert symptom in TROUBLES
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["Every rollout failed", "no complete reply within", "Out of memory on a single sample", "No such mail database"],
+)
+def test_messages_are_those_of_the_code(message: str) -> None:
+    assert message in TROUBLES and message in SOURCE
+
+
+SHOWN = ("page.png", "terminal.svg", "training_curve.svg")
+
+
+def test_the_terminals_picture_is_what_the_command_prints() -> None:
+    drawn = (IMAGES / "terminal.svg").read_text(encoding="utf-8")
+    assert terminal_svg() == drawn, "outdated: python tests/documents/pictures.py QUICKSTART draws it again"
+
+
+def test_the_pictures_are_on_the_first_screen_of_the_readme() -> None:
+    head = "".join(text_of("README.md").splitlines(keepends=True)[:40])
+    shown = re.findall(r"!\[[^\]]{20,}\]\((docs/images/[^)]+)\)", head)  # with a text for those who do not see them
+    assert sorted(shown) == [f"docs/images/{name}" for name in SHOWN]
+    assert all((ROOT / name).is_file() for name in shown)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in IMAGES.glob("*.svg")))
+def test_a_picture_loads_nothing(name: str) -> None:
+    svg = (IMAGES / name).read_text(encoding="utf-8")
+    assert not re.search(r"(?:href|src)=\"(?!#)|url\([\"']?(?!#)|@import|<script", svg)

@@ -1,12 +1,18 @@
-"""Commands in child processes: forked, so that they need not load their libraries anew."""
+"""Commands in child processes, forked, so that they need not load their libraries anew; and Ctrl-C in this one."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 
@@ -38,3 +44,19 @@ def begin(folder: Path, *arguments: str) -> int:
 def exit_code(child: int) -> int:
     """Wait for it to end; minus the signal's number where one ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@contextmanager
+def interrupted(owner: Any, name: str, *, at: int = 1, step: int = 0, times: int = 1) -> Iterator[None]:
+    """Ctrl-C comes as the function is called for the n-th time, or with this ``step``, and ends the block."""
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def called(*args: Any, **how: Any) -> Any:
+        is_due = how["step"] == step if step else next(calls) == at
+        for _ in range(times if is_due else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **how)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, called)
+        yield

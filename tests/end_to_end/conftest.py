@@ -125,7 +125,7 @@ def make_settings(options: Options, tmp_path: Path) -> MakeSettings:
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the figures, a third of a short run; ``training/test_loop_endings.py`` checks that a run draws them."""
+    """Skip the figures, a third of a short run; ``training/test_loop.py`` checks that a run draws them."""
 
     def draw_curves(run_dir: Path, settings: Settings) -> list[Path]:
         (run_dir / "curve.svg").touch()

@@ -21,7 +21,6 @@ from hang import must_end
 from same_run import assert_same_run
 
 from emailrl import engines
-from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.local.engine import TransformersEngine
@@ -345,35 +344,27 @@ def test_a_hung_server_ends_the_run_in_bounded_time_with_the_last_step_saved(sta
     assert step_threads() == []
 
 
-def test_a_collector_that_dies_ends_the_run_with_one_line_and_the_steps_before_are_saved(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SystemExit("the end"), r"step 3 were ended: the end\. Use --resume latest"),
+        (OSError(errno.ENOSPC, "No space left on device", "step-000003.jsonl"), r"No space left .*step-000003\.jsonl"),
+    ],
+    ids=["dead", "full disk"],
+)
+def test_what_ends_the_rollouts_of_a_step_ends_the_run_with_the_steps_before_saved(
+    start: Start, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
 ) -> None:
-    original, said = Collector.collect, list[str]()
-
-    def collect(self: Collector, *given: Any, step: int, **how: Any) -> Any:
-        if step == 3 and how.get("split_label", "train") == "train":
-            raise SystemExit("the end")
-        return original(self, *given, step=step, **how)
-
-    monkeypatch.setattr(Collector, "collect", collect)
-    with (
-        must_end(60),
-        pytest.raises(EmailRLError, match=r"step 3 were ended: the end\. Use --resume latest"),
-    ):
-        start("run", say=said.append)
-    assert "Stopped after step 2" in said[-1] and step_threads() == []
-    monkeypatch.undo()
-    assert start("run", resume="latest").steps == STEPS
-
-
-def test_a_full_disk_under_the_rollouts_ends_the_run(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = rollouts.write_trajectories
+    original, lines = rollouts.write_trajectories, list[str]()
 
     def write(path: Path, trajectories: Any) -> None:
         if path.name == "step-000003.jsonl":
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            raise error
         original(path, trajectories)
 
     monkeypatch.setattr(rollouts, "write_trajectories", write)
-    with must_end(60), pytest.raises(OSError, match=r"No space left on device: .*step-000003\.jsonl"):
-        start("run")
+    with must_end(60), pytest.raises((EmailRLError, OSError), match=said):
+        start("run", say=lines.append)
+    assert "Stopped after step 2" in lines[-1] and step_threads() == []
+    monkeypatch.undo()
+    assert start("run", resume="latest").steps == STEPS

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from end_to_end.conftest import Options
 from safetensors.torch import load_file
 from same_run import everything, lines, same, state_of
 
@@ -19,7 +19,6 @@ from emailrl.settings import Settings, load_settings
 from emailrl.sft.loop import SftResult, sft
 from emailrl.training.loop import train
 
-Options = Callable[..., dict[str, Any]]
 OWN = ("lora_rank", "lora_alpha", "lora_dropout")
 
 

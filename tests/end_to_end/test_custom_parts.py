@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end.conftest import MakeSettings
 from rewards.stub_scorer import StubScorer
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records import read_records, read_trajectories
-from emailrl.settings import Settings
 from emailrl.training.loop import train
-
-MakeSettings = Callable[..., Settings]
 
 FRAGILE = """
 from emailrl.agent import MailEnvironment
@@ -67,17 +64,16 @@ def test_a_run_whose_every_rollout_raises_ends_with_file_and_line(make_settings:
         train(make_settings(environment=f"{fragile}:always"))
 
 
-def test_nothing_is_written_for_an_environment_that_does_not_load(make_settings: MakeSettings, fragile: Path) -> None:
-    fragile.write_text("import no_such_module_here\n")
-    settings = make_settings(environment=f"{fragile}:Fragile")
-    with pytest.raises(UsageError, match=rf"failed to load: {fragile}, line 1: ModuleNotFoundError"):
-        train(settings)
-    assert not settings.output.output_dir.with_name("grpo_masked").exists()
-
-
-def test_mode_simple_has_an_environment_of_its_own(make_settings: MakeSettings, fragile: Path) -> None:
+def test_nothing_is_written_for_an_environment_that_does_not_load_or_belong(
+    make_settings: MakeSettings, fragile: Path
+) -> None:
+    settings = make_settings(environment=f"{fragile}:Fragile", mode="simple")
     with pytest.raises(UsageError, match="Mode simple trains on a static email prompt"):
-        train(make_settings(mode="simple", environment=f"{fragile}:Fragile"))
+        train(settings)
+    fragile.write_text("import no_such_module_here\n")
+    with pytest.raises(UsageError, match=rf"failed to load: {fragile}, line 1: ModuleNotFoundError"):
+        train(make_settings(environment=f"{fragile}:Fragile"))
+    assert not list(settings.output.output_dir.parent.glob("grpo*"))
 
 
 def test_a_scorer_that_is_away_for_a_batch_costs_that_batch_and_no_evaluation_is_made_up(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end.conftest import settle
+from end_to_end.conftest import MakeSettings, settle
 from tiny import collector_of
 from training.updaters import PAID, make_updater, samples
 
@@ -30,14 +30,13 @@ from emailrl.ranks.launch import Launch
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.runs.log import Display
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import load_settings
 from emailrl.settings.names import by_name
 from emailrl.sft.searching import conversations
 from emailrl.training.assemble import Assembly
 from emailrl.training.batch import micro_batches
 from emailrl.training.loop import train
 
-MakeSettings = Callable[..., Settings]
 PACKAGE = Path(emailrl.__file__).parent
 
 

@@ -8,51 +8,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.commands import begin, exit_code
-from end_to_end.conftest import settle
+from end_to_end.commands import begin, exit_code, interrupted
+from end_to_end.conftest import MakeSettings, Options, settle
 from same_run import assert_same_run
 
 from emailrl.checkpoints import find_checkpoint
-from emailrl.settings import Settings
 from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.update import Updater
 
-MakeSettings = Callable[..., Settings]
 
-
-@pytest.mark.parametrize("moment", ["rollout", "update", "evaluation"])
+@pytest.mark.parametrize(
+    ("owner", "name", "saved"),
+    [(run_module.TrainingRun, "collect", 2), (Updater, "train", 3), (run_module, "evaluate", 4)],
+    ids=["rollout", "update", "evaluation"],
+)
 def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted(
-    moment: str, finished: TrainResult, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, saved: int, finished: TrainResult, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
     said: list[str] = []
-    where: dict[str, tuple[Any, str]] = {
-        "rollout": (run_module.TrainingRun, "collect"),
-        "update": (Updater, "train"),
-        "evaluation": (run_module, "evaluate"),
-    }
-    owner, name = where[moment]
-    original = getattr(owner, name)
-    calls: list[None] = []
-
-    def interrupted(*args: Any, **keywords: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(*args, **keywords)
-
     before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(owner, name, interrupted)
+    with interrupted(owner, name, at=3):
         train(settings, progress=said.append)
     assert signal.getsignal(signal.SIGINT) is before
-    saved = {"rollout": 2, "update": 3, "evaluation": 4}[moment]
     assert find_checkpoint("latest", settings.output.output_dir, "masked").metadata.step == saved
     assert f"Stopped after step {saved}" in said[-1]
     result = train(settings, resume="auto")
@@ -62,18 +45,11 @@ def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted
 
 
 def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     settings = make_settings(max_steps=1, export_dir=tmp_path / "export")
     said: list[str] = []
-    original = Updater.train
-
-    def interrupted(*args: Any, **keywords: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return original(*args, **keywords)
-
-    monkeypatch.setattr(Updater, "train", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(Updater, "train"):
         train(settings, progress=said.append)
     assert sum(line.startswith("Done after step 1: ") for line in said) == 1 and "Stopped" not in "\n".join(said)
     assert said[-1].startswith("The run is complete and saved; skipped: ") and said[-1].endswith("the export.")
@@ -81,26 +57,17 @@ def test_ctrl_c_in_the_last_step_saves_the_end_and_is_not_swallowed(
     assert (latest.kind, latest.step) == ("final", 1)
 
 
-def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(
-    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(make_settings: MakeSettings) -> None:
     settings = make_settings(save_steps=50)
     said: list[str] = []
-
-    def twice(*args: Any, **keywords: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the second signal raises at once")
-
-    monkeypatch.setattr(Updater, "train", twice)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(Updater, "train", times=2):
         train(settings, progress=said.append)
     assert any("stopping after this step" in line for line in said)
     assert find_checkpoint("latest", settings.output.output_dir).metadata.kind == "best"
 
 
 @pytest.fixture
-def command(options: Callable[..., dict[str, Any]], tmp_path: Path) -> list[str]:
+def command(options: Options, tmp_path: Path) -> list[str]:
     """``emailrl train`` where its settings lie in ``emailrl.toml``."""
     settle(tmp_path, options(tmp_path))
     return [sys.executable, "-m", "emailrl", "train"]

@@ -110,15 +110,9 @@ def test_hybrid_engine_scaled_down_to_two_ranks(options: Options, tmp_path: Path
     """By the command itself, which starts as many ranks as the flags say: eight, or as ``--nproc`` says now."""
     (tmp_path / "emailrl.toml").write_text(to_toml(HYBRID_ENGINE), encoding="utf-8")
     assert load_settings(cwd=tmp_path, environ={}, trust=True).training.nproc == 8
-    scaled = options(tmp_path, max_steps=2, num_mini_batches=1) | {
-        "engine": "transformers",
-        "device": "cpu",
-        "nproc": 2,
-    }
-    scaled = {name: value for name, value in scaled.items() if not name.startswith("kl_")}
-    environment = {
-        leaf.env_names[0]: str(scaled[name]) for leaf in leaves() for name in leaf.names if name in scaled
-    }  # fmt: skip
+    changes = {"max_steps": 2, "num_mini_batches": 1, "device": "cpu", "nproc": 2, "engine": "transformers"}
+    scaled = {name: value for name, value in options(tmp_path, **changes).items() if not name.startswith("kl_")}
+    environment = {leaf.env_names[0]: str(scaled[name]) for leaf in leaves() for name in leaf.names if name in scaled}
     command = [sys.executable, "-m", "emailrl", "train", "--trust", "--json"]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, timeout=300

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,14 +24,7 @@ NANO = Path(resolve_model("nano"))
 
 
 def emailrl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "emailrl", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        check=False,
-    )
+    return subprocess.run([sys.executable, "-m", "emailrl", *arguments], cwd=cwd, capture_output=True, text=True)
 
 
 def test_nano_is_small_enough_to_ship() -> None:

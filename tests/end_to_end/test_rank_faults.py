@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from end_to_end.conftest import settle
+from end_to_end.conftest import Options, settle
 from safetensors.torch import load_file
 
 from emailrl.checkpoints import list_checkpoints, newest_run
@@ -96,7 +96,7 @@ class Hanging(MailEnvironment):
 
 
 @pytest.fixture
-def start(options: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[Start]:
+def start(options: Options, tmp_path: Path) -> Iterator[Start]:
     """Begin ``emailrl train`` in a folder, as three ranks unless ``how`` says otherwise; settings by name."""
     begun: list[Started] = []
 
@@ -243,7 +243,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(start: Start) -> None:
 
 
 def test_a_restart_goes_on_from_the_last_checkpoint_to_the_same_weights(
-    start: Start, options: Callable[..., dict[str, Any]], tmp_path: Path
+    start: Start, options: Options, tmp_path: Path
 ) -> None:
     changes = EXACT | {"max_steps": 6, "per_device_train_batch_size": 2, "output_dir": tmp_path / "whole" / "grpo"}
     whole = train(load_settings(options(tmp_path, **changes), environ={}, cwd=tmp_path))

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 from end_to_end.commands import begin, exit_code
-from end_to_end.conftest import settle
+from end_to_end.conftest import MakeSettings, Options, settle
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
 from emailrl.checkpoints import find_checkpoint
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
 
-MakeSettings = Callable[..., Settings]
 KILLS = 30
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 
@@ -58,7 +57,7 @@ def operations(
 
 
 @pytest.fixture(scope="module")
-def whole(options: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> int:
+def whole(options: Options, tmp_path_factory: pytest.TempPathFactory) -> int:
     """The file operations of an uninterrupted run."""
     count = operations(load_settings(options(tmp_path_factory.mktemp("counted"))), "auto")
     assert count is not None and count > 100
@@ -130,7 +129,7 @@ def start_and_kill(folder: Path, moment: Callable[[float], bool]) -> float:
 
 
 @pytest.mark.slow
-def test_sigkill_at_random_moments_is_survived(options: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_sigkill_at_random_moments_is_survived(options: Options, tmp_path: Path) -> None:
     """The packaged policy by ``dapo`` with refill, an adaptive KL weight and dropout, killed 30 times."""
     killed, whole, rng = tmp_path / "killed", tmp_path / "whole", random.Random(30)
     for folder in (killed, whole):

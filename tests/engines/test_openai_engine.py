@@ -342,22 +342,8 @@ def test_what_mails_are_made_of_stays_as_it_is(text: str) -> None:
 
 
 def test_hostile_text_takes_linear_time() -> None:
-    pieces = [
-        "<",
-        "[",
-        "<|",
-        "<a",
-        "<a_",
-        "[A_",
-        "[AB_AB_AB",
-        "[tool_call_",
-        "<image_",
-        "<of:end_of_",
-        "<function=" + "x" * 60,
-        "<" + "a" * 64,
-        "]~",
-        "<｜",
-    ]
+    pieces = ["<", "[", "<|", "<a", "<a_", "[A_", "[AB_AB_AB", "[tool_call_", "<image_", "<of:end_of_", "]~", "<｜"]
+    pieces += ["<function=" + "x" * 60, "<" + "a" * 64]
 
     def seconds(size: int) -> float:
         texts = [piece * (size // len(piece)) for piece in pieces] + ["<a_" + "a" * size]

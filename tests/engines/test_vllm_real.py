@@ -342,15 +342,8 @@ def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: 
 
 
 def test_a_benchmark_that_looks_into_the_engine_rehearses(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(GPU_SCRIPTS / "bench_grpo_step.py"),
-        "--smoke",
-        "--steps",
-        "2",
-        "--out",
-        "steps.jsonl",
-    ]
+    words = ["--smoke", "--steps", "2", "--out", "steps.jsonl"]
+    command = [sys.executable, str(GPU_SCRIPTS / "bench_grpo_step.py"), *words]
     environ = os.environ | ENVIRONMENT | {"PYTHONPATH": str(GPU_SCRIPTS.parents[1])}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

@@ -20,20 +20,9 @@ from emailrl.measure.evaluation import Evaluation, is_correct, is_judged, paired
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import StopReason, Trajectory
 
-CLASSES = (
-    "raised",
-    "not judged",
-    "malformed call",
-    "out of turns",
-    "out of tokens",
-    "answered a question without an answer",
-    "source never among the hits",
-    "source among the hits, not read",
-    "source read, another email cited",
-    "source cited, wrong fact",
-    "did not know",
-    "no answer",
-)
+PROGRESS = ("source never among the hits", "source among the hits, not read", "source read, another email cited")
+CLASSES = ["raised", "not judged", "malformed call", "out of turns", "out of tokens"]
+CLASSES += ["answered a question without an answer", *PROGRESS, "source cited, wrong fact", "did not know", "no answer"]
 MALFORMED = {StopReason.CANT_PARSE_TOOL_CALL, StopReason.BAD_TOOL_CALL_NAME, StopReason.BAD_TOOL_CALL_ARGS}
 LONGEST = 160  # characters of a question, call or answer in an example
 
@@ -51,11 +40,6 @@ def failure(trajectory: Trajectory) -> str | None:
         return "out of turns"
     if trajectory.stop_reason == StopReason.TRUNCATED:
         return "out of tokens"
-    return _by_progress(trajectory)
-
-
-def _by_progress(trajectory: Trajectory) -> str:
-    """How far a trajectory came that ended by itself."""
     rubric, outcome = trajectory.rubric, verdict(trajectory)
     if outcome != "wrong":
         return outcome
@@ -63,9 +47,7 @@ def _by_progress(trajectory: Trajectory) -> str:
         return "answered a question without an answer"
     if rubric["sources_correct"]:  # even unread: a count is taken from the hits
         return "source cited, wrong fact"
-    if not rubric["ever_found_right_email"]:
-        return "source never among the hits"
-    return "source read, another email cited" if rubric["ever_read_right_email"] else "source among the hits, not read"
+    return PROGRESS[0] if not rubric["ever_found_right_email"] else PROGRESS[1 + rubric["ever_read_right_email"]]
 
 
 def report(trajectories: Sequence[Trajectory]) -> str:

@@ -1,4 +1,5 @@
-"""Fused layers, packing and recomputation on the GPU's own kernels, against transformers' layers padded."""
+"""Fused layers, packing and recomputation on the GPU's own kernels, against transformers' layers padded; FlashAttention
+over segments with shared keys against SDPA in float32; and supervised fine-tuning on them."""
 
 from __future__ import annotations
 
@@ -6,13 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 from torch import Tensor
 
-from emailrl.model.fused.model import fused_backbone
-from emailrl.model.packing import takes_packed
+from emailrl.model.fused import fused_backbone
+from emailrl.model.load import load_policy
+from emailrl.model.packing import pack, takes_packed, varlen_backward, varlen_forward
+from emailrl.settings import load_settings
+from emailrl.sft.examples import Example
+from emailrl.sft.fit import Fitter
+from tests.model.test_packing import TREE
 
 pytestmark = pytest.mark.gpu
 Report = Callable[[str], None]
@@ -88,3 +95,41 @@ def test_fp16_gradients_do_not_vanish(model: Path, report: Report, name: str) ->
     report(f"scale 2^{torch.tensor(narrow.loss_scale.get_scale()).log2():.0f}, distance from float32 {gap:.1e}")
     assert metrics["updates_skipped"] == 0 and narrow.loss_scale.is_enabled()
     assert len(gradients[0]) == len(gradients[1]) and gap < 0.05
+
+
+@pytest.mark.parametrize("scale", [1, 40])
+def test_flash_attention_sees_the_same_keys(scale: int) -> None:
+    """A key too many or too few would move most outputs of short segments by far more than bfloat16 does."""
+    ids = torch.zeros(len(TREE), 12 * scale, dtype=torch.long, device="cuda")
+    mask = ids.bool()
+    for row, (_, length) in enumerate(TREE):
+        mask[row, scale * length - 1] = True
+    packed = pack(ids, mask, torch.tensor([scale * shared for shared, _ in TREE], device="cuda"))
+    assert packed.segments.keys is not None
+    generator = torch.Generator("cuda").manual_seed(0)
+    query, key, value, grad = (
+        torch.randn(packed.token_ids.shape[1], heads, 128, device="cuda", generator=generator).bfloat16()
+        for heads in (8, 2, 2, 8)
+    )
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = [one.to(dtype) for one in (query, key, value)]
+        made = varlen_forward(inputs[0], inputs[1], inputs[2], packed.segments, 128**-0.5)
+        gradients = varlen_backward(grad.to(dtype), (*inputs, *made), packed.segments, 128**-0.5)
+        results.append([made[0].float(), *(one.float() for one in gradients)])
+    for name, exact, flash in zip(("output", "by query", "by key", "by value"), *results, strict=True):
+        distance = float((flash - exact).norm() / exact.norm())
+        assert distance < 1e-2, f"{name}: {distance:.3f} of its norm away"
+
+
+def test_an_adapter_learns_through_the_fused_layers(model: Path, tmp_path: Path) -> None:
+    named = {"model_name": str(model), "lora_rank": 8, "sft_learning_rate": 5e-3, "sft_steps": 60}
+    policy = load_policy(settings := load_settings(named, environ={}, cwd=tmp_path), trainable=True)
+    assert fused_backbone(policy.model) is not None
+    fitter = Fitter(policy, settings.training, settings.sft, settings.agent.temperature)
+    examples = [
+        Example(one.trajectory_id, one.group_id, np.array(one.token_ids, np.uint32), np.array(one.loss_mask, bool))
+        for one in make_samples(4, 100, 200)
+    ]
+    losses = [fitter.step(examples, step=step)["loss"] for step in range(1, 31)]
+    assert losses[-1] < 0.8 * losses[0]

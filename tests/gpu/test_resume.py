@@ -21,18 +21,8 @@ def test_a_resumed_run_goes_on(tmp_path: Path, report: Callable[[str], None]) ->
     finish(start(folder, "--max-steps", "4", "--save-steps", "2", "--out", "outputs/whole"))
     whole, again = (RunLeft(folder / "outputs" / f"{name}_masked") for name in ("whole", "again"))
     shutil.copytree(whole.directory, again.directory)
-    finish(
-        start(
-            folder,
-            "--max-steps",
-            "4",
-            "--out",
-            "outputs/again",
-            "--resume",
-            str(again.directory / "checkpoint-2"),
-            "--overwrite",
-        )
-    )
+    resume = ("--resume", str(again.directory / "checkpoint-2"), "--overwrite")
+    finish(start(folder, "--max-steps", "4", "--out", "outputs/again", *resume))
     assert [one["step"] for one in again.metrics] == [1, 2, 3, 4]
     third = Path("trajectories") / "step-000003.jsonl"
     left, right = (

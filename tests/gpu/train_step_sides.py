@@ -73,7 +73,7 @@ def policy_side(settings: Settings, max_tokens: int) -> Side:
 def model_side(model: Any, settings: Settings, device: torch.device, max_tokens: int) -> Side:
     """emailrl's own way with a model that is prepared for training."""
     if settings.model.backend == "transformers" and settings.training.fused_layers and device.type == "cpu":
-        from emailrl.model.fused.model import enable_fused
+        from emailrl.model.fused import enable_fused
 
         assert enable_fused(model, settings.training.gradient_checkpointing) is None
     set_lora(model)

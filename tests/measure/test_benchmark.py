@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
@@ -15,7 +16,7 @@ from tiny import make_checkpoint, make_database, make_model, make_questions, set
 from emailrl.agent.mail_env import Rubric
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.measure import benchmark
-from emailrl.measure.benchmark import Subject, choose_subjects, is_unfinished, run_benchmark
+from emailrl.measure.benchmark import Report, Subject, choose_subjects, is_unfinished, run_benchmark
 from emailrl.measure.journal import Busy
 from emailrl.model.adapter import Adapter
 from emailrl.records import read_trajectories
@@ -75,22 +76,45 @@ class Scripted:
         return groups
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, *collectors: Scripted) -> list[Subject]:
-    subjects = [Subject(f"model-{number}", "nano") for number in range(len(collectors))]
+class Bench:
+    """Runs benchmarks of scripted policies in one folder."""
 
-    def players(chosen: Sequence[Subject], _settings: Settings) -> Iterator[tuple[Subject, Scripted]]:
-        yield from ((subject, collectors[subjects.index(subject)]) for subject in chosen)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.out, self.monkeypatch, self.heard = folder, folder / "out", monkeypatch, list[str]()
 
-    monkeypatch.setattr(benchmark, "players", players)
-    return subjects
+    def __call__(
+        self, *collectors: Scripted, questions: int | list[Scenario] = 2, settings: Settings | None = None, **how: Any
+    ) -> Report:
+        """Collector n plays for model-n."""
+        subjects = [Subject(f"model-{number}", "nano") for number in range(len(collectors))]
+
+        def players(chosen: Sequence[Subject], _settings: Settings) -> Iterator[tuple[Subject, Scripted]]:
+            yield from ((subject, collectors[subjects.index(subject)]) for subject in chosen)
+
+        self.monkeypatch.setattr(benchmark, "players", players)
+        asked = make_questions(questions) if isinstance(questions, int) else questions
+        how |= {"progress": lambda _, trajectory: self.heard.append(trajectory.scenario.id)}
+        return run_benchmark(subjects, asked, settings or settings_of(self.folder), self.out, **how)
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader((self.out / name).open(newline="")))
+
+    def results(self) -> dict[str, Any]:
+        return json.loads((self.out / "results.json").read_text())
 
 
-def test_records_hold_the_contract_and_count_exceptions_as_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subjects = scripted(monkeypatch, Scripted({"q0", "q1", "q2"}, raising=frozenset({"q2"})))
-    report = run_benchmark(subjects, make_questions(4), settings_of(tmp_path), tmp_path / "out", notes=["shared inbox"])
-    [record] = report.records()
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def played(path: Path) -> list[str]:
+    return [trajectory.scenario.id for trajectory in read_trajectories(path)]
+
+
+def test_records_hold_the_contract_and_count_exceptions_as_wrong(bench: Bench) -> None:
+    collector = Scripted({"q0", "q1", "q2"}, raising=frozenset({"q2"}))
+    [record] = bench(collector, questions=4, notes=["shared inbox"]).records()
     assert record["model"] == "model-0"
     assert record["accuracy"] == 0.5 and record["num_questions"] == 4 and record["exceptions"] == 1
     # Wilson for 2 of 4: centre 0.5, half-width z·√(1 + z²/4)/(4 + z²) with z = 1.959964.
@@ -101,90 +125,66 @@ def test_records_hold_the_contract_and_count_exceptions_as_wrong(
     assert set(Rubric.__dataclass_fields__) <= record.keys()
     assert record["num_turns"] == 1.0 and record["sources_correct"] is None
     assert record["split"] == "test" and record["temperature"] == 0.0 and record["notes"] == ["shared inbox"]
-    kept = list(read_trajectories(Path(record["trajectories"])))
-    assert [trajectory.scenario.id for trajectory in kept] == ["q0", "q1", "q2", "q3"]
+    assert played(record["trajectories"]) == ["q0", "q1", "q2", "q3"]
 
 
-def test_the_address_of_a_reward_is_recorded_without_its_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_of_a_reward_is_recorded_without_its_credentials(bench: Bench, tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     rewards = settings.rewards.model_copy(update={"reward": "http://me:hunter2@host/score?api_key=hunter2"})
-    settings = settings.model_copy(update={"rewards": rewards})
-    report = run_benchmark(scripted(monkeypatch, Scripted({"q0"})), make_questions(1), settings, tmp_path / "out")
+    report = bench(Scripted({"q0"}), settings=settings.model_copy(update={"rewards": rewards}))
     assert report.conditions["reward_name"] == "http://host/score?api_key=***"
-    assert all("hunter2" not in file.read_text() for file in (tmp_path / "out").glob("*.*"))
+    assert all("hunter2" not in file.read_text() for file in bench.out.glob("*.*"))
 
 
-def test_models_are_compared_question_by_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_compared_question_by_question(bench: Bench) -> None:
     names = [f"q{n}" for n in range(10)]
-    subjects = scripted(monkeypatch, Scripted(set(names[:1])), Scripted(set(names[1:7])))
-    report = run_benchmark(subjects, make_questions(10), settings_of(tmp_path), tmp_path / "out")
-    [comparison] = report.comparisons
+    [comparison] = bench(Scripted(set(names[:1])), Scripted(set(names[1:7])), questions=10).comparisons
     assert (comparison.first, comparison.second, comparison.num_questions) == ("model-0", "model-1", 10)
     assert (comparison.better_first, comparison.better_second) == (1, 6)
     assert (comparison.p_value, comparison.unit) == (pytest.approx(0.125), "question")  # 2 · (1 + 7)/128
-    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    written = bench.results()
     assert [record["accuracy"] for record in written["results"]] == [0.1, 0.6]
     assert written["comparisons"][0]["p_value"] == pytest.approx(0.125)
-    rows = list(csv.DictReader((tmp_path / "out" / "questions.csv").open(newline="")))
+    rows = bench.table("questions.csv")
     assert len(rows) == 20 and rows[10]["model"] == "model-1" and rows[11]["correct"] == "True"
     assert [row["verdict"] for row in rows[9:12]] == ["wrong", "wrong", "correct"]
-    summary = list(csv.DictReader((tmp_path / "out" / "results.csv").open(newline="")))
-    assert [row["accuracy"] for row in summary] == ["0.1", "0.6"]
+    assert [row["accuracy"] for row in bench.table("results.csv")] == ["0.1", "0.6"]
 
 
-def test_questions_about_the_same_inbox_are_compared_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_about_the_same_inbox_are_compared_together(bench: Bench) -> None:
     questions = [replace(each, inbox_address=f"{n % 6}@x") for n, each in enumerate(make_questions(12))]
-    subjects = scripted(monkeypatch, Scripted({each.id for each in questions}), Scripted(set()))
-    report = run_benchmark(subjects, questions, settings_of(tmp_path), tmp_path / "out")
-    [comparison] = report.comparisons
+    [comparison] = bench(Scripted({each.id for each in questions}), Scripted(set()), questions=questions).comparisons
     assert (comparison.p_value, comparison.unit) == (2 / 2**6, "inbox")
-    [written] = json.loads((tmp_path / "out" / "results.json").read_text())["comparisons"]
-    assert written["unit"] == "inbox"
 
 
-def test_an_interrupt_keeps_the_finished_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Scripted({"q3", "q4"})
-    second = Scripted({"q4"}, stop_after=2)
-    subjects = scripted(monkeypatch, first, second)
-    report = run_benchmark(subjects, make_questions(5), settings_of(tmp_path), tmp_path / "out")
-    assert report.interrupted
-    assert [result.complete for result in report.results] == [True, False]
+def test_an_interrupt_keeps_the_finished_questions(bench: Bench) -> None:
+    report = bench(Scripted({"q3", "q4"}), Scripted({"q4"}, stop_after=2), questions=5)
+    assert report.interrupted and [result.complete for result in report.results] == [True, False]
     half = report.results[1].evaluation
     assert (half.num_questions, half.num_correct) == (2, 1)  # q4 and q3 had ended; q4 is right
     [comparison] = report.comparisons
     assert (comparison.num_questions, comparison.better_first, comparison.better_second) == (2, 1, 0)
-    assert len(list(read_trajectories(report.results[1].trajectories))) == 2
+    assert len(played(report.results[1].trajectories)) == 2
 
 
-def test_a_crash_of_the_scorer_loses_nothing_and_resuming_plays_nothing_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_of_the_scorer_loses_nothing_and_resuming_plays_nothing_again(bench: Bench) -> None:
     class Crashing(Scripted):
         def score(self, trajectories: Sequence[Trajectory]) -> None:
             raise MemoryError("the scorer died")
 
-    questions, settings, out = make_questions(3), settings_of(tmp_path), tmp_path / "out"
-    subjects = scripted(monkeypatch, Crashing(set()))
     with pytest.raises(MemoryError):
-        run_benchmark(subjects, questions, settings, out)
-    [file] = (out / "trajectories").glob("*.jsonl")
-    assert [trajectory.scenario.id for trajectory in read_trajectories(file)] == ["q2", "q1", "q0"]
-    assert is_unfinished(out)
+        bench(Crashing(set()), questions=3)
+    [file] = (bench.out / "trajectories").glob("*.jsonl")
+    assert played(file) == ["q2", "q1", "q0"] and is_unfinished(bench.out)
     second = Scripted({"q1"})
-    heard: list[str] = []
-    scripted(monkeypatch, second)
-    report = run_benchmark(
-        subjects, questions, settings, out, resume=True, progress=lambda _, t: heard.append(t.scenario.id)
-    )
-    assert second.calls == [0] and heard == ["q2", "q1", "q0"]
-    assert report.results[0].complete and report.results[0].evaluation.num_correct == 1
-    assert [trajectory.scenario.id for trajectory in read_trajectories(file)] == ["q0", "q1", "q2"]
-    assert not is_unfinished(out)
+    bench.heard.clear()
+    [result] = bench(second, questions=3, resume=True).results
+    assert second.calls == [0] and bench.heard == ["q2", "q1", "q0"]
+    assert result.complete and result.evaluation.num_correct == 1
+    assert played(file) == ["q0", "q1", "q2"] and not is_unfinished(bench.out)
 
 
-def test_only_what_lacks_a_verdict_is_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_lacks_a_verdict_is_scored_again(bench: Bench) -> None:
     class Away(Scripted):
         def score(self, trajectories: Sequence[Trajectory]) -> None:
             super().score(trajectories)
@@ -193,50 +193,41 @@ def test_only_what_lacks_a_verdict_is_scored_again(tmp_path: Path, monkeypatch: 
                     trajectory.exception, trajectory.reward, trajectory.reward_terms = "JudgeError: away", 0.0, {}
                     trajectory.rubric["answer_correct"] = None
 
-    questions, settings, out = make_questions(5), settings_of(tmp_path), tmp_path / "out"
-    subjects = scripted(monkeypatch, Away({"q0", "q1"}, raising=frozenset({"q4"})))
-    [record] = run_benchmark(subjects, questions, settings, out).records()
+    [record] = bench(Away({"q0", "q1"}, raising=frozenset({"q4"})), questions=5).records()
     # Judged: q0 right, q2 wrong, q4 raised; Wilson of 1 of 3.
     assert (record["accuracy"], record["unjudged"], record["exceptions"], record["num_questions"]) == (1 / 3, 2, 3, 5)
     assert (record["accuracy_low"], record["accuracy_high"]) == pytest.approx((0.0614919, 0.7923404), abs=1e-6)
-    rows = list(csv.DictReader((out / "questions.csv").open(newline="")))
-    assert [row["correct"] for row in rows] == ["True", "", "False", "", "False"]
-    assert [row["verdict"] for row in rows] == ["correct", "not judged", "wrong", "not judged", "crashed"]
-    assert next(csv.DictReader((out / "results.csv").open(newline="")))["unjudged"] == "2"
+    assert [(row["correct"], row["verdict"]) for row in bench.table("questions.csv")] == [
+        ("True", "correct"), ("", "not judged"), ("False", "wrong"), ("", "not judged"), ("False", "crashed")
+    ]  # fmt: skip
+    assert bench.table("results.csv")[0]["unjudged"] == "2"
     back = Scripted({"q0", "q1", "q2"})
-    scripted(monkeypatch, back)
-    [record] = run_benchmark(subjects, questions, settings, out, resume=True).records()
+    [record] = bench(back, questions=5, resume=True).records()
     assert back.calls == [1]  # q4 alone, which raised
     assert (record["accuracy"], record["unjudged"], record["exceptions"]) == (2 / 5, 0, 0)  # q2 keeps its verdict
     again = Scripted(set())
-    scripted(monkeypatch, again)
-    assert run_benchmark(subjects, questions, settings, out, resume=True).records() == [record]
+    assert bench(again, questions=5, resume=True).records() == [record]
     assert again.calls == []  # not even its model is loaded
 
 
-def test_other_conditions_are_refused_and_two_processes_never_play_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, settings = tmp_path / "out", settings_of(tmp_path)
-    subjects = scripted(monkeypatch, Scripted({"q0"}))
+def test_other_conditions_are_refused_and_two_processes_never_play_together(bench: Bench, tmp_path: Path) -> None:
+    collector, changed = Scripted({"q0"}), make_questions(2)
+    changed[0].answer = "30 May 2002"
     with pytest.raises(UsageError, match="Nothing to resume"):
-        run_benchmark(subjects, make_questions(2), settings, out, resume=True)
-    run_benchmark(subjects, make_questions(2), settings, out)
+        bench(collector, resume=True)
+    bench(collector)
     other = settings_of(tmp_path, eval_temperature=0.5, max_turns=3)
     with pytest.raises(UsageError, match=r"max turns was 2, now 3; temperature was 0.0, now 0.5\."):
-        run_benchmark(subjects, make_questions(2), other, out, resume=True)
-    changed = make_questions(2)
-    changed[0].answer = "30 May 2002"
+        bench(collector, settings=other, resume=True)
     with pytest.raises(UsageError, match=r"under other conditions: other questions\. "):
-        run_benchmark(subjects, changed, settings, out, resume=True)
-    with (out / "conditions.json").open("rb") as held:
+        bench(collector, questions=changed, resume=True)
+    with (bench.out / "conditions.json").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(EmailRLError, match="Another process is writing"):
-            run_benchmark(subjects, make_questions(2), settings, out, resume=True)
+            bench(collector, resume=True)
 
 
-def test_a_folder_in_which_another_process_plays_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, settings, questions = tmp_path / "out", settings_of(tmp_path), make_questions(2)
+def test_a_folder_in_which_another_process_plays_is_left_alone(bench: Bench) -> None:
     refused: list[str] = []
 
     class Beside(Scripted):
@@ -244,46 +235,46 @@ def test_a_folder_in_which_another_process_plays_is_left_alone(tmp_path: Path, m
             groups = super().collect(*arguments, **options)
             for more in ({}, {"overwrite": True}, {"resume": True}):
                 with pytest.raises(Busy) as caught:
-                    run_benchmark(subjects, questions, settings, out, **more)
+                    bench(self, **more)
                 refused.append(caught.value.message)
             return groups
 
-    subjects = scripted(monkeypatch, Beside({"q0"}))
-    report = run_benchmark(subjects, questions, settings, out)
-    assert refused == [f"Another process is writing {out / 'conditions.json'}."] * 3
-    assert len(list(read_trajectories(report.results[0].trajectories))) == 2
-    scripted(monkeypatch, Scripted(set()))
+    report = bench(Beside({"q0"}))
+    assert refused == [f"Another process is writing {bench.out / 'conditions.json'}."] * 3
+    assert len(played(report.results[0].trajectories)) == 2
     with pytest.raises(UsageError, match="already holds a benchmark"):
-        run_benchmark(subjects, questions, settings, out)
-    assert json.loads((out / "results.json").read_text())["results"][0]["accuracy"] == 0.5
-    [record] = run_benchmark(subjects, questions, settings, out, overwrite=True).records()
-    assert record["accuracy"] == 0.0
+        bench(Scripted(set()))
+    assert bench.results()["results"][0]["accuracy"] == 0.5
+    assert bench(Scripted(set()), overwrite=True).records()[0]["accuracy"] == 0.0
 
 
-def test_without_anything_ended_an_interrupt_leaves_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subjects = scripted(monkeypatch, Scripted(set(), stop_after=0))
-    report = run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
-    assert report.interrupted and report.results == [] and not (tmp_path / "out").exists()
+def test_without_anything_ended_an_interrupt_leaves_no_report(bench: Bench) -> None:
+    report = bench(Scripted(set(), stop_after=0))
+    assert report.interrupted and report.results == [] and not bench.out.exists()
 
 
-def test_sequential_plays_one_question_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequential_plays_one_question_at_a_time(bench: Bench, tmp_path: Path) -> None:
     collector = Scripted({"q1"})
-    subjects = scripted(monkeypatch, collector)
-    settings = settings_of(tmp_path, bench_sequential=True)
-    heard: list[str] = []
-    report = run_benchmark(
-        subjects, make_questions(3), settings, tmp_path / "out", progress=lambda _, t: heard.append(t.scenario.id)
-    )
-    assert collector.calls == [1, 1, 1] and heard == ["q0", "q1", "q2"]
+    report = bench(collector, questions=3, settings=settings_of(tmp_path, bench_sequential=True))
+    assert collector.calls == [1, 1, 1] and bench.heard == ["q0", "q1", "q2"]
     assert report.conditions["sequential"] and report.conditions["environment"] == "mail"
     assert report.results[0].evaluation.num_correct == 1
 
 
-def test_when_everything_raises_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subjects = scripted(monkeypatch, Scripted(set(), raising=frozenset({"q0", "q1"})))
+def test_when_everything_raises_the_first_error_is_told(bench: Bench) -> None:
     with pytest.raises(EmailRLError, match=r"every rollout failed: gone\. .* rerun .* --resume --out .*/out"):
-        run_benchmark(subjects, make_questions(2), settings_of(tmp_path), tmp_path / "out")
-    assert (tmp_path / "out" / "results.json").is_file()
+        bench(Scripted(set(), raising=frozenset({"q0", "q1"})))
+    assert (bench.out / "results.json").is_file()
+
+
+def test_a_folder_that_holds_no_benchmark_is_left_alone(bench: Bench) -> None:
+    mine = bench.out / "trajectories" / "rollout.jsonl"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}\n")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="other than a benchmark"):
+            bench(Scripted(set()), overwrite=overwrite)
+    assert [path for path in bench.out.rglob("*") if path.is_file()] == [mine]
 
 
 def test_the_subjects_chosen(tmp_path: Path) -> None:
@@ -318,14 +309,3 @@ def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
     for result, before in zip(again.results, (adapted, base), strict=True):
         ids = [t.turns[0].completion_ids for t in read_trajectories(result.trajectories)]
         assert ids == [t.turns[0].completion_ids for t in before]  # the same draws, alone or in a crowd
-
-
-def test_a_folder_that_holds_no_benchmark_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = tmp_path / "mine" / "trajectories" / "rollout.jsonl"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("{}\n")
-    for overwrite in (False, True):
-        subjects = scripted(monkeypatch, Scripted(set()))
-        with pytest.raises(UsageError, match="other than a benchmark"):
-            run_benchmark(subjects, make_questions(1), Settings(), tmp_path / "mine", overwrite=overwrite)
-    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]

@@ -21,6 +21,7 @@ from emailrl.measure.export import export_checkpoint, model_card
 from emailrl.model.adapter import Adapter, find_adapter
 
 METRICS = {"accuracy": 0.8, "accuracy_low": 0.7112, "accuracy_high": 0.8666, "num_questions": 100, "reward": 0.912}
+FORMATS: tuple[Literal["adapter", "merged"], ...] = ("adapter", "merged")
 IDS = torch.tensor([[5, 17, 40, 3, 99, 21]])
 
 
@@ -34,6 +35,17 @@ def checkpoint(tmp_path: Path, model: Path) -> Checkpoint:
     return make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model, metrics=METRICS)
 
 
+def assert_complete(out: Path, format: str) -> None:
+    """Tokenizer, template and metadata came along, and the marker has the hash of all."""
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert prompt == "<|im_start|>user\nhi<|im_end|>\n"
+    assert json.loads((out / "metadata.json").read_text())["run_id"] == "grpo_masked"
+    marker = json.loads((out / "export.json").read_text())
+    assert marker["format"] == format
+    assert marker["files"] == {file.name: sha256_of(file) for file in out.iterdir() if file.name != "export.json"}
+
+
 def logits(model: torch.nn.Module) -> torch.Tensor:
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits
@@ -41,6 +53,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 def test_merged_weights_compute_what_base_and_adapter_do(tmp_path: Path, model: Path, checkpoint: Checkpoint) -> None:
     out = export_checkpoint(checkpoint, tmp_path / "merged", format="merged").out
+    assert_complete(out, "merged")
     base = AutoModelForCausalLM.from_pretrained(model)
     bare = logits(base)
     adapted = logits(PeftModel.from_pretrained(base, str(checkpoint.path)))
@@ -50,17 +63,15 @@ def test_merged_weights_compute_what_base_and_adapter_do(tmp_path: Path, model: 
     assert not (out / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.parametrize("format", ["adapter", "merged"])
-def test_an_adapter_that_does_not_fit_its_base_is_not_exported(
-    tmp_path: Path, checkpoint: Checkpoint, format: Literal["adapter", "merged"]
-) -> None:
+def test_an_adapter_that_does_not_fit_its_base_is_not_exported(tmp_path: Path, checkpoint: Checkpoint) -> None:
     def cut(folder: Path) -> None:
         shutil.copytree(checkpoint.path, folder, dirs_exist_ok=True)
         (cut_matrices(folder) / "metadata.json").unlink()
 
     whole = write_checkpoint(tmp_path / "run" / "best_model", checkpoint.metadata, cut)
-    with pytest.raises(EmailRLError, match="have size 1 × 1, but the layer is"):
-        export_checkpoint(whole, tmp_path / "out", format=format)
+    for format in FORMATS:
+        with pytest.raises(EmailRLError, match="have size 1 × 1, but the layer is"):
+            export_checkpoint(whole, tmp_path / "out", format=format)
     assert not (tmp_path / "out").exists()
 
 
@@ -83,23 +94,11 @@ def test_an_exported_adapter_is_the_same_bytes_and_loads(tmp_path: Path, model: 
     for name in ("adapter_model.safetensors", "adapter_config.json", "tokenizer.json"):
         assert sha256_of(export.out / name) == recorded[name] == export.files[name]
     assert (export.out / "generation_config.json").is_file()
+    assert_complete(export.out, "adapter")
     base = AutoModelForCausalLM.from_pretrained(model)
     adapted = logits(PeftModel.from_pretrained(base, str(export.out)))
     direct = logits(AutoModelForCausalLM.from_pretrained(export.out))  # transformers finds the base by the config
     assert torch.equal(adapted, direct)
-
-
-@pytest.mark.parametrize("format", ["adapter", "merged"])
-def test_tokenizer_template_and_metadata_come_along(tmp_path: Path, checkpoint: Checkpoint, format: str) -> None:
-    out = export_checkpoint(checkpoint, tmp_path / "out", format=format).out  # type: ignore[arg-type]
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
-    assert prompt == "<|im_start|>user\nhi<|im_end|>\n"
-    assert json.loads((out / "metadata.json").read_text())["run_id"] == "grpo_masked"
-    marker = json.loads((out / "export.json").read_text())
-    assert marker["format"] == format
-    assert all(sha256_of(out / name) == digest for name, digest in marker["files"].items())
-    assert set(marker["files"]) == {file.name for file in out.iterdir()} - {"export.json"}
 
 
 def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
@@ -188,15 +187,11 @@ def test_nothing_but_an_earlier_export_is_replaced(tmp_path: Path, checkpoint: C
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is a file"):
         export_checkpoint(checkpoint, tmp_path / "file", format="adapter", overwrite=True)
-
-
-@pytest.mark.parametrize("name", [".ex.incoming", ".ex.outgoing"])
-def test_a_pipe_under_the_name_of_a_half_made_export_is_refused(
-    tmp_path: Path, checkpoint: Checkpoint, name: str
-) -> None:
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(UsageError, match="a device or pipe"):
-        export_checkpoint(checkpoint, tmp_path / "ex", format="adapter")
+    for name in (".ex.incoming", ".ex.outgoing"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UsageError, match="a device or pipe"):
+            export_checkpoint(checkpoint, tmp_path / "ex", format="adapter")
+        (tmp_path / name).unlink()
 
 
 def test_a_damaged_checkpoint_leaves_nothing_behind(tmp_path: Path, checkpoint: Checkpoint) -> None:

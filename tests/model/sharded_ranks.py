@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from emailrl.model.fused.model import enable_fused
+from emailrl.model.fused import enable_fused
 from emailrl.model.layout import Keep
 from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs

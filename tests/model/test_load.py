@@ -19,7 +19,7 @@ from safetensors import safe_open
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model import device, load, resolve, shape, unsloth_backend
 from emailrl.model.device import choose_device, choose_dtype
-from emailrl.model.fused.model import fused_backbone
+from emailrl.model.fused import fused_backbone
 from emailrl.model.load import load_policy
 from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy

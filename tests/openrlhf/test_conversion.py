@@ -12,8 +12,7 @@ from generate import openrlhf_reference
 
 from emailrl.base.errors import UsageError
 from emailrl.openrlhf import FLAGS, find_flag, parse, to_toml
-from emailrl.openrlhf.convert import COUNTS, JOINT
-from emailrl.openrlhf.flags import NAMES
+from emailrl.openrlhf.convert import COUNTS, JOINT, NAMES
 from emailrl.settings import Settings, load_settings
 from emailrl.settings.names import by_name
 

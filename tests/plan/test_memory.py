@@ -26,7 +26,7 @@ def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch,
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from emailrl.model.fused.model import FusedBackbone
+    from emailrl.model.fused import FusedBackbone
 
     shape, layout = KNOWN[name], Layout("fused", 2, 16, ALL)
     config = Qwen3Config(
@@ -73,7 +73,7 @@ def test_auto_keeps_what_fits() -> None:
     ],
 )
 def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, Any]) -> None:
-    from emailrl.model.fused.model import fused_backbone
+    from emailrl.model.fused import fused_backbone
     from emailrl.model.load import load_policy
     from emailrl.model.packing import shares_prefixes
     from emailrl.training.team import build_updater
@@ -334,7 +334,7 @@ def test_transformers_layers_keep_what_is_planned(name: str, itemsize: int, drop
 def test_fused_layers_keep_what_is_planned(keep: Keep) -> None:
     import torch
 
-    from emailrl.model.fused.layer import FusedLayer, LayerWeights
+    from emailrl.model.fused import FusedLayer, LayerWeights
 
     model = tiny_model(1, torch.bfloat16)
     weights = LayerWeights(model.get_base_model().model.layers[0])

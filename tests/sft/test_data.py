@@ -1,4 +1,4 @@
-"""Which conversations train and which validate, and the order of the batches."""
+"""Which conversations train and which validate, the best of recorded ones, and the order of the batches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from sft.talk import settings_for, trajectory, write
 from tiny import make_database, make_model, make_questions
 
 from emailrl.agent.tools import tool_schemas
-from emailrl.base.errors import UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
 from emailrl.model.load import load_policy
 from emailrl.questions import write_scenarios
 from emailrl.questions.template import generate
+from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.settings import load_settings
-from emailrl.sft.data import Conversations, batches_of, examples, gather, source_of, split
+from emailrl.sft.data import Conversations, batches_of, examples, gather, read_conversations, source_of, split
 from emailrl.sft.examples import Conversation, Example
 
 
@@ -43,11 +44,8 @@ def test_without_a_split_a_tenth_is_held_out_by_inbox() -> None:
     assert not {c.inbox for c in train} & {c.inbox for c in val}
     assert split(all_of, 3, seed=1)[1] == val[:3]
     assert split(all_of, 1000, seed=2)[1] != val
-
-
-def test_one_inbox_alone_validates_nothing() -> None:
     train, val = split([talk("1", "a"), talk("2", "a")], 10, seed=1)
-    assert len(train) == 2 and val == []
+    assert len(train) == 2 and val == []  # one inbox alone validates nothing
 
 
 def test_batches_go_round_and_are_the_same_from_any_start() -> None:
@@ -187,3 +185,67 @@ def test_a_pass_plays_the_same_questions_anew_and_a_resumed_run_sees_the_same(tm
     assert sum(passes[0][name] != passes[1][name] for name in passes[0]) > count // 2
     again = [(one.conversation, one.token_ids.tobytes()) for one in played(5)]
     assert again == [(one.conversation, one.token_ids.tobytes()) for one in whole[5 * 4 :]]
+
+
+def chosen(file: Path, **choice: float) -> list[str]:
+    return [conversation.id for conversation in read_conversations([file], **choice)[0]]  # type: ignore[arg-type]
+
+
+def test_the_best_of_each_question_is_taken_and_of_equals_the_first(tmp_path: Path) -> None:
+    rewards = [("a", 0.5), ("b", -1.0), ("a", 2.0), ("a", 2.0), ("b", -0.5)]
+    file = write(tmp_path / "t.jsonl", [trajectory(q, inbox="i@x", reward=r) for q, r in rewards])
+    assert chosen(file) == ["a-i@x-2.0", "b-i@x--0.5"]
+    assert chosen(file, best_of=1) == ["a-i@x-0.5", "b-i@x--1.0"]
+    assert chosen(file, best_of=2) == ["a-i@x-2.0", "b-i@x--0.5"]
+    assert chosen(file, min_reward=0.5) == ["a-i@x-2.0"]
+    assert chosen(file, best_of=1, min_reward=0.5) == ["a-i@x-0.5"]
+    with pytest.raises(UsageError, match=r"No trajectory is left .*5 below --min-reward"):
+        read_conversations([file], min_reward=3.0)
+
+
+def test_the_same_id_in_another_inbox_is_another_question(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{inbox}.jsonl", [trajectory("1", inbox=inbox)]) for inbox in ("i@x", "j@x")]
+    conversations, _ = read_conversations(files)
+    assert [conversation.inbox for conversation in conversations] == ["i@x", "j@x"]
+
+
+def test_what_is_no_whole_conversation_is_never_taken_and_counted(tmp_path: Path) -> None:
+    cut = trajectory("a", inbox="i@x", reward=9.0, stop_reason=StopReason.TRUNCATED)
+    raised = trajectory("a", inbox="i@x", reward=8.0, exception="OSError: gone")
+    broken = []
+    for messages in (
+        [],
+        [Message("user", "When?")],
+        [Message("assistant", "May.")],
+        [Message("user", "?"), Message("assistant", "\ud800")],
+    ):
+        broken.append(trajectory("a", inbox="i@x", reward=9.0))
+        broken[-1].messages = messages
+    good = trajectory("a", inbox="i@x", reward=0.1)
+    good.messages.append(Message("tool", "an error"))
+    [conversation], notes = read_conversations([write(tmp_path / "t.jsonl", [cut, raised, *broken, good])])
+    assert conversation.id == "a-i@x-0.1"
+    assert conversation.messages[-1].role == "assistant" and len(conversation.messages) == 5  # no later message
+    assert notes == ["1 conversation from trajectories (7 read, 2 cut off or raised, 4 no conversation)"]
+    with pytest.raises(UsageError, match=r"No trajectory is left to train on \(none read\)"):
+        read_conversations([write(tmp_path / "empty.jsonl", [])])
+    _, notes = read_conversations([write(tmp_path / "test.jsonl", [trajectory("a", inbox="i@x", split="test")])])
+    assert "no longer held out" in notes[1]
+
+
+def test_a_file_that_is_missing_or_no_trajectories_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such trajectory file"):
+        read_conversations([tmp_path / "gone.jsonl"])
+    (tmp_path / "bad.jsonl").write_text('{"question": 1}\n')
+    with pytest.raises(EmailRLError, match=r"bad\.jsonl, line 1: not a trajectory"):
+        read_conversations([tmp_path / "bad.jsonl"])
+
+
+def test_a_chat_servers_calls_are_written_out_as_a_policy_says_them() -> None:
+    from emailrl.sft.examples import as_spoken
+
+    call = ToolCall("read_email", {"message_id": "<é@x>"}, id="call_1")
+    said = as_spoken(Message("assistant", "", [call]))
+    assert said.content == ('<tool_call>\n{"name": "read_email", "arguments": {"message_id": "<é@x>"}}\n</tool_call>')
+    assert as_spoken(Message("assistant", "I look.", [call])).content == f"I look.\n{said.content}"
+    assert as_spoken(said) is said

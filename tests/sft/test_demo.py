@@ -1,8 +1,9 @@
-"""Demo worlds: the tokens experts leave behind, their order, and the small model's tokenizer."""
+"""Demo worlds: what experts say for given habits, the tokens they leave, their order, the small model's tokenizer."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import random
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 
 from emailrl.agent.tools import tool_schemas
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.mail.demo import make_world
+from emailrl.mail.demo import TOPICS, ProjectFact, make_world
+from emailrl.records.trajectory import Message
 from emailrl.sft import demo, small_model
-from emailrl.sft.demo import Habits, corpus, shuffled, transcripts
-from emailrl.sft.examples import Example, samples_of
+from emailrl.sft.demo import GIVE_UP, USUAL, Habits, corpus, expert, shuffled, transcripts
+from emailrl.sft.examples import Example, next_turn, samples_of
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +68,16 @@ def test_worlds_are_mixed_and_none_is_lost() -> None:
 
 
 def test_batches_are_the_same_from_any_start_and_few_worlds_start_few_processes(
-    tokenizer,  # type: ignore[no-untyped-def]
-    tmp_path: Path,
+    renderer: ChatRenderer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokenizer.save_pretrained(tmp_path)
     started, processes = [], demo.worker_processes
     monkeypatch.setattr(
         demo, "worker_processes", lambda count, **named: started.append(count) or processes(count, **named)
     )
 
     def made(start: int, workers: int) -> list[list[str]]:
-        batches = demo.batches(tmp_path, steps=3, batch_size=4, start=start, seed=3, workers=workers)
+        batches = demo.batches(renderer, steps=3, batch_size=4, start=start, seed=3, workers=workers)
         return [[example.conversation for example in batch] for batch in batches]
 
     whole = made(0, workers=1)
@@ -90,3 +90,74 @@ def test_held_out_worlds_share_no_inbox_with_those_trained_on(renderer: ChatRend
     assert len(val) == 60 and {example.inbox.split("-")[0] for example in val} == {"val"}
     names = {make_world(3, split, demo.FIRST_WORLD).inbox for split in ("train", "val")}
     assert len(names) == 2
+
+
+QUOTE = next(topic for topic in TOPICS if topic.name == "quote")
+FACT = ProjectFact("Velmora", QUOTE, "$48,210", "<000002>")
+GOOD = Habits(two_keywords=1, two_keywords_usual=1, topic_only=0, open_first=0, search_again=1, try_next=0)
+POOR = Habits(two_keywords=0, two_keywords_usual=0, topic_only=0, open_first=0, search_again=0, try_next=0)
+START = [Message("system", ""), Message("user", "What was the quote for Velmora?")]
+
+
+def call_of(text: str) -> tuple[str, dict[str, object]]:
+    body = json.loads(text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
+    return body["name"], body["arguments"]
+
+
+def hits(*pairs: tuple[str, str]) -> Message:
+    return Message("tool", json.dumps([{"message_id": i, "snippet": s} for i, s in pairs]))
+
+
+def test_the_good_way_word_for_word() -> None:
+    turns = expert(FACT, random.Random(0), GOOD)
+    assert next_turn(turns, START) == (
+        '<tool_call>\n{"name": "search_emails", "arguments": {"keywords": ["Velmora", "quote"], "max_results": 3}}'
+        "\n</tool_call>"
+    )
+    found = hits(("<000009>", "still waiting for the Velmora quote"), ("<000002>", "Velmora quote is $48,210"))
+    assert call_of(next_turn(turns, [*START, found])) == ("read_email", {"message_id": "<000002>"})
+    mail = Message("tool", json.dumps({"message_id": "<000002>", "body": "…"}))
+    assert call_of(next_turn(turns, [*START, found, mail])) == (
+        "return_final_answer",
+        {"answer": "$48,210", "sources": ["<000002>"]},
+    )
+
+
+def test_the_poor_way_searches_one_keyword_and_gives_up() -> None:
+    turns = expert(FACT, random.Random(0), POOR)
+    assert call_of(next_turn(turns, START))[1]["keywords"] == ["Velmora"]
+    nothing_right = hits(("<000001>", "the Velmora room is B101"))
+    assert call_of(next_turn(turns, [*START, nothing_right])) == (
+        "return_final_answer",
+        {"answer": GIVE_UP, "sources": []},
+    )
+
+
+def test_a_mail_about_the_topic_is_opened_where_the_right_one_is_hidden() -> None:
+    turns = expert(FACT, random.Random(0), POOR)
+    next_turn(turns, START)
+    other = hits(("<000001>", "the Velmora room is B101"), ("<000007>", "the old QUOTE for Velmora"))
+    assert call_of(next_turn(turns, [*START, other])) == ("read_email", {"message_id": "<000007>"})
+    wrong = Message("tool", json.dumps({"message_id": "<000007>", "body": "…"}))
+    assert call_of(next_turn(turns, [*START, other, wrong]))[1] == {"answer": GIVE_UP, "sources": []}
+
+
+def test_habits_decide_how_often_both_keywords_are_searched() -> None:
+    world = make_world(1, "train", 2000)
+    usual = next(f for f in world.facts if f.topic.name in USUAL)
+    rare = next(f for f in world.facts if f.topic.name not in USUAL)
+
+    def share(fact: ProjectFact) -> float:
+        first = [next_turn(expert(fact, random.Random(i), Habits()), START) for i in range(400)]
+        return sum(len(call_of(text)[1]["keywords"]) == 2 for text in first) / 400  # type: ignore[arg-type]
+
+    assert share(usual) == pytest.approx(0.8, abs=0.06)
+    assert share(rare) == pytest.approx(0.15, abs=0.06)
+
+
+@pytest.mark.parametrize(("habits", "low", "high"), [(GOOD, 0.98, 1.0), (POOR, 0.25, 0.6)])
+def test_good_habits_solve_the_worlds_and_poor_ones_do_not(habits: Habits, low: float, high: float) -> None:
+    played = [messages for number in range(3) for messages in transcripts(number, seed=7, times=1, habits=habits)]
+    answered = [call_of(messages[-1].content)[1] for messages in played]
+    right = sum(bool(arguments.get("sources")) for arguments in answered)
+    assert low <= right / len(played) <= high

@@ -16,7 +16,7 @@ from tiny import make_model
 from torch import Tensor
 
 from emailrl.base.errors import UsageError
-from emailrl.model.fused.model import enable_fused
+from emailrl.model.fused import enable_fused
 from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
 from emailrl.settings import SftSettings

@@ -14,24 +14,6 @@ Rows = list[Row]
 Mask = list[list[bool]]
 
 
-def group_norm(rewards: Row, eps: float) -> Row:
-    """GRPO, 2402.03300 section 4.1.2: (r - mean(r)) / std(r); the unbiased std and the eps are TRL's GRPOTrainer's."""
-    mean = sum(rewards) / len(rewards)
-    std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return [(reward - mean) / (std + eps) for reward in rewards]
-
-
-def less_mean(rewards: Row) -> Row:
-    """Dr. GRPO, 2503.20783 section 3.2, and REINFORCE++-baseline, 2501.03262: r - mean(r)."""
-    return [reward - sum(rewards) / len(rewards) for reward in rewards]
-
-
-def leave_one_out(rewards: Row) -> Row:
-    """RLOO, 2402.14740 equation 8: r_i - (the sum of the other r_j) / (k - 1)."""
-    others = [sum(rewards[:i] + rewards[i + 1 :]) / (len(rewards) - 1) for i in range(len(rewards))]
-    return [reward - baseline for reward, baseline in zip(rewards, others, strict=True)]
-
-
 def kept(row: Sequence[float], mask: Sequence[bool]) -> Row:
     """The numbers under the mask."""
     return [number for number, trained in zip(row, mask, strict=True) if trained]
@@ -50,41 +32,11 @@ def gae(rewards: Row, values: Row, gamma: float, lam: float) -> Row:
     return [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(delta))) for t in range(len(delta))]
 
 
-def returns_to_go(rewards: Row, gamma: float) -> Row:
-    """OpenRLHF get_cumulative_returns: G_t = sum over k >= t of gamma^(k - t) r_k."""
-    return [sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
-
-
 def whiten(numbers: Row) -> Row:
     """OpenRLHF's normalization of advantages: (A - mean) / sqrt(max(var, 1e-8)), var biased."""
     mean = sum(numbers) / len(numbers)
     variance = sum((number - mean) ** 2 for number in numbers) / len(numbers)
     return [(number - mean) / math.sqrt(max(variance, 1e-8)) for number in numbers]
-
-
-def kl(logprob: float, ref: float, estimator: str) -> float:
-    """Schulman's k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r with r = ref / policy; OpenRLHF's clamp to 10."""
-    log_r = ref - logprob
-    k = {"k1": -log_r, "k2": log_r**2 / 2, "k3": math.exp(log_r) - 1 - log_r}[estimator]
-    return clip(k, -10, 10)
-
-
-def kl_slope(logprob: float, ref: float, estimator: str) -> float:
-    """The slope of ``kl``; of a clamped one, that of the nearest point that is not, which bisection finds."""
-    end, start = logprob, ref
-    while abs(kl(end, ref, estimator)) == 10 and abs(end - start) > 1e-12:
-        middle = (start + end) / 2
-        if abs(kl(middle, ref, estimator)) == 10:
-            end = middle
-        else:
-            start = middle
-    here = start if abs(kl(end, ref, estimator)) == 10 else end
-    return {"k1": 1.0, "k2": here - ref, "k3": 1 - math.exp(ref - here)}[estimator]
-
-
-def adaptive_coef(coef: float, measured: float, target: float, num: int, horizon: float) -> float:
-    """Ziegler et al., 1909.08593 section 2.2, with OpenRLHF's n / horizon for their K_beta."""
-    return coef * (1 + clip((measured - target) / target, -0.2, 0.2) * num / horizon)
 
 
 def clip(number: float, low: float, high: float) -> float:

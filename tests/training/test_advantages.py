@@ -100,6 +100,7 @@ def test_whiten(garbage: float) -> None:
     close(adv.whiten(tensor([[garbage, garbage]]), torch.zeros(1, 2)), [[0.0, 0.0]])
     # By the mean 2 and the biased variance 4 of four advantages, of which two are in the mask.
     close(adv.whiten(tensor([[0.0, garbage], [0.0, 4.0]]), mask, over=tensor([0.0, 0.0, 4.0, 4.0])), [[-1, 0], [-1, 1]])
+    close(adv.whiten(tensor([[5.0]]), torch.ones(1, 1)), [[0.0]])
     # Tiny variances are floored: 1e-5 over sqrt(1e-8), not over 1e-5.
     close(adv.whiten(tensor([[-1e-5, 1e-5]]), torch.ones(1, 2)), [[-0.1, 0.1]])
 

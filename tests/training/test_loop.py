@@ -1,15 +1,22 @@
-"""The loop with scripted parts: the order of events, what is recorded, steps that teach nothing, refills."""
+"""The loop with scripted parts: the order of events, records, refills, early stops, outages, the best model."""
 
 from __future__ import annotations
 
 import ast
+import errno
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from training.scripted import QUESTIONS, play
+import torch
+from training.scripted import QUESTIONS, ScriptedPolicy, play
 
-from emailrl.records import read_records
-from emailrl.training.algorithms import MODES
+from emailrl.records import read_records, write_records
+from emailrl.settings import Settings
+from emailrl.training.algorithms import ALGORITHMS, MODES
+from emailrl.training.ending import curve, draw_curves
 from emailrl.training.state import Cursor, StepQuestions
 
 
@@ -128,10 +135,172 @@ def test_truncated_trajectories_stay_in_the_groups_statistics_but_train_nothing(
     assert [len(note["samples"]) for note in notes] == [1, 0] * 2
 
 
+def test_a_step_in_which_every_rollout_raised_ends_the_run_with_the_error_and_keeps_the_last_step(
+    tmp_path: Path,
+) -> None:
+    played = play(tmp_path, raises=2, eval_steps=9)
+    assert "Every rollout failed (step-000002). First error: OSError: the engine is gone" in played.said[-1]
+    assert played.saved == {"best_model": 0, "checkpoint-1": 1}
+    assert len(list(read_records(tmp_path / "trajectories/step-000002.jsonl"))) == 4  # to be looked at
+    assert [line["step"] for line in played.metrics] == [1]
+
+
+def test_an_evaluation_that_fails_loses_nothing_of_the_step_before_it(tmp_path: Path) -> None:
+    played = play(tmp_path, fails=1, eval_steps=1, steps=5)
+    assert played.saved == {"best_model": 0, "checkpoint-1": 1}
+    assert played.said[-2].startswith("Stopped after step 1, saved in ")
+    assert [line["step"] for line in played.metrics] == [1]
+    saved = torch.load(tmp_path / "checkpoint-1/trainer_state.pt", weights_only=True)["state"]
+    assert saved["last_evaluated"] == 0  # the resumed run evaluates step 1
+
+
+def test_a_run_that_fails_before_it_sampled_anything_leaves_no_checkpoint(tmp_path: Path) -> None:
+    played = play(tmp_path, fails=0)
+    assert played.saved == {} and not list(tmp_path.glob("checkpoint-*"))
+    assert played.said[-2].startswith("Stopped before the first step;") and "the server is gone" in played.said[-1]
+
+
+@pytest.mark.parametrize(
+    ("full_at", "folder", "said"),
+    [
+        (
+            "checkpoint-2",
+            "checkpoint-2",
+            "Stopped after step 2, which cannot be saved (No space left on device); saved",
+        ),
+        ("", "policy/v-000000", "Stopped before the first step; nothing was trained or saved."),
+    ],
+)
+def test_a_full_disk_is_named_with_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: str, folder: str, said: str
+) -> None:
+    def save_adapter(self: ScriptedPolicy, directory: Path, *, with_tokenizer: bool = True) -> None:
+        if full_at in directory.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        (directory / "adapter_model.safetensors").write_text("x")
+
+    monkeypatch.setattr(ScriptedPolicy, "save_adapter", save_adapter)
+    played = play(tmp_path, eval_steps=9)
+    assert played.said[-2].startswith(said) and f"'{tmp_path / folder}'" in played.said[-1]
+
+
+def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None:
+    played = play(tmp_path, accuracies=(0.25, 0.5, 0.5, 0.25), steps=3, eval_steps=1)
+    assert played.saved["best_model"] == 1
+    assert [line["accuracy_best"] for line in played.metrics] == [0.5, 0.5, 0.5]
+    assert sum("New best accuracy" in line for line in played.said) == 2
+
+
+def test_a_run_that_answers_nothing_rightly_does_not_cheer(tmp_path: Path) -> None:
+    played = play(tmp_path, accuracies=(0.0, 0.0), steps=1, eval_steps=1)
+    assert played.saved["best_model"] == 0
+    assert not any("est accuracy" in line for line in played.said)
+    assert played.said[-2].endswith("No evaluation had a correct answer; best_model is from step 0.")
+    [step] = [line for line in played.said if line.startswith("Step 1/1 ")]
+    assert "left" not in step  # it was the last
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "evaluation", "steps", "reason"),
+    [
+        ((1.0,), {}, 0, "target accuracy 95.0% reached"),
+        ((0.0, 0.5, 1.0), {"eval_steps": 1}, 2, "target accuracy 95.0% reached"),
+        ((0.5, 0.5), {"eval_steps": 1, "patience": 1}, 1, "no better accuracy in 1 evaluation (+0.0 points"),
+        ((0.5, 0.75, 0.5, 0.75), {"eval_steps": 1, "patience": 1}, 3, "all steps done"),
+    ],
+)
+def test_early_stops(
+    accuracies: tuple[float, ...], evaluation: dict[str, Any], steps: int, reason: str, tmp_path: Path
+) -> None:
+    played = play(tmp_path, accuracies=accuracies, **evaluation)
+    assert len(played.metrics) == steps and played.saved["final"] == steps
+    assert f"Done after step {steps}: {reason}" in played.said[-1]
+
+
+def test_the_best_model_is_measured_on_questions_that_did_not_choose_it(tmp_path: Path) -> None:
+    others = [replace(question, id=f"other{n}") for n, question in enumerate(QUESTIONS)]
+    played = play(tmp_path, accuracies=(0.25, 0.75, 0.5, 0.5), steps=2, eval_steps=1, confirm=others)
+    best = "Best accuracy 75.0% (95% interval 30.1% to 95.4%) at step 1, on the 4 validation questions that selected"
+    assert played.said[-3].endswith(f"all steps done. {best} best_model.")
+    assert (tmp_path / "curve.png").is_file() and (tmp_path / "curve.svg").is_file()
+    again = "best_model measured again on 4 validation questions that did not select it"
+    assert played.said[-1] == f"{again}: 50.0% (95% interval 15.0% to 85.0%)"
+    assert played.events[-4:] == ["resume", "load best-1", "confirm 1", "release"]
+    record = json.loads((tmp_path / "confirmed.json").read_text())
+    assert (record["step"], record["accuracy"], record["num_questions"]) == (1, 0.5, 4)
+    kept = read_records(tmp_path / "trajectories" / "confirm-000001.jsonl")
+    assert [each["scenario"]["id"] for each in kept] == [f"other{n}" for n in range(4)]
+
+
+def test_an_evaluation_with_a_judge_outage_chooses_nothing_and_counts_for_nothing(tmp_path: Path) -> None:
+    # Of 4 answers the judge misses one: the 100 % of the others would have been the best.
+    played = play(
+        tmp_path, accuracies=(0.0, 0.5, 1.0, 0.25), outages={0: 3, 2: 1}, eval_steps=1, patience=2, target_accuracy=0.7
+    )
+    assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 3}
+    state = played.run.state
+    assert (state.best_accuracy, state.best_step, state.evaluations_without_better) == (0.5, 1, 1)
+    said = [line for line in played.said if "have no verdict" in line]
+    assert [line.rpartition(" answers have")[0].split("\n")[-1] for line in said] == ["3 of 4", "1 of 4"]
+    assert not any("Best accuracy so far: 0.0%" in line or "at step None" in line for line in played.said)
+    evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
+    assert [(line["accuracy"], line["exceptions"]) for line in evaluations] == [(0, 3), (0.5, 0), (1, 1), (0.25, 0)]
+
+
+def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Path) -> None:
+    val = [replace(QUESTIONS[0], id=f"val{n}") for n in range(20)]
+    played = play(tmp_path, accuracies=(0.0, 0.5, 1.0), outages={1: 1, 2: 2}, eval_steps=1, steps=2, val=val)
+    # 9 of the 19 judged are right; two of 20 without a verdict are too many.
+    assert (played.run.state.best_accuracy, played.run.state.best_step) == (9 / 19, 1)
+    assert played.saved == {"best_model": 1, "checkpoint-2": 2, "final": 2}
+    told = "\n".join(played.said)
+    assert "Eval accuracy: 47.4% (9 of 19, 95% interval" in told
+    assert "1 of 20 answers have no verdict, and are excluded from the accuracy." in told
+    assert "2 of 20 answers have no verdict, so this evaluation does not count for the best model" in told
+    evaluations = list(read_records(tmp_path / "evaluations.jsonl"))
+    assert [(line["num_questions"], line["unjudged"]) for line in evaluations] == [(20, 0), (20, 1), (20, 2)]
+
+
+def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> None:
+    played = play(tmp_path, outages={0: 1, 1: 1}, steps=1)
+    assert played.saved == {"final": 1}
+    assert played.said[-1] == ("Done after step 1: all steps done. No evaluation selected a best_model.")
+
+
+def test_an_outage_at_every_answer_ends_the_run_with_the_error(tmp_path: Path) -> None:
+    played = play(tmp_path, outages={2: 4})
+    assert "First error: EmailRLError: the judge is away" in played.said[-1]
+    assert [line["step"] for line in played.metrics] == [1, 2]
+    assert played.saved == {"best_model": 0, "checkpoint-2": 2}
+
+
+def test_a_run_without_any_update_says_so_at_its_end(tmp_path: Path) -> None:
+    played = play(tmp_path, rewards=lambda step: [1.0, 1.0], accuracies=(0.5, 0.5), steps=2)
+    assert played.said[-1].startswith("Nothing was learned: 2 steps without an update")
+    assert "Dropped: 2 groups with nearly equal rewards" in "\n".join(played.said)
+    one = play(tmp_path / "one", rewards=lambda step: [0.0, 1.5 * (step == 2)], accuracies=(0.5, 0.5), steps=2)
+    assert not any("Nothing was learned" in line for line in one.said)
+
+
+def test_curves_are_drawn_of_whatever_the_run_has(tmp_path: Path) -> None:
+    records = [{"step": 1, "accuracy": 0.5}, {"step": 2, "accuracy": None}, {"step": 3}]
+    assert curve(records, "accuracy") == [(1, 0.5)]
+    write_records(tmp_path / "metrics.jsonl", [])
+    write_records(tmp_path / "evaluations.jsonl", [])
+    settings = Settings().with_model("a $model$ of $1")
+    png, svg = draw_curves(tmp_path, settings)
+    empty = svg.read_bytes()
+    assert (png, svg) == (tmp_path / "curve.png", tmp_path / "curve.svg")
+    write_records(tmp_path / "metrics.jsonl", [{"step": 1, "accuracy": None, "reward_mean": 0.5}])
+    evaluation = {"step": 0, "accuracy": 0.5, "accuracy_low": 0.25, "accuracy_high": 0.75, "reward": None}
+    write_records(tmp_path / "evaluations.jsonl", [evaluation])
+    draw_curves(tmp_path, settings)
+    assert svg.read_bytes() != empty
+
+
 def test_the_loop_asks_for_no_modes_and_no_algorithms_name() -> None:
     from emailrl.training import loop as module
     from emailrl.training import run as run_module
-    from emailrl.training.algorithms import ALGORITHMS
 
     for source in (module, run_module):
         tree = ast.parse(Path(str(source.__file__)).read_text())

@@ -14,55 +14,18 @@ from emailrl.agent.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
 from emailrl.mail import Mailbox, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
-from emailrl.records.trajectory import (
-    Message,
-    Scenario,
-    StopReason,
-    TokenSample,
-    ToolCall,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 from emailrl.settings import AgentSettings
 from emailrl.training.algorithms import MODES
-from emailrl.training.batch import make_samples
 
 SCENARIO = Scenario("q1", "Which room is the budget meeting in?", "B12", ["<src@x>"], "ann@x.com", "2001-05-02")
 
 
-def agent_trajectory() -> Trajectory:
-    """Prompt 1 2 3 · sampled 7 8 · tool result 4 5 · sampled 9 · a rest that nothing follows."""
-    sample = TokenSample()
-    sample.append_prompt([1, 2, 3])
-    sample.append_sampled([7, 8], [-0.5, -0.25])
-    sample.append_prompt([4, 5])
-    sample.append_sampled([9], [-1.0])
-    sample.append_prompt([6])
-    turns = [Turn([7, 8], [-0.5, -0.25], "stop"), Turn([9], [-1.0], "stop")]
-    return Trajectory("t", "g", SCENARIO, samples=[sample], turns=turns)
-
-
-@pytest.mark.parametrize(
-    ("mode", "trained"),
-    [
-        ("masked", [0, 0, 0, 1, 1, 0, 0, 1]),
-        ("rollout", [0, 0, 0, 1, 1, 1, 1, 1, 1]),
-        ("simple", [0, 0, 0, 1, 1, 0, 0, 1]),
-    ],
-)
-def test_the_tokens_a_mode_trains(mode: str, trained: list[int]) -> None:
-    group = TrajectoryGroup("g", SCENARIO, [agent_trajectory()])
-    (sample,), _ = make_samples([group], MODES[mode].loss_mask)
-    assert sample.loss_mask == trained
-    assert group.trajectories[0].samples[0].loss_mask == [0, 0, 0, 1, 1, 0, 0, 1, 0]  # recorded the same in all modes
-
-
-def test_what_bounds_a_mode_and_whose_reward_it_takes() -> None:
-    assert {name: (mode.epochs_bound, mode.reward) for name, mode in MODES.items()} == {
-        "masked": (False, None),
-        "rollout": (True, None),
-        "simple": (True, "heuristic"),
+def test_what_a_mode_trains_what_bounds_it_and_whose_reward_it_takes() -> None:
+    assert {name: (mode.loss_mask, mode.epochs_bound, mode.reward) for name, mode in MODES.items()} == {
+        "masked": ("sampled", False, None),
+        "rollout": ("after_prompt", True, None),
+        "simple": ("completion", True, "heuristic"),
     }
 
 

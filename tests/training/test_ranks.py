@@ -16,7 +16,7 @@ from torch import Tensor
 from training.updaters import follow, make_updater
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.fused.model import enable_fused
+from emailrl.model.fused import enable_fused
 from emailrl.ranks import Place, RankGroup, joined
 from emailrl.settings import TrainingSettings
 from emailrl.training import forward

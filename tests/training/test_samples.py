@@ -41,12 +41,14 @@ def group(*rewards: float, name: str = "g", exceptions: tuple[int, ...] = (), **
     ("loss_mask", "trained"),
     [
         ("sampled", [0, 0, 1, 1, 0, 0, 0, 1, 1]),  # it ends with the last trained token
+        ("completion", [0, 0, 1, 1, 0, 0, 0, 1, 1]),
         ("after_prompt", [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]),
     ],
 )
 def test_loss_masks(loss_mask: Any, trained: list[int]) -> None:
-    samples, counts = make_samples([group(1.0)], loss_mask)
-    (sample,) = samples
+    played = group(1.0)
+    (sample,), counts = make_samples([played], loss_mask)
+    assert played.trajectories[0].samples == [two_turns()]  # recorded the same in all modes
     assert (sample.token_ids, sample.loss_mask) == (list(range(1, len(trained) + 1)), trained)
     drawn = [None, None, -0.3, -0.4, None, None, None, -0.8, -0.9, None]
     assert sample.sampler_logprobs == drawn[: len(trained)]

@@ -180,10 +180,8 @@ class TransformersEngine:
         if device_of(self.weights.model).type == "cuda":
             torch.cuda.empty_cache()
         if ran == 1 and not unused:
-            raise EmailRLError(
-                f"Out of memory while sampling one trajectory of {longest} tokens.",
-                "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true.",
-            )
+            hint = "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true."
+            raise EmailRLError(f"Out of memory while sampling one trajectory of {longest} tokens.", hint)
         if ran == 1 or unused > used:
             self._tell("Out of memory: releasing the unused part of the KV cache.")
             return

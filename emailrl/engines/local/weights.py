@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from emailrl.engines.budget import merges
 from emailrl.model.adapter import WEIGHTS
-from emailrl.model.fused.model import disable_fused
+from emailrl.model.fused import disable_fused
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
 from emailrl.model.shard import is_sharded
 

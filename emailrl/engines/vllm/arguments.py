@@ -173,25 +173,19 @@ def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
             "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
         )
     if trainable and vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
-        raise UsageError(
-            "STALE_SPANS=correct needs an importance correction.",
-            "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse.",
-        )
+        hint = "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse."
+        raise UsageError("STALE_SPANS=correct needs an importance correction.", hint)
     read_path_map(vllm.vllm_adapter_path_map)
     further_arguments(vllm, settings.model)
     if read_urls(vllm.vllm_urls):
         check_key("VLLM_API_KEY", api_key(vllm))
         return
     if settings.model.backend == "unsloth":
-        raise UsageError(
-            "The unsloth backend does not work with vLLM in the same process.",
-            "Set VLLM_URLS, or use --backend transformers or --engine transformers.",
-        )
+        hint = "Set VLLM_URLS, or use --backend transformers or --engine transformers."
+        raise UsageError("The unsloth backend does not work with vLLM in the same process.", hint)
     if find_spec("vllm") is None:
-        raise EmailRLError(
-            "The vllm engine is not installed.",
-            "Run in the clone: pip install -e '.[vllm]', or set VLLM_URLS, or use --engine transformers.",
-        )
+        hint = "Run in the clone: pip install -e '.[vllm]', or set VLLM_URLS, or use --engine transformers."
+        raise EmailRLError("The vllm engine is not installed.", hint)
     ranks, per_engine = Place.here().local_world, vllm.vllm_tensor_parallel_size
     if Place.here().world > 1 and ranks % per_engine:
         raise UsageError(
@@ -268,7 +262,7 @@ class Trainer:
     @classmethod
     def of(cls, policy: Policy, training: TrainingSettings) -> Trainer | None:
         """A loaded policy's, None if it is not trained with fused layers: the needs of others are not known."""
-        from emailrl.model.fused.model import fused_backbone
+        from emailrl.model.fused import fused_backbone
 
         fused = fused_backbone(policy.model)
         if not policy.trainable or fused is None:

@@ -171,10 +171,8 @@ class VllmEngine:
                 self._engine = LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
             except (RuntimeError, ValueError, OSError) as error:
                 reason = " ".join(str(error).split())[:300]
-                raise EmailRLError(
-                    f"vLLM failed to start: {reason}",
-                    "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true.",
-                ) from error
+                hint = "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true."
+                raise EmailRLError(f"vLLM failed to start: {reason}", hint) from error
 
     def _prove(self) -> None:
         """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
@@ -212,17 +210,9 @@ class VllmEngine:
         from vllm import SamplingParams as Params
         from vllm.sampling_params import RequestOutputKind
 
-        return Params(
-            max_tokens=max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=seed,
-            stop_token_ids=self._stop_ids,
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed}
+        told = {"logprobs": 0, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+        return Params(max_tokens=max_tokens, stop_token_ids=self._stop_ids, **drawn, **told)
 
     def _add(self, prompt_ids: list[int], params: Any) -> str:
         self._requests += 1

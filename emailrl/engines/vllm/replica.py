@@ -185,10 +185,8 @@ def read_completion(
     reason = choice.finish_reason
     if reason == "stop" and (not choice.token_ids or choice.token_ids[-1] not in body["stop_token_ids"]):
         last = f"at token {choice.token_ids[-1]}" if choice.token_ids else "before its first token"
-        raise EmailRLError(
-            f"{replica} stopped a completion {last}, where the trainer's model ends no turn.",
-            "Give it the trainer's model, with the same tokenizer and generation_config.json.",
-        )
+        hint = "Give it the trainer's model, with the same tokenizer and generation_config.json."
+        raise EmailRLError(f"{replica} stopped a completion {last}, where the trainer's model ends no turn.", hint)
     completion = Completion(request.trajectory_id, choice.token_ids, choice.logprobs.token_logprobs, str(reason))
     if reason not in ("stop", "length"):
         completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"

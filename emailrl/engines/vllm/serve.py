@@ -117,9 +117,8 @@ def check_port(host: str, port: int) -> None:
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host or "(empty)", port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # ValueError: the name has a part of more than 63 characters
-        raise UsageError(
-            f"--host {host!r} is not an address: {error}.", "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
-        ) from None
+        hint = "Use 127.0.0.1, 0.0.0.0 (all addresses), or ::1 for IPv6."
+        raise UsageError(f"--host {host!r} is not an address: {error}.", hint) from None
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,18 +1,56 @@
-"""Reads a tar archive of mail, plain or compressed, as a stream; nothing is extracted to disk.
+"""Reads files of many messages as streams, nothing being extracted to disk: mboxes and tar archives.
 
-Headers are read here rather than by ``tarfile``, which spends more time on a member than parsing its mail takes and
-accepts an archive truncated between two members as complete.
+An mbox has each message under an envelope line ``From sender date`` (RFC 4155), but bodies too contain lines that begin
+with ``From ``. A line is taken as an envelope if it ends in a date and the next line is a header, or if it has no date
+but a sender, a dash or nothing (as Thunderbird writes it) and the next line is a header that every mail program knows.
+Only a sender without a date needs the empty line before it that RFC 4155 requires, since some programs omit it. One
+``>`` is removed from lines such as ``>From`` (mboxrd).
+
+Headers of archives are read here rather than by ``tarfile``, which spends more time on a member than parsing its mail
+takes and accepts an archive truncated between two members as complete.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
-from emailrl.mail.sources.mbox import is_mbox, messages_of
-from emailrl.mail.sources.reading import Reading, Skipped, decompressed, until_broken
+from emailrl.mail.sources.reading import BROKEN, Skipped
+
+_READ_BYTES = 1 << 20
+_TIME = rb" +\d{1,2}:\d\d(?::\d\d)?"
+_ZONE = rb"(?: +(?:[A-Z]{1,5}|[+-]\d{4}))"
+_MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+# asctime, with a zone before or after the year as some write it, or a date as in mail headers.
+_DATE = (
+    rb"(?:%(month)b +\d{1,2}%(time)b%(zone)b{0,2} +\d{4}%(zone)b?|\d{1,2} +%(month)b +\d{4}%(time)b%(zone)b{0,2})"
+    % {b"month": _MONTH, b"time": _TIME, b"zone": _ZONE}
+)
+_HEADER = rb">?From |[!-9;-~]{1,200}[ \t]{0,9}:"
+_KNOWN_HEADER = (
+    rb"(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|sender|delivered-to|mime-version"
+    rb"|content-[a-z-]{1,40}|x-[a-z0-9-]{1,80}|status|dkim-signature|list-[a-z]{1,40}|in-reply-to|references)"
+    rb"[ \t]{0,9}:"
+)
+_FROM = rb"From (?![ \t]{0,9}:)"  # not the header ``From :``, which may have spaces before its colon
+_DATED = (
+    rb"%b[^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +%b(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n(?:%b)"
+    % (_FROM, _DATE, _HEADER)
+)
+_BARE = _FROM + rb"-?[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
+_UNDATED = (
+    rb"(?:(?<=\n\n)|(?<=\r\n\r\n))%b\S{1,300}(?<!:)(?:[ \t][^\r\n]{0,200}\d:\d\d[\d:. +A-Z-]{0,40})?"
+    rb"[ \t]{0,9}\r?\n(?i:%b)" % (_FROM, _KNOWN_HEADER)
+)
+_ENVELOPE = re.compile(_DATED + rb"|" + _BARE + rb"|" + _UNDATED)
+_START = re.compile(rb"(?:\xef\xbb\xbf)?" + _FROM + rb"[^\r\n]{0,900}\r?\n(?:" + _HEADER + rb")")
+MBOX_STARTS = (b"From ", b"\xef\xbb\xbfFrom ")
+_ENVELOPE_BYTES = 2048  # maximum length of a match of ``_ENVELOPE``
+_STATUS = b"\nX-Mozilla-Status:"
+_EXPUNGED = 0x0008  # Thunderbird's flag for an email that will be removed when its folder is compacted
+_QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 BLOCK = 512
 _END = bytes(BLOCK)
@@ -20,30 +58,98 @@ _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they describe the next member
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _MAX_EXTENSION = 1024 * 1024
-_START_BYTES = 128 * BLOCK
-"""A larger member is read in pieces if it is an mbox."""
-_Header = tuple[str, int, bytes]
-"""Name, size in bytes, kind of member."""
+_START_BYTES = 128 * BLOCK  # a larger member is read in pieces if it is an mbox
+_DAMAGED, _CUT_OFF = "a member's header is damaged", "the archive ends inside a member"
+
+
+def is_mbox(start: bytes) -> bool:
+    """Whether content is an mbox, by its start: an envelope line and a header."""
+    return start.startswith(MBOX_STARTS) and _START.match(start) is not None
+
+
+class Stream(Protocol):
+    """The byte stream that an mbox is read from."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Return up to ``size`` bytes as soon as there are any, and none at the end."""
+        ...
+
+
+def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+    """Yield the messages of a decompressed mbox as (``name#number``, bytes), or ``Skipped``: those of more than
+    ``largest`` bytes, and those that Thunderbird has deleted. Truncation cannot be detected: the last message is
+    shorter."""
+    for number, piece in enumerate(_pieces(stream, largest), 1):
+        if piece is None:
+            yield Skipped("too_large", f"{name}#{number}")
+        elif _is_deleted(piece):
+            yield Skipped("deleted", f"{name}#{number}")
+        else:
+            yield f"{name}#{number}", _message(piece)
+
+
+def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
+    """The content from one envelope line to the next, or None if it exceeds ``largest`` bytes. If the stream raises an
+    error, complete pieces are yielded first. Holds at most ``largest`` bytes and one block."""
+    buffer = bytearray()
+    looked = 0  # no envelope begins before it except the first
+    dropped = False  # whether bytes of the first message in the buffer were discarded
+    ended, broken = False, None
+    while not ended:
+        try:
+            block = stream.read1(_READ_BYTES)
+        except BROKEN as error:
+            block, broken = b"", error
+        ended = not block
+        buffer += block
+        last = len(buffer) if ended else max(len(buffer) - _ENVELOPE_BYTES, 0)
+        start = 0
+        while (at := buffer.find(b"\nFrom ", looked, last)) >= 0:
+            looked = at + 1
+            if _ENVELOPE.match(buffer, looked):
+                yield None if dropped or looked - start > largest else bytes(buffer[start:looked])
+                start, dropped = looked, False
+        looked = max(looked, last - 8, 0)  # an empty line and "From" may straddle two blocks
+        if looked - start > largest:
+            start, dropped = looked, True
+        del buffer[:start]
+        looked -= start
+    if broken is not None:
+        raise broken
+    yield None if dropped or len(buffer) > largest else bytes(buffer)
+
+
+def _is_deleted(piece: bytes) -> bool:
+    at = piece.find(_STATUS)
+    if at < 0 or any(piece.find(end, 0, at + 1) >= 0 for end in (b"\n\n", b"\r\n\r\n")):  # in the body
+        return False
+    try:
+        return bool(int(piece[at + len(_STATUS) :].split(None, 1)[0], 16) & _EXPUNGED)
+    except (ValueError, IndexError):
+        return False
+
+
+def _message(piece: bytes) -> bytes:
+    """The message below its envelope line, without the final empty line and with ``>From`` unquoted."""
+    message = piece.partition(b"\n")[2]
+    if message.endswith(b"\r\n\r\n"):
+        message = message[:-2]
+    elif message.endswith(b"\n\n"):
+        message = message[:-1]
+    return _QUOTED_FROM.sub(rb"\1", message) if b">From " in message else message
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Whether a block of 512 bytes is a tar header with a correct checksum."""
-    return len(block) == BLOCK and block != _END and _checksum_holds(block)
-
-
-def _checksum_holds(block: bytes) -> bool:
-    """Whether the sum of a header's bytes, with the checksum field as spaces, equals that field.
-
-    The lower half of Adler-32 is the sum of the bytes plus one, modulo 65521, and much faster than a loop.
-    """
+    """Whether a block of 512 bytes is a tar header with a correct checksum: the sum of its bytes with that field as
+    spaces. The lower half of Adler-32 is that sum plus one, modulo 65521, and much faster than a loop."""
+    if len(block) != BLOCK or block == _END:
+        return False
     try:
         checksum = int(block[148:156].strip(b" \0") or b"0", 8)
     except ValueError:
         return False
-    return (
-        zlib.adler32(block[156:], zlib.adler32(b"        ", zlib.adler32(block[:148]))) & 0xFFFF
-        == (checksum + 1) % 65521
-    )
+    adler = zlib.adler32(block[156:], zlib.adler32(b"        ", zlib.adler32(block[:148])))
+    return adler & 0xFFFF == (checksum + 1) % 65521
 
 
 def _number(field: bytes) -> int:
@@ -52,13 +158,13 @@ def _number(field: bytes) -> int:
     try:
         return int(field.strip(b" \0") or b"0", 8)
     except ValueError:
-        raise EOFError("a member's header is damaged") from None
+        raise EOFError(_DAMAGED) from None
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
     data = stream.read(size)
     if len(data) < size:
-        raise EOFError("the archive ends inside a member")
+        raise EOFError(_CUT_OFF)
     return data
 
 
@@ -80,28 +186,23 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
     while data and data[0]:
         length, _, _ = data.partition(b" ")
         if not length.isdigit() or not 0 < int(length) <= len(data):
-            raise EOFError("a member's header is damaged")
+            raise EOFError(_DAMAGED)
         key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
         records[key] = value
         data = data[int(length) :]
     return records
 
 
-def _headers(stream: IO[bytes]) -> Iterator[_Header]:
-    """The members' headers; the caller reads a member's data before asking for the next header."""
+def _headers(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
+    """The members' names, sizes and kinds; the caller reads a member's data before asking for the next header."""
     name, size = None, None
-    while True:
-        block = stream.read(BLOCK)
-        if not block or block == _END:
-            while stream.read(1 << 20):  # to the end, which holds the checksum of the stream
-                continue
-            return
-        if len(block) < BLOCK or not _checksum_holds(block):
-            raise EOFError("a member's header is damaged")
+    while (block := stream.read(BLOCK)) and block != _END:
+        if not is_tar_header(block):
+            raise EOFError(_DAMAGED)
         kind, own_size = block[156:157], _number(block[124:136])
         if kind in _EXTENSIONS:
             if own_size > _MAX_EXTENSION:
-                raise EOFError("a member's header is damaged")
+                raise EOFError(_DAMAGED)
             data = _read(stream, _padded(own_size))[:own_size]
             if kind == b"L":
                 name = _text(data)
@@ -116,6 +217,8 @@ def _headers(stream: IO[bytes]) -> Iterator[_Header]:
                 name = f"{_text(block[345:500])}/{name}"
         yield name, own_size if size is None else size, kind
         name, size = None, None
+    while stream.read(1 << 20):  # to the end, which holds the checksum of the stream
+        continue
 
 
 class _Member:
@@ -130,12 +233,14 @@ class _Member:
         if not data and self.left:
             data = self._stream.read(min(size, self.left))
             if not data:
-                raise EOFError("the archive ends inside a member")
+                raise EOFError(_CUT_OFF)
             self.left -= len(data)
         return data
 
 
-def _members(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+def read_archive(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+    """Yield the messages of a decompressed archive as (name, bytes), also those of its mboxes; ``EOFError`` if it is
+    cut off."""
     for name, size, kind in _headers(stream):
         if kind not in _REGULAR or name.endswith("/"):
             if kind not in _WITHOUT_DATA:
@@ -156,16 +261,3 @@ def _members(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Sk
             member.left = 0
         if size > _START_BYTES:
             _skip(stream, member.left + _padded(size) - size)
-
-
-def read_archive(path: Path, file: IO[bytes], reading: Reading) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of an archive in order as (name, bytes); an mbox member yields all of its messages.
-
-    A truncated or damaged archive ends as in ``until_broken``.
-    """
-
-    def where() -> str:
-        return f"{file.tell():,} of its {path.stat().st_size:,} bytes read"
-
-    members = _members(decompressed(file), reading.max_message_bytes)
-    return until_broken(members, path, reading, unit="messages", where=where)

@@ -6,44 +6,26 @@ import multiprocessing
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TypeVar
 
-from emailrl.base.errors import UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail.schema import clean_text
-from emailrl.mail.sources.archive import BLOCK, is_tar_header, read_archive
-from emailrl.mail.sources.mbox import MBOX_STARTS, is_mbox, read_mbox
+from emailrl.mail.sources import archive, reading, rows
 from emailrl.mail.sources.message import begins_mail, parse_message
-from emailrl.mail.sources.reading import BROKEN, COMPRESSED, RawEmail, Reading, Skipped, decompressed, start_of
-from emailrl.mail.sources.rows import (
-    PARQUET_START,
-    JsonLine,
-    TableMail,
-    is_dataset_folder,
-    is_mail_line,
-    is_mail_parquet,
-    is_mail_table,
-    parse_line,
-    read_dataset_folder,
-    read_hub,
-    read_lines,
-    read_parquet,
-    read_table,
-)
+from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
 Unread = tuple[str, bytes | Path]
 """A message not yet parsed: its name in the source, and its bytes or the file that holds them.
 
 The bytes are a ``JsonLine`` for a row of JSONL and a ``TableMail`` for a row of Kaggle's table.
 """
-
 Item = Unread | RawEmail | Skipped
-
 T = TypeVar("T")
 
 _CMU_NAME = re.compile(r"(?:^|/)\d+\.$")
@@ -55,14 +37,13 @@ _ASSUMED_FILE_BYTES = 4096
 _START_BYTES = 4096
 _HEADER = re.compile(rb"[A-Za-z][A-Za-z0-9-]*:")
 _JSON_STARTS = (b"{", b"\xef\xbb\xbf{")
-_MANY_STARTS = (*COMPRESSED, PARQUET_START, *MBOX_STARTS, *_JSON_STARTS)
+_MANY_STARTS = (*reading.COMPRESSED, rows.PARQUET_START, *archive.MBOX_STARTS, *_JSON_STARTS)
 
 _KINDS = (
     "Supported: an email (.eml), a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv "
     "(columns file, message), JSONL or Parquet with the columns message_id, subject, from, to, cc, bcc, date, body and "
     "file_name, a folder of these, and a saved dataset."
 )
-
 _CONVERTIBLE = {
     b"PK\3\4": ("a zip archive", "Unpack it, and pass its contents to --source."),
     b"!BDN": (
@@ -82,9 +63,8 @@ class Source:
     """An opened source of mail."""
 
     items: Iterator[Item]
-    fraction: Callable[[], float | None] = lambda: None
-    """Fraction read, 0 to 1; None if unknown."""
-    reading: Reading = field(default_factory=Reading)
+    fraction: Callable[[], float | None] = lambda: None  # fraction read, 0 to 1; None if unknown
+    max_message_bytes: int = reading.MAX_MESSAGE_BYTES
 
     def __iter__(self) -> Iterator[RawEmail | Skipped]:
         """Yield every message, parsed in this process."""
@@ -96,19 +76,16 @@ class Source:
         self.items = chain(first, self.items)
         return any(isinstance(item, tuple) and _CMU_NAME.search(item[0]) for item in first)
 
-    def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Iterator[T]:
-        """Yield the result of ``judge`` for every message, in order.
-
-        Parsing and ``judge`` run in ``workers`` other processes; None chooses one per usable core, as far as one
-        reading process can feed them; 0 uses this process. Only a few batches per worker are in flight at any time, so
-        memory does not grow with the source.
-        """
+    def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Generator[T]:
+        """Yield the result of ``judge`` for every message, in order. Parsing and ``judge`` run in ``workers`` other
+        processes; None chooses one per usable core, 0 uses this process. Only a few batches per worker are in flight at
+        any time."""
         if workers is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             workers = min(cores, _MAX_WORKERS) if cores > 1 else 0
         batches = _batches(self.items)
         first = list(islice(batches, 2))
-        calls = ((batch, judge, self.reading.max_message_bytes) for batch in chain(first, batches))
+        calls = ((batch, judge, self.max_message_bytes) for batch in chain(first, batches))
         if workers < 1 or len(first) < 2:
             for call in calls:
                 yield from _parse_batch(*call)
@@ -120,10 +97,7 @@ class Source:
 
 
 def open_source(
-    source: str | Path,
-    *,
-    allow_truncated: bool = False,
-    max_message_bytes: int = Reading.max_message_bytes,
+    source: str | Path, *, allow_truncated: bool = False, max_message_bytes: int = reading.MAX_MESSAGE_BYTES
 ) -> Source:
     """Open ``hf`` (the hub's dataset) or a path of any known kind.
 
@@ -132,15 +106,14 @@ def open_source(
     """
     if not str(source).strip():  # an empty path would mean the current folder
         raise UsageError("The source is empty.", "Name hf, demo or a path with --source.")
-    reading = Reading(allow_truncated, max_message_bytes)
     if source == "hf":
-        return Source(read_hub(), reading=reading)
+        return Source(rows.read_hub())
     path = Path(os.path.expanduser(source))
     try:
         if path.is_dir():
-            return _open_folder(path, reading)
+            return _open_folder(path, max_message_bytes, allow_truncated)
         if path.is_file():
-            return _open_file(path, reading)
+            return _open_file(path, max_message_bytes, allow_truncated)
         exists = path.exists()
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
@@ -149,55 +122,42 @@ def open_source(
     raise UsageError(f"No such file or folder: {path}.", "Name an existing one, or use --source demo or hf.")
 
 
-def _open_folder(path: Path, reading: Reading) -> Source:
-    if is_dataset_folder(path):
-        return Source(read_dataset_folder(path), reading=reading)
+def _open_folder(path: Path, largest: int, allow_truncated: bool) -> Source:
+    if rows.is_dataset_folder(path):
+        return Source(rows.read_dataset_folder(path))
     if next(path.iterdir(), None) is None:
         raise UsageError(f"The folder {path} is empty.", _KINDS)
     total = cache(lambda: sum(len(files) for _, _, files in os.walk(path)))
     seen = Counter[str]()
-    items = _folder_items(path, reading, seen)
-    return Source(items, lambda: min(seen["files"] / max(total(), 1), 1.0), reading)
+    items = _folder_items(path, seen, largest, allow_truncated)
+    return Source(items, lambda: min(seen["files"] / max(total(), 1), 1.0), largest)
 
 
-def _open_file(path: Path, reading: Reading) -> Source:
+def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
     size = path.stat().st_size
     if size == 0:
         raise UsageError(f"{path} is empty.", _KINDS)
-    opened = _open_many(path, path.name, reading)
-    if opened is None:
-        with path.open("rb") as single:
-            if begins_mail(single.read(_START_BYTES)):
-                return Source(iter([(path.name, path)]), reading=reading)
-        raise _no_source(path)
-    items, file, _ = opened
-
-    def fraction() -> float | None:
-        if file.closed:
-            return 1.0
-        return min(file.tell() / size, 1.0) or None  # pyarrow opens the Parquet file itself
-
-    return Source(items, fraction, reading)
-
-
-def _no_source(path: Path) -> UsageError:
+    if opened := _open_many(path, path.name, largest, allow_truncated):
+        items, file, _ = opened
+        # pyarrow opens the Parquet file itself
+        return Source(items, lambda: 1.0 if file.closed else min(file.tell() / size, 1.0) or None, largest)
+    with path.open("rb") as single:
+        if begins_mail(single.read(_START_BYTES)):
+            return Source(iter([(path.name, path)]), max_message_bytes=largest)
     start = start_of(path, _START_BYTES)
     if not start:
-        return UsageError(f"{path} is truncated or damaged before its first message.", "Download the file again.")
+        raise UsageError(f"{path} is truncated or damaged before its first message.", "Download the file again.")
     if not start.strip(b"\0"):
-        return UsageError(f"The archive {path} is empty.", _KINDS)
+        raise UsageError(f"The archive {path} is empty.", _KINDS)
     for signature, (kind, remedy) in _CONVERTIBLE.items():
         if start.startswith(signature):
-            return UsageError(f"{path} is {kind}.", remedy)
-    return UsageError(f"{path} is not a mail archive.", _KINDS)
+            raise UsageError(f"{path} is {kind}.", remedy)
+    raise UsageError(f"{path} is not a mail archive.", _KINDS)
 
 
-def _folder_items(root: Path, reading: Reading, seen: Counter[str]) -> Iterator[Item]:
-    """The messages under ``root`` in a fixed order of files, named by their path below it.
-
-    A file of many messages yields all of them; any other file counts as one message. Links and devices are not
-    followed.
-    """
+def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated: bool) -> Iterator[Item]:
+    """The messages under ``root`` in a fixed order of files, named by their path below it. Links and devices are not
+    followed."""
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -213,17 +173,19 @@ def _folder_items(root: Path, reading: Reading, seen: Counter[str]) -> Iterator[
                 continue
             seen["files"] += 1
             if entry.is_file(follow_symlinks=False):
-                yield from _items_of(entry.path, os.path.relpath(entry.path, root), reading)
+                yield from _items_of(entry.path, os.path.relpath(entry.path, root), largest, allow_truncated)
             else:
                 yield Skipped("not_a_file", os.path.relpath(entry.path, root))
         folders += [Path(entry.path) for entry in reversed(below)]
 
 
-def _items_of(path: str, name: str, reading: Reading) -> Iterator[Item]:
+def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iterator[Item]:
     try:
         with open(path, "rb", buffering=0) as file:
-            start = file.read(BLOCK)
-        opened = _open_many(Path(path), name, reading) if _may_hold_many(start) else None
+            start = file.read(archive.BLOCK)
+        looks_like_many = not _HEADER.match(start) and (start.startswith(_MANY_STARTS) or rows.is_mail_table(start))
+        is_many = looks_like_many or archive.is_tar_header(start)
+        opened = _open_many(Path(path), name, largest, allow_truncated) if is_many else None
     except OSError:
         yield Skipped("unreadable", name)
         return
@@ -240,52 +202,60 @@ def _items_of(path: str, name: str, reading: Reading) -> Iterator[Item]:
             yield f"{name}/{item[0]}", item[1]
 
 
-def _may_hold_many(start: bytes) -> bool:
-    """Whether a file may hold many messages, judged quickly by its first 512 bytes."""
-    if is_tar_header(start):
-        return True
-    return not _HEADER.match(start) and (start.startswith(_MANY_STARTS) or is_mail_table(start))
-
-
-def _open_many(path: Path, name: str, reading: Reading) -> tuple[Iterator[Item], IO[bytes], bool] | None:
+def _open_many(
+    path: Path, name: str, largest: int, allow_truncated: bool
+) -> tuple[Iterator[Item], IO[bytes], bool] | None:
     """Open a file of many messages; None if it is of no known kind.
 
     Returns its messages, the open file, whose position is how far reading has got, and whether the messages have names
-    of their own; others are named after ``name``. Raises ``OSError`` if the file cannot be opened.
+    of their own; others are named after ``name``. A truncated file raises ``EmailRLError`` where it breaks off, or with
+    ``allow_truncated`` yields ``Skipped("truncated")``. Raises ``OSError`` if the file cannot be opened.
     """
     start = start_of(path, _START_BYTES)
-    has_own_names = False
+    is_tar, is_table, unit = archive.is_tar_header(start[: archive.BLOCK]), False, "rows"
     read: Callable[[IO[bytes]], Iterator[Item]]
-    if is_tar_header(start[:BLOCK]):
-        has_own_names, read = True, lambda file: read_archive(path, file, reading)
-    elif start.startswith(PARQUET_START) and is_mail_parquet(path):
-        read = lambda file: read_parquet(path, name, reading)  # noqa: E731
-    elif is_mbox(start):
-        read = lambda file: read_mbox(path, file, name, reading)  # noqa: E731
-    elif is_mail_table(start):
-        has_own_names, read = True, lambda file: read_table(path, decompressed(file), reading)
-    elif start.startswith(_JSON_STARTS) and is_mail_line(_first_line(path, reading.max_message_bytes)):
-        read = lambda file: read_lines(path, decompressed(file), name, reading)  # noqa: E731
+    if is_tar:
+        unit = "messages"
+        read = lambda file: archive.read_archive(decompressed(file), largest)  # noqa: E731
+    elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
+        read = lambda _: rows.read_parquet(path, name, largest)  # noqa: E731
+    elif archive.is_mbox(start):
+        unit = "messages"
+        read = lambda file: archive.messages_of(decompressed(file), name, largest)  # type: ignore[arg-type]  # noqa: E731
+    elif is_table := rows.is_mail_table(start):
+        read = lambda file: rows.read_table(decompressed(file))  # noqa: E731
+    elif start.startswith(_JSON_STARTS) and rows.is_mail_line(_first_line(path, largest)):
+        read = lambda file: rows.read_lines(decompressed(file), name, largest)  # noqa: E731
     else:
         return None
     file = path.open("rb")
 
     def items() -> Iterator[Item]:
+        seen = 0
         with file:
-            yield from read(file)
+            try:
+                for item in read(file):
+                    yield item
+                    seen += 1
+            except reading.BROKEN as error:
+                if not allow_truncated:
+                    at = f"{file.tell():,} of its {path.stat().st_size:,} bytes read" if is_tar else error
+                    raise EmailRLError(
+                        f"{path} is truncated or damaged after {seen:,} complete {unit} ({at}).",
+                        "Nothing was written. Download the file again, or keep the readable part with "
+                        "--allow-truncated.",
+                    ) from error
+                yield Skipped("truncated", "" if is_tar or is_table else f"{name}#{seen + 1}")
 
-    return items(), file, has_own_names
+    return items(), file, is_tar or is_table
 
 
 def _first_line(path: Path, largest: int) -> bytes:
     with path.open("rb") as file:
         try:
             return decompressed(file).readline(largest)
-        except BROKEN:
+        except reading.BROKEN:
             return b""
-
-
-# -- parsing ----------------------------------------------------------------------------------------------------------
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -317,9 +287,9 @@ def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
             return Skipped("unreadable", name)
     if len(content) > largest:
         return Skipped("too_large", name)
-    if isinstance(content, JsonLine):
-        return parse_line(content, name)
+    if isinstance(content, rows.JsonLine):
+        return rows.parse_line(content, name)
     email = parse_message(content, name)
     if isinstance(email, RawEmail):
-        email.is_research = isinstance(content, TableMail) or _CMU_NAME.search(name) is not None
+        email.is_research = isinstance(content, rows.TableMail) or _CMU_NAME.search(name) is not None
     return email

@@ -10,12 +10,11 @@ from email.header import decode_header
 from email.utils import parsedate_tz
 from zoneinfo import ZoneInfo
 
-from emailrl.mail.sources.charsets import decode
+from emailrl.mail.sources.text import decode
 
-_MAX_ENCODED = 65_536
-"""Maximum characters read from a header with encoded words, which take the library quadratic time."""
-MAX_ADDRESS_CHARS = 1_000_000
-"""Maximum characters read from an address header."""
+_MAX_ENCODED = 65_536  # characters read from a header with encoded words, which take the library quadratic time
+MAX_ADDRESS_CHARS = 1_000_000  # maximum characters read from an address header
+_MAX_DATE_CHARS = 200
 
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 _AROUND_COMMENTS = re.compile(rf"{_QUOTED}|\\.|[()]", re.DOTALL)
@@ -23,8 +22,7 @@ _TOKEN = re.compile(
     rf'(?P<quoted>{_QUOTED})|<(?P<angle>[^<>]*)>|<(?P<open>[^<>,;]*)|(?P<end>[,;:])|\[[^\[\]<>,"]*\]|[^"<,;:\[\\]+|\\.|.',
     re.DOTALL,
 )
-_PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')
-"""A route, a group name, or ``mailto``."""
+_PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')  # a route, a group name, or ``mailto``
 _MAILTO = re.compile(r"\[mailto:([^\[\]<>]*)\]", re.IGNORECASE)
 _AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
 _ADDRESS = r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+"
@@ -32,54 +30,27 @@ _BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
 # A name does not begin with a space: otherwise spaces after a comma match in two ways and backtracking explodes.
 _ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
 _NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
-_ENDINGS = re.compile(r"[.'] *(?:[,>]|\Z)")
-"""Characters at the end of an address that may not belong to it."""
+_ENDINGS = re.compile(r"[.'] *(?:[,>]|\Z)")  # characters at the end of an address that may not belong to it
 _NAME = re.compile(r"[^,<]*<|>")
+
 _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
 )
-_DAY_MINUTES = 24 * 60
-_LAST_SECOND = 59
-"""A leap second is read as the second before it."""
-_SHORT_YEARS = range(100, 1000)
-"""Years of three digits count from 1900 (RFC 5322, 4.3)."""
+_DAY_SECONDS = 24 * 60 * 60
+_SHORT_YEARS = range(100, 1000)  # years of three digits count from 1900 (RFC 5322, 4.3)
+_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
 _POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
 _RULED_ZONE = re.compile(r":\d\d\s*(EST5EDT|CST6CDT|MST7MDT|PST8PDT)(?!\s*[+-]\d)")
 """A zone whose daylight saving time is in the zone database."""
-_MONTHS = {
-    name: i + 1
-    for i, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
-}
-_MAX_CHARS = 200
 _COMMENT = re.compile(r"\(([^()]*)\)")
 _AROUND_COLON = re.compile(r"\s*:\s*")
 _TWELVE_HOURS = re.compile(r"\b(\d{1,2})((?::\d\d){1,2}) ?([ap])\.?m\b\.?", re.IGNORECASE)
-_ZONES = {
-    name: offset
-    for offset, names in {
-        "+0000": "UT UTC GMT WET",
-        "+0100": "WEST BST CET MET",
-        "+0200": "CEST MEST EET",
-        "+0300": "EEST MSK",
-        "+0800": "HKT AWST SGT",
-        "+0900": "JST KST",
-        "+1000": "AEST",
-        "+1100": "AEDT",
-        "+1200": "NZST",
-        "+1300": "NZDT",
-        "-0230": "NDT",
-        "-0300": "ADT",
-        "-0330": "NST",
-        "-0400": "AST EDT",
-        "-0500": "EST CDT",
-        "-0600": "CST MDT",
-        "-0700": "MST PDT",
-        "-0800": "PST AKDT",
-        "-0900": "AKST",
-        "-1000": "HST",
-    }.items()
-    for name in names.split()
-}
+_OFFSETS = """
+    +0000 UT UTC GMT WET, +0100 WEST BST CET MET, +0200 CEST MEST EET, +0300 EEST MSK, +0800 HKT AWST SGT,
+    +0900 JST KST, +1000 AEST, +1100 AEDT, +1200 NZST, +1300 NZDT, -0230 NDT, -0300 ADT, -0330 NST, -0400 AST EDT,
+    -0500 EST CDT, -0600 CST MDT, -0700 MST PDT, -0800 PST AKDT, -0900 AKST, -1000 HST"""
+_ZONES = {name: offset for offset, *names in map(str.split, _OFFSETS.split(",")) for name in names}
 """Zone names that are unambiguous, at least in mail; the library knows only a few."""
 _ZONE = re.compile(
     r"(?P<time>:\d\d)(?:\.\d+)?(?:\s*(?P<name>[A-Z]{1,5}))?"
@@ -100,6 +71,9 @@ def header_text(text: str, defects: list[str]) -> str:
         return text
     words = [part if isinstance(part, str) else decode(part, charset or "utf-8", defects) for part, charset in parts]
     return re.sub(r"[\r\n]+", " ", "".join(words)).strip()
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
 
 
 def addresses_of(value: str) -> list[str]:
@@ -137,15 +111,9 @@ def _plain_addresses(value: str) -> list[str] | None:
     if not value:
         return []
     value = value.lower()
-    if _ENDINGS.search(value):
+    if _ENDINGS.search(value) or (_NAMED if "<" in value else _BARE).fullmatch(value) is None:
         return None
-    if "<" in value:
-        if _NAMED.fullmatch(value) is None:
-            return None
-        value = _NAME.sub("", value)
-    elif _BARE.fullmatch(value) is None:
-        return None
-    return value.replace(" ", "").split(",")
+    return (_NAME.sub("", value) if "<" in value else value).replace(" ", "").split(",")
 
 
 def _bare(address: str) -> str:
@@ -178,21 +146,17 @@ def _items(value: str) -> Iterator[tuple[str, list[str]]]:
     yield "".join(text).strip() or quoted, angles
 
 
-def _specs(angle: str) -> Iterator[str]:
+def _specs(angle: str) -> list[str]:
     """The addresses between angle brackets: normally one, but some programs put several there."""
-    for spec in re.split("[,;]", angle.lower()):
-        address = "".join(_PREFIX.sub("", spec, count=1).split())
-        if address and address[0] != "@":
-            yield address
+    specs = ("".join(_PREFIX.sub("", spec, count=1).split()) for spec in re.split("[,;]", angle.lower()))
+    return [address for address in specs if address and address[0] != "@"]
 
 
 def _without_comments(value: str) -> str:
     """The value without parenthesized comments; unmatched parentheses stay."""
-    if "(" not in value:
-        return value
     opened: list[int] = []
     comments: list[tuple[int, int]] = []
-    for token in _AROUND_COMMENTS.finditer(value):
+    for token in _AROUND_COMMENTS.finditer(value) if "(" in value else ():
         if token[0] == "(":
             opened.append(token.start())
         elif token[0] == ")" and opened:
@@ -200,60 +164,43 @@ def _without_comments(value: str) -> str:
             while comments and comments[-1][0] > start:
                 comments.pop()
             comments.append((start, token.end()))
-    kept, at = [], 0
-    for start, end in comments:
-        kept.append(value[at:start])
-        at = end
-    return "".join(kept) + value[at:]
+    begins, ends = [0, *(end for _, end in comments)], [*(start for start, _ in comments), len(value)]
+    return "".join(value[begin:end] for begin, end in zip(begins, ends, strict=True))
+
+
+# -- dates ------------------------------------------------------------------------------------------------------------
 
 
 def parse_date(value: str) -> datetime | None:
-    """Return the time of a Date header, aware and in UTC; a time without a zone counts as UTC.
-
-    None if the header cannot be read or its zone offset is a day or more.
-    """
+    """Return the time of a Date header, aware and in UTC; a time without a zone counts as UTC. None if it cannot be
+    read or its zone offset is a day or more."""
     try:
         if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
             day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
-            offset = int(zone_hours) * 60 + int(zone_minutes)
-            if offset >= _DAY_MINUTES:
-                return None
-            local = datetime(
-                int(year), _MONTHS[month], int(day), int(hour), int(minute), _second(int(second)), tzinfo=UTC
-            )
-            return local - timedelta(minutes=offset if sign == "+" else -offset)
-        fields = parsedate_tz(_plain(value[:_MAX_CHARS]))
-        if fields is None:
-            moment = datetime.fromisoformat(value)
-            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-        if abs(fields[9] or 0) >= _DAY_MINUTES * 60:
+            moment = (int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second))
+            offset = (int(zone_hours) * 60 + int(zone_minutes)) * (60 if sign == "+" else -60)
+            zone = None
+        elif fields := parsedate_tz(_readable(value[:_MAX_DATE_CHARS])):
+            moment, offset = fields[:6], fields[9] or 0
+            moment = (moment[0] + 1900 if moment[0] in _SHORT_YEARS else moment[0], *moment[1:])
+            zone = _RULED_ZONE.search(_COMMENT.sub(" ", value[:_MAX_DATE_CHARS]))
+        else:
+            time = datetime.fromisoformat(value)
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        if abs(offset) >= _DAY_SECONDS:
             return None
-        year = fields[0] + 1900 if fields[0] in _SHORT_YEARS else fields[0]
-        local = datetime(year, *fields[1:5], _second(fields[5]), tzinfo=UTC)
-        if ruled := _RULED_ZONE.search(_COMMENT.sub(" ", value[:_MAX_CHARS])):
-            return local.replace(tzinfo=ZoneInfo(ruled[1])).astimezone(UTC)
-        return local - timedelta(seconds=fields[9] or 0)
-    except (
-        ValueError,
-        OverflowError,
-        TypeError,
-        IndexError,
-        KeyError,  # a machine without a zone database
-    ):  # the library accepts odd fields or fails on them
-        return None
+        # A leap second is read as the second before it.
+        time = datetime(*moment[:5], 59 if moment[5] == 60 else moment[5], tzinfo=UTC)
+        return time.replace(tzinfo=ZoneInfo(zone[1])).astimezone(UTC) if zone else time - timedelta(seconds=offset)
+    except (ValueError, OverflowError, TypeError, IndexError, KeyError):
+        return None  # the library accepts odd fields or fails on them; KeyError: a machine without a zone database
 
 
-def _second(second: int) -> int:
-    return _LAST_SECOND if second == _LAST_SECOND + 1 else second
-
-
-def _plain(value: str) -> str:
+def _readable(value: str) -> str:
     """The date in the form ``parsedate_tz`` reads: no comments, 24 hours, and a zone that it knows."""
     comments = _COMMENT.findall(value)
-    value = _COMMENT.sub(" ", value)
-    value = _AROUND_COLON.sub(":", value)
-    value = _POSIX_ZONE.sub(r"\1", value)
-    value = _TWELVE_HOURS.sub(_of_24_hours, value)
+    value = _AROUND_COLON.sub(":", _COMMENT.sub(" ", value))
+    value = _TWELVE_HOURS.sub(_of_24_hours, _POSIX_ZONE.sub(r"\1", value))
     zone = _ZONE.search(value)
     if zone is None:
         return value

@@ -1,23 +1,21 @@
 """Takes a message apart: containers, their parts, and the bytes of each.
 
-The standard library reads parameters and uuencode. The tree is walked here, because the library's parser ends the
-headers at the first odd line, misses boundaries whose header is broken, leaves encoded messages undecoded, and takes
-quadratic time on nested containers.
+The tree is walked here, because the standard library's parser ends the headers at the first odd line, misses boundaries
+whose header is broken, leaves encoded messages undecoded, and takes quadratic time on nested containers.
 """
 
 from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.message import Message
 from email.utils import unquote
 from typing import NamedTuple
 
-from emailrl.mail.sources.charsets import decode
+from emailrl.mail.sources.text import decode
 
-Fields = list[tuple[str, bytes]]
-"""Header fields in order: name in lower case, value on one line."""
+Fields = list[tuple[str, bytes]]  # header fields in order: name in lower case, value on one line
 
 _FIELD = re.compile(rb"([!-9;-~]++)[ \t]*:(.*)", re.DOTALL)
 _ODD_FIELD = re.compile(rb"[^\s:]++[ \t]*:")
@@ -26,28 +24,18 @@ _KNOWN_FIELD = re.compile(
     rb"|delivered-to|mime-version|content-[a-z-]+|x-[a-z0-9-]+|dkim-signature|list-[a-z]+)[ \t]*:",
     re.IGNORECASE | re.MULTILINE,
 )
-_ENVELOPES = (b"From ", b">From ")
-_LIST_GOES_ON = (b",", b";")
-_MAX_PARAMETERS = 2_048
-"""Maximum characters read from a header with parameters, which take the library quadratic time."""
-_MAX_PARTS = 10_000
-"""Maximum parts read from one container."""
-_MAX_DEPTH = 50
-"""Maximum depth of nested containers."""
+_MAX_PARAMETERS = 2_048  # characters read from a header with parameters, which take the library quadratic time
+_MAX_PARTS = 10_000  # read from one container
+_MAX_DEPTH = 50  # of nested containers
 _SMIME = ("application/pkcs7-mime", "application/x-pkcs7-mime")
-_MESSAGES = ("rfc822", "global", "news", "partial")
 _DELIMITER = re.compile(rb"^--(\S[^\n]*+)\ncontent-[a-z-]+[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
-_STRAY_SHARE = 20
-"""Base64 has at most one stray character in this many; content with more is plain text."""
-
+_STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
 _BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
-_BASE64_LINE = 16
-"""A first line of this length without a space is Base64, not a word."""
+_BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
 _DATA = bytes.fromhex("06092a864886f70d010701")
 """Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
 _CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
-_END = b"\0\0"
 
 
 def read_headers(raw: bytes, defects: list[str]) -> tuple[Fields, bytes]:
@@ -61,42 +49,32 @@ def read_headers(raw: bytes, defects: list[str]) -> tuple[Fields, bytes]:
     head, _, body = raw.partition(b"\n\n")
     last_field = max((match.start() for match in _KNOWN_FIELD.finditer(head)), default=-1)
     fields: list[tuple[str, list[bytes]]] = []
-    at = 0
-    dropping = False
+    at, dropping = 0, False
     for line in head.split(b"\n"):
-        field = None
         if line[:1] in (b" ", b"\t"):
             if fields and not dropping:
-                fields[-1][1].append(line)
+                fields[-1][1].append(line.lstrip(b" \t"))
         elif field := _FIELD.fullmatch(line):
             fields.append((field[1].decode("ascii").lower(), [field[2]]))
             dropping = False
-        elif line and not line.startswith(_ENVELOPES):
+        elif line and not line.startswith((b"From ", b">From ")):
             defects.append("bad_header")
             if at > last_field and not _ODD_FIELD.match(line):
-                return _unfolded(fields), raw[at:]
-            dropping = not (fields and fields[-1][1][-1].rstrip().endswith(_LIST_GOES_ON))
+                body = raw[at:]
+                break
+            dropping = not (fields and fields[-1][1][-1].rstrip().endswith((b",", b";")))
             if not dropping:
-                fields[-1][1].append(b" " + line)
+                fields[-1][1].append(line)
         at += len(line) + 1
-    return _unfolded(fields), body
-
-
-def _unfolded(fields: list[tuple[str, list[bytes]]]) -> Fields:
-    return [
-        (name, b" ".join([lines[0], *(line.lstrip(b" \t") for line in lines[1:])]).strip()) for name, lines in fields
-    ]
+    return [(name, b" ".join(lines).strip()) for name, lines in fields], body
 
 
 class Part(NamedTuple):
-    """A message or a part of one."""
+    """A message or a part of one: its content headers, its still encoded body, and the number of its containers."""
 
     head: Message
-    """Its content headers."""
     body: bytes
-    """The body as it is in the message, still encoded."""
     depth: int = 0
-    """Number of enclosing containers."""
 
     @property
     def name(self) -> str:
@@ -114,15 +92,21 @@ class Part(NamedTuple):
         """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
         encoding = str(self.head.get("content-transfer-encoding", "")).strip("\"' \t").lower()
         if encoding.startswith("base64"):
-            content, footer = _without_footer(self.body)
+            encoded, footer = _without_footer(self.body)
+            content = _from_base64(encoded, defects)
             if footer:
                 defects.append("bad_encoding")
-                return _from_base64(content, defects).rstrip() + b"\n\n" + footer
-            return _from_base64(content, defects)
+                return content.rstrip() + b"\n\n" + footer
+            return content
         if encoding.startswith("quoted"):
             return binascii.a2b_qp(self.body)
         if encoding.startswith(("x-uu", "uu")):
-            return _from_uuencode(self.body)
+            part = Message()
+            part["Content-Transfer-Encoding"] = "uuencode"
+            part.set_payload(self.body.decode("ascii", "replace"))
+            payload = part.get_payload(decode=True)
+            assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
+            return payload
         return self.body
 
 
@@ -137,11 +121,10 @@ def part_of(fields: Fields, body: bytes, depth: int = 0, default_type: str = "te
 
 
 class Group(NamedTuple):
-    """The displayable parts of a container, in order."""
+    """The displayable parts of a container, in order; ``is_choice`` if they are alternatives of the same content."""
 
-    members: list[Part | Group]
+    members: Sequence[Part | Group]
     is_choice: bool = False
-    """Whether the parts are alternatives of the same content (``multipart/alternative``)."""
 
     def parts(self) -> Iterator[Part]:
         """Yield all parts that are not containers."""
@@ -153,43 +136,36 @@ class Group(NamedTuple):
 
 
 def shown_parts(part: Part, defects: list[str]) -> Group:
-    """Return the tree of a message's parts without attached containers and attached files with a name.
-
-    A container in which no parts are found counts as a part (``bad_mime`` in ``defects``).
-    """
-    if part.head.get_content_type() in _SMIME and part.depth < _MAX_DEPTH:
-        return Group([shown_parts(one, defects) for one in _signed_in(part, defects)])
-    kind = part.head.get_content_maintype()
-    attached = part.head.get_content_disposition() == "attachment"
-    if kind not in ("multipart", "message"):
-        return Group([] if attached and part.name else [part])
-    if attached or (part.depth and part.name and part.depth < _MAX_DEPTH):
+    """Return the tree of a message's parts without attached containers and attached files with a name. A container in
+    which no parts are found counts as a part (``bad_mime`` in ``defects``)."""
+    whole, kind = part.head.get_content_type(), part.head.get_content_maintype()
+    is_attached, is_too_deep = part.head.get_content_disposition() == "attachment", part.depth >= _MAX_DEPTH
+    if whole in _SMIME and not is_too_deep:
+        inside = _signed_in(part, defects)
+    elif kind not in ("multipart", "message"):
+        return Group([] if is_attached and part.name else [part])
+    elif is_attached or (part.depth and part.name and not is_too_deep):
         return Group([])
-    if part.depth >= _MAX_DEPTH:
+    elif is_too_deep:
         defects.append("bad_mime")
         return Group([])
-    inside = _parts_in(part, defects) if kind == "multipart" else _message_in(part, defects)
-    if inside is None:
-        return Group([part])
-    members = [shown_parts(one, defects) for one in inside]
-    return Group(list(members), part.head.get_content_type() == "multipart/alternative")
-
-
-def _parts_in(container: Part, defects: list[str]) -> list[Part] | None:
-    default_type = "message/rfc822" if container.head.get_content_subtype() == "digest" else "text/plain"
-    pieces = _pieces(container, defects)
-    if pieces is None:
-        return None
-    if len(pieces) > _MAX_PARTS:
-        defects.append("bad_mime")
-    return [part_of(*read_headers(piece, defects), container.depth + 1, default_type) for piece in pieces[:_MAX_PARTS]]
+    elif kind == "message":
+        inside = _message_in(part, defects)
+    else:
+        pieces = _pieces(part, defects)
+        if pieces is None:
+            return Group([part])
+        if len(pieces) > _MAX_PARTS:
+            defects.append("bad_mime")
+        inner = "message/rfc822" if whole == "multipart/digest" else "text/plain"
+        read = (read_headers(piece, defects) for piece in pieces[:_MAX_PARTS])
+        inside = [part_of(*each, part.depth + 1, inner) for each in read]
+    return Group([shown_parts(one, defects) for one in inside], whole == "multipart/alternative")
 
 
 def _message_in(container: Part, defects: list[str]) -> list[Part]:
-    """The message in a part that holds one; delivery reports and the like have only fields, or else text.
-
-    Of a fragmented message only the first fragment, with the headers, is read; the others cannot be read alone.
-    """
+    """The message in a part that holds one; delivery reports and the like have only fields, or else text. Only the
+    first fragment of a fragmented message, with the headers, can be read alone."""
     subtype = container.head.get_content_subtype()
     if subtype == "partial":
         defects.append("partial_message")
@@ -197,18 +173,9 @@ def _message_in(container: Part, defects: list[str]) -> list[Part]:
             return []
     content = container.decoded(defects).replace(b"\r\n", b"\n").lstrip(b"\n")
     fields, body = read_headers(content, defects)
-    if fields and subtype not in _MESSAGES:
+    if fields and subtype not in ("rfc822", "global", "news", "partial"):
         return []
     return [part_of(fields, body, container.depth + 1)]
-
-
-def _signed_in(part: Part, defects: list[str]) -> list[Part]:
-    """The message in an opaque signature; none if it is encrypted or unreadable, which is added to ``defects``."""
-    content = signed_content(part.decoded(defects))
-    if content is None:
-        defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
-        return []
-    return [part_of(*read_headers(content.replace(b"\r\n", b"\n"), defects), part.depth + 1)]
 
 
 def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:
@@ -275,28 +242,28 @@ def _from_base64(body: bytes, defects: list[str]) -> bytes:
     return binascii.a2b_base64(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
 
 
-def _from_uuencode(body: bytes) -> bytes:
-    part = Message()
-    part["Content-Transfer-Encoding"] = "uuencode"
-    part.set_payload(body.decode("ascii", "replace"))
-    payload = part.get_payload(decode=True)
-    assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
-    return payload
+def _signed_in(part: Part, defects: list[str]) -> list[Part]:
+    """The message in an opaque signature; none if it cannot be read, which is a defect."""
+    content = _signed_content(part.decoded(defects))
+    if content is None:
+        defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
+        return []
+    return [part_of(*read_headers(content.replace(b"\r\n", b"\n"), defects), part.depth + 1)]
 
 
-def signed_content(cms: bytes) -> bytes | None:
-    """Return the content of signed data in DER or BER, or None if it is encrypted, detached or truncated."""
+def _signed_content(cms: bytes) -> bytes | None:
+    """The content of signed data in DER or BER; None if it is encrypted, detached or truncated."""
     at = cms.find(_DATA)
     try:
-        tag, begin, _ = _header(cms, at + len(_DATA))
+        tag, begin, _ = _tagged(cms, at + len(_DATA))
         if at < 0 or tag != _CONTENT:
             return None
-        tag, begin, end = _header(cms, begin)
+        tag, begin, end = _tagged(cms, begin)
         if tag == _OCTETS:
             return cms[begin:end]
         pieces = []
-        while tag == _PIECES and begin != end and cms[begin : begin + 2] != _END:
-            kind, inside, begin = _header(cms, begin)
+        while tag == _PIECES and begin != end and cms[begin : begin + 2] != b"\0\0":
+            kind, inside, begin = _tagged(cms, begin)
             if kind != _OCTETS:
                 return None
             pieces.append(cms[inside:begin])
@@ -305,7 +272,7 @@ def signed_content(cms: bytes) -> bytes | None:
         return None
 
 
-def _header(data: bytes, at: int) -> tuple[int, int, int]:
+def _tagged(data: bytes, at: int) -> tuple[int, int, int]:
     """The tag at ``at``, and the start and end of its content (-1: ends at a marker)."""
     tag, length, begin = data[at], data[at + 1], at + 2
     if length == 0x80:

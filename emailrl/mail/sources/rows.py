@@ -1,4 +1,7 @@
-"""Reads mail as rows: of a dataset, a Parquet file or JSONL with ART-E's columns, or of Kaggle's ``emails.csv``."""
+"""Reads mail as rows: of a dataset, a Parquet file or JSONL with ART-E's columns, or of Kaggle's ``emails.csv``.
+
+Readers of files raise ``EOFError`` if the file is truncated or damaged.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import go_offline_if_unreachable
 from emailrl.mail.schema import clean_text
 from emailrl.mail.sources.headers import parse_date
-from emailrl.mail.sources.reading import RawEmail, Reading, Skipped, made_up_id, until_broken
+from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
 _REQUIRED = frozenset(("message_id", "subject", "from", "to", "date", "body"))
@@ -36,28 +39,20 @@ class JsonLine(bytes):
     """A line of JSONL, not yet parsed."""
 
 
-def has_mail_columns(columns: object) -> bool:
-    """Whether ``columns`` (a row or column names) contain those of mail; cc, bcc and file_name may be missing."""
-    return isinstance(columns, Mapping | Sequence) and set(columns) >= _REQUIRED
+class TableMail(bytes):
+    """A message from Kaggle's table, not yet parsed."""
 
 
 def is_mail_line(line: bytes) -> bool:
     """Whether a line is a JSON object with ART-E's columns."""
     try:
-        return has_mail_columns(_load(line)[0])
+        return _has_mail_columns(_load(line)[0])
     except (ValueError, TypeError, RecursionError):
         return False
 
 
-def read_lines(path: Path, stream: IO[bytes], name: str, reading: Reading) -> Iterator[tuple[str, JsonLine] | Skipped]:
-    """Yield the rows of JSONL as (``name#line``, bytes) without empty lines.
-
-    A file that ends inside a row ends as in ``until_broken``.
-    """
-    return until_broken(_lines(stream, name, reading.max_message_bytes), path, reading, unit="rows", name=name)
-
-
-def _lines(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, JsonLine] | Skipped]:
+def read_lines(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, JsonLine] | Skipped]:
+    """Yield the rows of JSONL as (``name#line``, bytes) without empty lines."""
     for number in itertools.count(1):
         line = stream.readline(largest + 1)
         if not line:
@@ -67,18 +62,13 @@ def _lines(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, Js
             while line and not line.endswith(b"\n"):
                 line = stream.readline(1 << 20)
             yield Skipped("too_large", here)
-        elif not line.endswith(b"\n") and not _is_json(line):
-            raise EOFError(f"line {number:,} is not a complete JSON value")
         elif not line.isspace():
+            if not line.endswith(b"\n"):
+                try:
+                    _load(line)
+                except (ValueError, RecursionError):
+                    raise EOFError(f"line {number:,} is not a complete JSON value") from None
             yield here, JsonLine(line)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        _load(line)
-    except (ValueError, RecursionError):
-        return line.isspace()
-    return True
 
 
 def _load(line: bytes) -> tuple[Any, list[str]]:
@@ -90,15 +80,13 @@ def _load(line: bytes) -> tuple[Any, list[str]]:
 
 
 def parse_line(line: bytes, name: str) -> RawEmail | Skipped:
-    """Parse a line of JSONL as an email, named by its own ``file_name`` or else ``name``.
-
-    Returns ``Skipped("bad_row")`` if the line is not an object or lacks a column.
-    """
+    """Parse a line of JSONL as an email, named by its ``file_name`` or else ``name``; ``bad_row`` if it lacks a
+    column."""
     try:
         row, defects = _load(line)
     except (ValueError, RecursionError):
         return Skipped("bad_row", name)
-    if not isinstance(row, dict) or not has_mail_columns(row):
+    if not isinstance(row, dict) or not _has_mail_columns(row):
         return Skipped("bad_row", name)
     email = row_to_email(row, name)
     if defects and isinstance(email, RawEmail):
@@ -106,11 +94,14 @@ def parse_line(line: bytes, name: str) -> RawEmail | Skipped:
     return email
 
 
-def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
-    """Convert a row with ART-E's columns to an email, named by its ``file_name`` or else ``name``.
+def _has_mail_columns(columns: object) -> bool:
+    """Whether a row or column names contain those of mail; cc, bcc and file_name may be missing."""
+    return isinstance(columns, Mapping | Sequence) and set(columns) >= _REQUIRED
 
-    Returns ``Skipped("bad_row")`` if a value has the wrong type.
-    """
+
+def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
+    """Convert a row with ART-E's columns to an email, named by its ``file_name`` or else ``name``; ``bad_row`` if a
+    value has the wrong type."""
     try:
         name = clean_text(row.get("file_name") or name)
         to, cc, bcc = (_bare_list(row.get(kind)) for kind in ("to", "cc", "bcc"))
@@ -120,13 +111,12 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
         text = {key: clean_text(value) for key, value in text.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         return Skipped("bad_row", name)
-    message_id = text["message_id"].strip()
+    message_id, sender = text["message_id"].strip(), _bare(text["from"])
     if not message_id:
         message_id = made_up_id(repr(sorted(row.items())).encode("utf-8", "replace"))
         defects.append("no_message_id")
     if nul:
         defects.append("nul_bytes")
-    sender = _bare(text["from"])
     if not sender:
         defects.append("no_sender")
     return RawEmail(message_id, text["subject"], sender, to, cc, bcc, date, text["body"], name, tuple(defects))
@@ -145,11 +135,8 @@ def _bare_list(addresses: Sequence[str] | None) -> list[str]:
 
 
 def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[str]]:
-    """A timestamp in UTC (assumed if it has no zone) and no defects, or None and the defects.
-
-    A number is milliseconds since 1970, as ``datasets`` and pandas write times to JSON; a text is ISO 8601 or a Date
-    header. ``TypeError`` for anything else.
-    """
+    """A timestamp in UTC (assumed if it has no zone) and no defects, or None and the defects. A number is milliseconds
+    since 1970, as ``datasets`` and pandas write times to JSON; a text is ISO 8601 or a Date header."""
     if isinstance(value, bool) or not isinstance(value, datetime | str | float | int | None):
         raise TypeError("not a time")
     if value is None or value == "" or value != value:
@@ -179,20 +166,14 @@ def is_mail_parquet(path: Path) -> bool:
 
     try:
         with ParquetFile(path) as table:
-            return has_mail_columns(table.schema_arrow.names)
+            return _has_mail_columns(table.schema_arrow.names)
     except (ArrowException, OSError):
         return True
 
 
-def read_parquet(path: Path, name: str, reading: Reading) -> Iterator[RawEmail | Skipped]:
-    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``.
-
-    A file that is damaged or truncated (its index is at the end, so no row can be read) ends as in ``until_broken``.
-    """
-    return until_broken(_parquet_rows(path, name, reading.max_message_bytes), path, reading, unit="rows", name=name)
-
-
-def _parquet_rows(path: Path, name: str, largest: int) -> Iterator[RawEmail | Skipped]:
+def read_parquet(path: Path, name: str, largest: int) -> Iterator[RawEmail | Skipped]:
+    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``; none of a truncated file, whose
+    index is at the end."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -216,15 +197,11 @@ def is_dataset_folder(path: Path) -> bool:
 
 
 def read_hub() -> Iterator[RawEmail | Skipped]:
-    """Yield the emails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``.
-
-    Raises ``EmailRLError`` if the hub cannot be reached and the dataset is not cached, ``UsageError`` if a folder of
-    that name would be read in its place.
-    """
+    """Yield the emails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``. ``EmailRLError`` if
+    the hub cannot be reached and it is not cached, ``UsageError`` if a folder of that name would be read in its
+    place."""
     if Path(DATASET).exists():
-        raise UsageError(
-            f"A local folder {DATASET} would be read instead of the hub's dataset.", "Run in another folder."
-        )
+        raise UsageError(f"A local folder {DATASET} would be read instead of the hub's.", "Run in another folder.")
     go_offline_if_unreachable()
     from datasets import load_dataset
 
@@ -236,10 +213,8 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
 
 
 def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
-    """Yield the emails of all splits of a dataset with ART-E's columns, as written by ``save_to_disk``.
-
-    Raises ``UsageError`` if it cannot be loaded or lacks a column.
-    """
+    """Yield the emails of all splits of a dataset with ART-E's columns, as written by ``save_to_disk``. ``UsageError``
+    if it cannot be loaded or lacks a column."""
     from datasets import Dataset, load_from_disk
 
     try:
@@ -262,13 +237,8 @@ def describe(error: Exception) -> str:
 
 def _rows(splits: list[Any]) -> Iterator[RawEmail | Skipped]:
     for split in splits:
-        for batch in split.select_columns(list(COLUMNS)).iter(batch_size=1000):
-            for values in zip(*(batch[name] for name in COLUMNS), strict=True):
-                yield row_to_email(dict(zip(COLUMNS, values, strict=True)))
-
-
-class TableMail(bytes):
-    """A message from a table, not yet parsed."""
+        for batch in split.select_columns(list(COLUMNS)).with_format("arrow").iter(batch_size=1000):
+            yield from map(row_to_email, batch.to_pylist())
 
 
 def is_mail_table(start: bytes) -> bool:
@@ -280,12 +250,8 @@ def is_mail_table(start: bytes) -> bool:
         return False
 
 
-def read_table(path: Path, stream: IO[bytes], reading: Reading) -> Iterator[tuple[str, TableMail] | Skipped]:
-    """Yield the messages of the table as (file, bytes); one that ends inside a row ends as in ``until_broken``."""
-    return until_broken(_table_rows(stream), path, reading, unit="rows")
-
-
-def _table_rows(stream: IO[bytes]) -> Iterator[tuple[str, TableMail] | Skipped]:
+def read_table(stream: IO[bytes]) -> Iterator[tuple[str, TableMail] | Skipped]:
+    """Yield the messages of the table as (file, bytes)."""
     csv.field_size_limit(_LARGEST_FIELD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = csv.reader(text, strict=True)

@@ -21,7 +21,7 @@ from emailrl.engines.vllm.arguments import (
     lora_rank_limit,
     sleeps,
 )
-from emailrl.model.fused.model import enable_fused
+from emailrl.model.fused import enable_fused
 from emailrl.model.load import load_policy
 from emailrl.settings import load_settings
 

@@ -1,4 +1,4 @@
-"""Experts search by what the question says, read on, and use nothing that was not shown."""
+"""Experts read questions, search by what they say, read on, and use nothing that was not shown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sft.searching.shown import unshown
+from sft.shown import unshown
 from tiny import make_database, make_questions
 
 from emailrl.engines.renderer import parse_tool_calls
@@ -19,12 +19,94 @@ from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.sources.message import RawEmail
 from emailrl.questions import load_scenario_set, write_scenarios
-from emailrl.questions.template import generate
+from emailrl.questions.template import HARD_KINDS, KINDS, generate
+from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL, possessive
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.settings import Settings, load_settings
-from emailrl.sft.searching import conversations
-from emailrl.sft.searching.conversations import is_right, play
-from emailrl.sft.searching.searcher import CAREFUL, Habits
+from emailrl.sft.asked import answer_of, read_question
+from emailrl.sft.searching import CAREFUL, Habits, conversations, is_right, play
+
+SLOTS = {"person": "Chris Williams", "topic": "Re-hedging: who, when?", "date": "May 3, 2001", "month": "May 2001"}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(k for k in HARD_KINDS if k.answerable)], ids=lambda kind: kind.name)
+def test_every_wording_of_every_kind_is_read_back(kind) -> None:  # type: ignore[no-untyped-def]
+    for wording in kind.wordings:
+        for form in (*THEIR_MAIL, *MY_MAIL) if "{mail}" in wording else ("",):
+            mail = form.format(persons=possessive(SLOTS["person"]), **SLOTS)
+            asked = read_question(wording.format(mail=mail, **SLOTS))
+            assert asked is not None and asked.kind == kind.name and asked.fact is kind.fact
+            text = wording.replace("{mail}", form)
+            assert asked.person == ("Chris Williams" if "{person" in text else None)
+            assert asked.topic == (SLOTS["topic"] if "{topic}" in text else None)
+            assert asked.day == (date(2001, 5, 3) if "{date}" in text else None)
+            assert asked.month == (date(2001, 5, 1) if "{month}" in text else None)
+            if form:
+                assert asked.is_mine == (form in MY_MAIL)
+
+
+def test_a_weekday_before_the_date_is_passed_over() -> None:
+    asked = read_question("Who wrote to me on Thursday, May 3, 2001?")
+    assert asked is not None and (asked.kind, asked.day) == ("only_sender_of_day", date(2001, 5, 3))
+
+
+def test_other_words_are_no_template_question() -> None:
+    assert read_question("When does the lease end?") is None
+
+
+OWNER, ROSS, EVE = "ann.lee@example.com", "bob.ross@example.com", "eve@other.example"
+
+
+def shown(subject: str = "Lease of the barn", sender: str = ROSS, **fields: Any) -> dict[str, Any]:
+    people = {"to_addresses": [OWNER], "cc_addresses": [], "bcc_addresses": []}
+    first = {"message_id": "<1@x>", "date": "2001-05-03 09:00:00", "subject": subject, "from_address": sender}
+    return first | people | {"body": "The rent is $450 a month.", "file_name": ""} | fields
+
+
+def answer_in(question: str, read: dict[str, Any]) -> str | None:
+    asked = read_question(question)
+    assert asked is not None
+    return answer_of(asked, read, OWNER)
+
+
+@pytest.mark.parametrize(
+    ("question", "read", "expected"),
+    [
+        ('Who wrote to me about "Lease of the barn"?', shown(), "Bob Ross"),
+        ('Who wrote to me about "Lease of the barn"?', shown("RE: Lease of the barn", EVE), EVE),
+        ('Who wrote to me about "Lease of the barn"?', shown("Lease of the barn and the yard"), None),
+        ('Who wrote to me about "Lease of the barn"?', shown(sender=OWNER), None),
+        ('When did Bob Ross write to me about "Lease of the barn"?', shown(), "May 3, 2001"),
+        ('When did Bob Ross write to me about "Lease of the barn"?', shown(sender="al.ross@example.com"), None),
+        ('When did I send the mail about "Lease of the barn"?', shown(sender=OWNER), "May 3, 2001"),
+        ("What did Bob Ross write to me about on May 3, 2001?", shown("Fw: Lease"), "Lease"),
+        ("What did Bob Ross write to me about on May 2, 2001?", shown(), None),
+        ("Who sent me a mail on Thursday, May 3, 2001?", shown(sender=EVE), EVE),
+        ('Who did I send the mail "Lease of the barn" to?', shown(sender=OWNER, to_addresses=[ROSS]), "Bob Ross"),
+        ('Who was copied on my mail about "Lease of the barn"?', shown(sender=OWNER, cc_addresses=[EVE]), EVE),
+        ('Who was copied on my mail about "Lease of the barn"?', shown(sender=OWNER), None),
+        (
+            'Who else received Bob Ross\' mail about "Lease of the barn"?',
+            shown(to_addresses=[OWNER, EVE], bcc_addresses=[EVE]),
+            EVE,
+        ),
+        ('Who replied to my mail about "Lease of the barn"?', shown("Re: Lease of the barn"), "Bob Ross"),
+        ('Who replied to my mail about "Lease of the barn"?', shown(), None),
+        ('Who started the thread "Lease of the barn"?', shown(), "Bob Ross"),
+        ('Who started the thread "Lease of the barn"?', shown("Re: Lease of the barn"), None),
+        ('Who started the thread "Lease of the barn"?', shown(body="> The rent?\nYes."), None),
+        ("What was the first message from Bob Ross after May 2, 2001 about?", shown(), "Lease of the barn"),
+        ("What was the first message from Bob Ross after May 3, 2001 about?", shown(), None),
+        ("Before May 4, 2001, what was the subject of the latest mail from Bob Ross?", shown(), "Lease of the barn"),
+        ("Before May 3, 2001, what was the subject of the latest mail from Bob Ross?", shown(), None),
+        ('What dollar amount is mentioned in the mail "Lease of the barn" from Bob Ross?', shown(), "$450 a month"),
+        ('What phone number is given in the mail "Lease of the barn" from Bob Ross?', shown(), None),
+        ("What did Bob Ross write to me about on May 3, 2001?", shown(date=None), None),
+    ],
+)  # fmt: skip
+def test_what_a_mail_answers(question: str, read: dict[str, Any], expected: str | None) -> None:
+    assert answer_in(question, read) == expected
+
 
 ME = "ann.lee@home.example"
 BOB, ZOE = "bob.ross@home.example", "zoe.kim@else.example"

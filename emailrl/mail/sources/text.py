@@ -1,0 +1,203 @@
+"""Makes text of what mail holds: bytes in any charset, HTML, enriched and flowed text.
+
+As in mail programs (WHATWG Encoding), the label of an older charset means the superset that programs really write
+under it. Python's codecs that are no charsets (punycode, zip …) are not used: some take quadratic time.
+"""
+
+from __future__ import annotations
+
+import re
+from encodings.aliases import aliases
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bs4.element import PageElement
+
+_CODEC = re.compile(
+    r"ascii|latin_1|utf_(?:7|8|16|32)(?:_[bl]e)?|utf_8_sig|cp\d+|iso8859_\d+|iso2022_(?:jp|kr)\w*|koi8_\w|mac_\w+"
+    r"|big5\w*|gb2312|gbk|gb18030|hz|euc_\w+|shift_jis\w*|johab|tis_620|ptcp154|kz1048|hp_roman8"
+)
+
+
+def _key(label: str) -> str:
+    return re.sub("[^a-z0-9]+", "", label.lower())
+
+
+_CODECS = {
+    _key(name): codec for alias, codec in aliases.items() if _CODEC.fullmatch(codec) for name in (alias, codec)
+} | {
+    label: codec
+    for codec, labels in {
+        "big5": "big5eten",
+        "cp874": "windows874 dos874",
+        "euc_kr": "ksc5601",
+        "gb2312": "gb2312",
+        "iso8859_6": "iso88596i iso88596e",
+        "iso8859_8": "iso88598i iso88598e",
+        "koi8_t": "koi8t",
+        "koi8_u": "koi8u",
+        "mac_cyrillic": "macukrainian",
+        "mac_roman": "macintosh mac",
+        "utf_8": "unicode11utf8 utf8mb4",
+        "utf_16": "unicode ucs2",
+    }.items()
+    for label in labels.split()
+}
+"""Codecs by label, reduced to letters and digits."""
+_SUPERSETS = {
+    "big5": "big5hkscs",
+    "cp950": "big5hkscs",
+    "euc_jp": "euc_jis_2004",
+    "euc_kr": "cp949",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "iso2022_jp": "iso2022_jp_2004",
+    "iso8859_9": "cp1254",
+    "iso8859_11": "cp874",
+    "latin_1": "cp1252",
+    "shift_jis": "cp932",
+    "tis_620": "cp874",
+}
+_WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
+"""Charsets that read the bytes 0x80 to 0x9f as control characters; in mail these are letters of the superset."""
+_CONTROLS = re.compile("[\x80-\x9f]")
+_JIS_X_0208, _JIS_X_0213 = re.compile(rb"\x1b\$[@B]"), b"\x1b$(Q"
+_HALF_WIDTH = b"\x1b(I"  # begins half-width kana, which only one superset of ISO-2022-JP supports
+_TRUSTED_SHARE = 4
+"""A label is accepted if its charset decodes this many times more non-ASCII characters than it fails to."""
+
+MAX_HTML_CHARS = 500_000
+"""Maximum characters of HTML to read: a tree takes about a hundred times the memory of its text."""
+_BLOCKS = re.compile(
+    r"<(?=/?(?:address|blockquote|br|center|d[dlt]|div|h[1-6]|hr|li|ol|p|pre|table|title|tr|ul)[\s/>])", re.IGNORECASE
+)
+_CELLS = re.compile(r"<(?=/?t[dh][\s/>])", re.IGNORECASE)
+# The parser searches for the end of an unclosed comment or tag again at every following "<", so half a megabyte of
+# them takes minutes; both are closed before parsing.
+_COMMENT = re.compile(r"<!--.*?(?:--!?>|\Z)", re.DOTALL)
+_PRE = re.compile(r"(<pre(?:\s[^<>]*)?>)(.*?)(?=</pre|\Z)", re.DOTALL | re.IGNORECASE)
+_LINE_END = re.compile(r"<[^<>]*>|\n")
+_HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IGNORECASE)
+
+
+def codec_of(label: str) -> str | None:
+    """Return Python's codec for a charset label in any spelling, or None if mail uses no such charset."""
+    key = _key(label.partition("*")[0])  # what follows an asterisk is a language (RFC 2231)
+    return _CODECS.get(key) or _CODECS.get(key.removeprefix("x"))
+
+
+def decode(raw: bytes, label: str, defects: list[str]) -> str:
+    """Decode bytes by the charset, or else as UTF-8, the charset's superset or Windows-1252.
+
+    ``bad_charset`` is added to ``defects`` if the label is wrong. UTF-8 comes first because other text is hardly ever
+    valid UTF-8. Text with a few broken characters keeps all others.
+    """
+    codec = codec_of(label)
+    text = _strictly(raw, codec) if codec else None
+    if text is not None and not (codec in _WITH_CONTROLS and _CONTROLS.search(text)):
+        return text
+    defects.append("bad_charset")
+    superset = "iso2022_jp_ext" if codec == "iso2022_jp" and _HALF_WIDTH in raw else _SUPERSETS.get(codec or "")
+    for candidate in filter(None, (superset, "utf_8") if raw.isascii() else ("utf_8", superset)):
+        text = _strictly(raw, candidate)
+        if text is not None:
+            return text
+    if codec:
+        text = raw.decode(superset or codec, "replace")
+        broken = text.count("\ufffd")
+        if _TRUSTED_SHARE * broken <= sum(character > "\x7f" for character in text) - broken:
+            return text
+    return raw.decode("cp1252", "replace")
+
+
+def _strictly(raw: bytes, codec: str) -> str | None:
+    if codec == "iso2022_jp_2004":  # its characters are in a charset of another name
+        raw = _JIS_X_0208.sub(_JIS_X_0213, raw)
+    try:
+        return raw.decode(codec)
+    except ValueError:
+        return None
+
+
+def enriched_to_text(text: str) -> str:
+    """Return the text of ``text/enriched`` (RFC 1896): one line end is a space, and n line ends are n - 1."""
+
+    def plain(found: re.Match[str]) -> str:
+        if found[0][0] == "\n":
+            return found[0][1:] or " "
+        return "<" if found[0] == "<<" else ""
+
+    return _ENRICHED.sub(plain, text)
+
+
+def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
+    """Return the text of ``format=flowed`` (RFC 3676) with each paragraph on one line; ``delete_spaces`` is DelSp. A
+    line that ends in a space continues on the next one of the same quote depth; signature separators and empty lines
+    stay alone."""
+    paragraphs: list[list[str]] = []
+    open_depth = None  # of the paragraph being continued
+    for line in text.split("\n"):
+        content = line.lstrip(">")
+        depth = len(line) - len(content)
+        content = content.removeprefix(" ")
+        is_mark = content == "-- "
+        flows = content.endswith(" ") and not is_mark
+        shown = content[:-1] if flows and delete_spaces else content
+        if depth == open_depth and content and not is_mark:
+            paragraphs[-1].append(shown)
+        else:
+            paragraphs.append([f"{'>' * depth} {shown}" if depth else shown])
+        open_depth = depth if flows else None
+    return "\n".join(map("".join, paragraphs))
+
+
+def html_to_text(html: str, defects: list[str]) -> str:
+    """Return the visible text of an HTML email, one line per block. Only the first ``MAX_HTML_CHARS`` characters are
+    read (``html_cut`` in ``defects``); if the parser rejects the markup, only its tags are removed (``bad_html``)."""
+    from bs4 import ParserRejectedMarkup
+
+    if len(html) > MAX_HTML_CHARS:
+        defects.append("html_cut")
+        html = html[:MAX_HTML_CHARS]
+    html = _PRE.sub(_with_breaks, _COMMENT.sub("", html).replace("\0", ""))
+    html = _CELLS.sub(" <", _BLOCKS.sub("\n<", " ".join(html.split())))
+    complete, end, rest = html.rpartition(">")
+    html = complete + end + rest.replace("<", "&lt;")
+    try:
+        text = _visible_text(html)
+    except ParserRejectedMarkup:
+        defects.append("bad_html")
+        text = re.sub(r"<[^>]*>", " ", html)
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _visible_text(html: str) -> str:
+    """The text outside the title and hidden tags; all of it if none is visible. Each node is visited once: taking tags
+    out of the tree takes quadratic time if they are nested or many."""
+    from bs4 import BeautifulSoup
+    from bs4.element import CData, NavigableString, Tag
+
+    class Soup(BeautifulSoup):
+        def _linkage_fixer(self, el: Tag) -> None:
+            """Do nothing: it serves parsers that move nodes, and climbs to the root at each text in nested blocks."""
+
+    soup = Soup(html, "html.parser")
+    shown: list[str] = []
+    nodes: list[PageElement] = [soup]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Tag):
+            if node.name != "title" and not _HIDDEN.search(str(node.get("style", ""))):
+                nodes += reversed(node.contents)
+        elif type(node) in (NavigableString, CData):  # not comments, scripts and styles
+            shown.append(str(node))
+    text = "".join(shown)
+    return text if text.strip() else soup.get_text()
+
+
+def _with_breaks(preformatted: re.Match[str]) -> str:
+    """Preformatted text with a break for each line end outside tags."""
+    inside = preformatted[2].removeprefix("\n")
+    return preformatted[1] + _LINE_END.sub(lambda found: "<br>" if found[0] == "\n" else found[0], inside)
