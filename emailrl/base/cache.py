@@ -14,10 +14,7 @@ from emailrl.base.errors import UsageError
 
 
 class ReplyCache:
-    """JSON values by key. Each access opens its own connection, so threads and processes share only the file.
-
-    Raises UsageError, which names the setting ``option``, if the file cannot be used.
-    """
+    """JSON values by key; threads and processes share only the file. UsageError names the setting ``option``."""
 
     def __init__(self, path: Path, option: str) -> None:
         check_cache(path, option)

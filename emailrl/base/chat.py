@@ -35,10 +35,7 @@ class _Client(WholeReplies, openai.DefaultAsyncHttpxClient):
 
 def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> openai.AsyncOpenAI:
     """A client of the chat server at ``base_url`` for one event loop; ``timeout`` in seconds for each whole reply.
-
-    ``retries`` are the client's own, after 408, 409, 429, 5xx and lost connections. Raises UsageError for an invalid
-    URL.
-    """
+    ``retries`` are its own, after 408, 409, 429, 5xx and lost connections. UsageError for an invalid URL."""
     address, credentials = split_credentials(base_url)  # httpx logs request URLs
     try:
         httpx.URL(address)

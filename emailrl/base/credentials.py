@@ -59,11 +59,8 @@ def secrets_in(url: str) -> list[str]:
 
 
 def redacted(text: str, *secrets: str, limit: int = 300) -> str:
-    """At most ``limit`` characters of a server response, on one line, without the secrets or echoed parts of them.
-
-    Secrets are hidden in every encoding: percent-encoded or HTML-escaped (even repeatedly), JSON-escaped, and base64 in
-    either alphabet. The text is cut last, because a truncated URL could hide that it contains a password.
-    """
+    """At most ``limit`` characters of a server response, on one line, without the secrets in any encoding. The text is
+    cut last, because a truncated URL could hide that it contains a password."""
     text = " ".join(text.split())[:_LONGEST]
     if secrets := tuple(filter(None, secrets)):
         text = _any_of(secrets).sub("***", text)
@@ -114,10 +111,7 @@ def names_openrouter(setting: str, url: str) -> bool:
 
 
 def is_openrouter(url: str) -> bool:
-    """Whether a URL is OpenRouter's: https, on its host or a subdomain.
-
-    Raises ValueError for an invalid URL.
-    """
+    """Whether a URL is OpenRouter's: https, on its host or a subdomain. ValueError for an invalid URL."""
     if not url.isprintable():
         raise ValueError("control characters")
     parts = urlsplit(url)

@@ -62,10 +62,8 @@ def write_out(path: Path, content: bytes) -> None:
 
 
 def check_own(path: Path, option: str) -> None:
-    """``check_place``, and raise UsageError for anything at the path or below it but files and folders of its own.
-
-    That is links, hard links, pipes and devices. W&B's own links, in folders named ``wandb``, are allowed.
-    """
+    """``check_place``, and UsageError for links, hard links, pipes and devices at the path or below it. W&B's own
+    links, in folders named ``wandb``, are allowed."""
     check_place(path, option)
     waiting = [path]
     while waiting:
@@ -92,10 +90,8 @@ def _foreign(entry: Path, status: os.stat_result, root: Path) -> str | None:
 
 
 def check_cache(path: Path, option: str) -> None:
-    """``check_own`` for an SQLite file to write and those beside it, and for a journal that names another file.
-
-    SQLite would delete that other file, anywhere; only transactions over several databases write such journals.
-    """
+    """``check_own`` for an SQLite file and those beside it. Its journal must not name another file, which SQLite would
+    delete."""
     check_own(path, option)
     check_beside(path, option)
     journal = path.with_name(f"{path.name}-journal")
@@ -122,17 +118,12 @@ def is_locked(path: Path) -> bool:
 
 
 class Lock:
-    """A file locked against other processes (flock) until ``close`` or the end of the process.
-
-    The lock is on the file that the path names: one that its holder removed meanwhile is not taken for it.
-    """
+    """A file locked against other processes (flock) until ``close`` or the end of the process: the file that the path
+    names, not one that its holder removed meanwhile."""
 
     def __init__(self, path: Path, *, wait: bool = False, create: bool = True) -> None:
-        """Open and lock the file, which is created if missing and ``create``; a link is not followed.
-
-        ``wait`` for another process that holds it, otherwise raise BlockingIOError. Raises OSError if the file cannot
-        be opened, or its file system has no locks.
-        """
+        """Open and lock the file, which is created if missing and ``create``; a link is not followed. ``wait`` for
+        another process that holds it, otherwise BlockingIOError; OSError if it cannot be opened or locked."""
         self.path = path
         flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         is_held = False
@@ -161,10 +152,8 @@ class Lock:
 
 def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file atomically with ``content``, which is on disk before the rename; ``mode`` is masked by the umask.
-
-    A link, a device or a pipe there is itself replaced, and never written to. Raises OSError, with the path as its
-    ``filename``, if the content cannot be written; no temporary file is then left.
-    """
+    A link, a device or a pipe there is itself replaced. OSError has the path as its ``filename``; no temporary file is
+    left."""
     beside = path.with_name(f".{path.name}.{secrets.randbelow(10**9)}")  # not to be guessed: it may be planted
     with naming(path, beside):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,10 +168,7 @@ def replace_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Add the path to an OSError without one, such as a write to an open file on a full disk.
-
-    It also replaces the name of a ``temporary`` file, which means nothing to a user.
-    """
+    """Add the path to an OSError without one, such as a write on a full disk, or with that of a ``temporary`` file."""
     try:
         yield
     except OSError as error:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 class EmailRLError(Exception):
     """A failure to show the user on one line, with the remedy in ``hint``; the command exits with ``exit_code``.
-
-    ``code`` is a stable word for its kind, whatever the sentence says.
-    """
+    ``code`` is a stable word for its kind, whatever the sentence says."""
 
     exit_code = 1
     code = "failed"

@@ -136,12 +136,9 @@ class IncompleteReply(httpx.TransportError):
 
 
 class WholeReplies:
-    """Makes an asynchronous httpx client return complete replies of at most ``max_bytes``.
-
-    A request's read timeout limits the whole exchange, from connecting to the last byte. Servers are asked not to
-    compress; those that do may use gzip, once. IncompleteReply for one that is cut off, or over the time or size limit;
-    httpx.DecodingError for one that cannot be decompressed.
-    """
+    """Makes an asynchronous httpx client return complete replies of at most ``max_bytes``. A request's read timeout
+    limits the whole exchange. IncompleteReply for a reply that is cut off, or over a limit; httpx.DecodingError for one
+    that cannot be decompressed (gzip is allowed, once)."""
 
     max_bytes: ClassVar[int] = MAX_REPLY_BYTES
 
@@ -202,10 +199,8 @@ def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
 
 
 def _with_body(response: Any, body: bytes) -> Any:
-    """The response with its decoded body, without its outdated length and encoding headers.
-
-    Its charset is dropped: it could name any Python codec, including ones that do not produce text.
-    """
+    """The response with its decoded body, without its outdated length and encoding headers, and without its charset,
+    which could name any Python codec."""
     headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
     if "content-type" in headers:
         headers["content-type"] = headers["content-type"].partition(";")[0]

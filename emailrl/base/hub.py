@@ -20,11 +20,8 @@ _READ_AT_IMPORT: Final = ("huggingface_hub.constants", "datasets.config")
 
 
 def go_offline_if_unreachable() -> None:
-    """Switch the hub's libraries to their local caches if the hub cannot be reached.
-
-    ``HF_HUB_OFFLINE`` overrides the check: 1 is offline, 0 is online however slow the network is. The check is skipped
-    behind a proxy.
-    """
+    """Switch the hub's libraries to their local caches if the hub cannot be reached. ``HF_HUB_OFFLINE`` (1 or 0)
+    overrides the check, which is skipped behind a proxy."""
     if any(os.environ.get(name) for name in _DECIDED_BY):
         return
     url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
@@ -63,9 +60,7 @@ def _answers(host: str, port: int) -> bool:
 
 def check_hub(name: str) -> None:
     """Ask the hub once for the model; the libraries' own calls would retry for half a minute without a network.
-
-    Raises UsageError for a name the hub does not know, EmailRLError if it cannot be reached or requires a license.
-    """
+    UsageError for a name the hub does not know, EmailRLError if it cannot be reached or requires a license."""
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError

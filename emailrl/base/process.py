@@ -125,11 +125,8 @@ def bounded(seconds: float = SECONDS) -> Iterator[None]:
 
 @contextmanager
 def ending_with(*modules: str, seconds: float = SECONDS) -> Iterator[None]:
-    """Let a process that imports one of ``modules`` in the block exit without waiting for what they leave behind.
-
-    When a SystemExit leaves the block, threads and exit handlers have ``seconds``; destructors do not run. Only for the
-    outermost call of a program.
-    """
+    """Let a process that imports one of ``modules`` in the block exit without waiting for what they leave behind. When
+    a SystemExit leaves the block, threads and exit handlers have ``seconds``; destructors do not run."""
     code = 1
     before = [name for name in modules if name in sys.modules]
 

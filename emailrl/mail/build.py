@@ -26,22 +26,8 @@ from emailrl import __version__
 from emailrl.base.disk import Lock, check_beside, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
-from emailrl.mail.connection import (
-    MARK,
-    OTHER_FILE,
-    SCHEMA_VERSION,
-    SQLITE_ERRORS,
-    check_header,
-    check_replaceable,
-    connect,
-    connect_for_loading,
-    database_fingerprint,
-    driver,
-    error_code,
-    noted,
-    reading,
-    reason,
-)
+from emailrl.mail import connection
+from emailrl.mail.connection import connect, connect_for_loading, driver, noted, reading
 from emailrl.mail.schema import create_indexes, create_tables, create_triggers, drop_triggers, parties_text
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
@@ -180,8 +166,8 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
         raise _unwritable(db, error.strerror or str(error)) from error
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise UsageError(f"{db} is {what}.", OTHER_FILE)
-    check_header(db)
+        raise UsageError(f"{db} is {what}.", connection.OTHER_FILE)
+    connection.check_header(db)
     for journal in (f"{db.name}-wal", f"{db.name}-journal"):  # SQLite would apply them to the new file of that name
         if (beside := db.with_name(journal)).exists() and beside.stat().st_size:
             raise UsageError(
@@ -189,9 +175,9 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
                 f"Close that program or open the database once with sqlite3, so that {journal} disappears.",
             )
     if append:
-        database_fingerprint(db)  # raises where it is not a database of ours
+        connection.database_fingerprint(db)  # raises where it is not a database of ours
     elif overwrite:
-        check_replaceable(db)
+        connection.check_replaceable(db)
     else:
         raise _exists(db)
 
@@ -215,7 +201,7 @@ def _exists(db: Path) -> UsageError:
 
 
 def _unwritable(db: Path, why: str) -> UsageError:
-    return UsageError(f"The database {db} cannot be written: {why}.", OTHER_FILE)
+    return UsageError(f"The database {db} cannot be written: {why}.", connection.OTHER_FILE)
 
 
 @contextlib.contextmanager
@@ -233,11 +219,13 @@ def _naming(db: Path) -> Iterator[None]:
     """Name the database in SQLite's errors: the old one if it is damaged, otherwise the one to be written."""
     try:
         yield
-    except SQLITE_ERRORS as error:
-        if error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
+    except connection.SQLITE_ERRORS as error:
+        if connection.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             with reading(db):
                 raise
-        raise EmailRLError(f"The database {db} cannot be written: {reason(error)}.", "It is unchanged.") from error
+        raise EmailRLError(
+            f"The database {db} cannot be written: {connection.reason(error)}.", "It is unchanged."
+        ) from error
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------
@@ -350,11 +338,11 @@ class _Loader:
         create_triggers(self._connection)
         sql.executemany(_CONFIGURE, _DEFAULTS.items())
         values = {
-            "schema_version": str(SCHEMA_VERSION),
+            "schema_version": str(connection.SCHEMA_VERSION),
             "fingerprint": f"{self._fingerprint % (1 << 128):032x}",
             "emails": str(sql.execute("SELECT count(*) FROM emails").fetchone()[0]),
             "ids_follow_dates": "1",
-            "written_by": f"{MARK}{__version__}",
+            "written_by": f"{connection.MARK}{__version__}",
         }
         sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
         sql.execute("COMMIT")

@@ -42,13 +42,9 @@ _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
 
 def connect(db: Path, *, mapped: bool = True) -> Connection:
-    """Return a read-only connection to a database written by ``gen-db``.
-
-    ``mapped`` reads the file through a memory map: searches are a tenth faster, but reading all of it counts the file
-    as resident memory.
-
-    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is something else.
-    """
+    """Return a read-only connection to a database written by ``gen-db``. ``mapped`` reads the file through a memory
+    map: searches are a tenth faster, but reading all of it counts the file as resident memory. ``EmailRLError`` if the
+    file is missing or damaged, ``UsageError`` if it is something else."""
     if not db.is_file():
         raise no_database(db)
     check_header(db)
@@ -137,10 +133,8 @@ def check_header(db: Path) -> None:
 
 
 def check_replaceable(db: Path) -> None:
-    """Raise ``UsageError`` unless the file is empty, or a database without anything in it or one that gen-db wrote.
-
-    Its emails may be damaged. Neither locks nor journals are made: the file may belong to another program.
-    """
+    """Raise ``UsageError`` unless the file is empty, or a database without anything in it or one that gen-db wrote. No
+    locks or journals are made: the file may belong to another program."""
     hint = "Move it away, or name another file with --db."
     try:
         with _engine(db.absolute(), "mode=ro&immutable=1").connect() as connection:
@@ -154,10 +148,8 @@ def check_replaceable(db: Path) -> None:
 
 @contextmanager
 def reading(db: Path) -> Iterator[None]:
-    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` that names it and the remedy.
-
-    A query that Ctrl-C interrupted raises KeyboardInterrupt, for which SQLite substitutes an error of its own.
-    """
+    """Turn SQLite's errors on a damaged database into an ``EmailRLError`` with the remedy, and those of a query that
+    Ctrl-C interrupted into KeyboardInterrupt."""
     try:
         yield
     except SQLITE_ERRORS as error:
@@ -190,10 +182,7 @@ def how_to_get(db: Path) -> str:
 
 
 def database_fingerprint(db: Path) -> str:
-    """Return the fingerprint of a database's content, as recorded by ``gen-db``; fast.
-
-    Raises ``EmailRLError`` if the file is missing or damaged, ``UsageError`` if it is not a mail database.
-    """
+    """Return the fingerprint of a database's content, as recorded by ``gen-db``. Raises as ``connect``."""
     with opened(db) as connection:
         fingerprint = noted(connection, "fingerprint")
     if fingerprint is None:
@@ -210,9 +199,7 @@ def first_day(db: Path, inbox: str) -> str | None:
 
 
 def last_day(db: Path) -> str | None:
-    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date.
-
-    Raises the errors of ``database_fingerprint``.
-    """
+    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date. Raises as
+    ``connect``."""
     with opened(db) as connection:
         return (connection.scalar(select(func.max(emails.c.date))) or "")[:10] or None

@@ -367,10 +367,8 @@ def quoted(keyword: str) -> str:
 
 
 def short_text(keywords: Sequence[str]) -> int:
-    """Return a length in characters up to which no text has too many matches of the keywords.
-
-    A match has at least as many characters as the keyword's longest word, and one more separates it from the next.
-    """
+    """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
+    keyword's longest word, and one more character separates it from the next."""
     return int(_MOST_MATCHES / sum(1 / (1 + _shortest_match(keyword)) for keyword in keywords))
 
 

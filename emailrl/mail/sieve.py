@@ -111,13 +111,10 @@ def _hash(text: str) -> bytes:
 
 
 class Sieve:
-    """Passes each email once, and counts those that do not pass.
-
-    Rejected are those skipped by ``sift``, then ``duplicate`` (the setting ``dedupe``), then ``duplicate_id`` (the
-    Message-ID of an earlier email; the column is unique). As in ART-E, an email of a research corpus is a duplicate if
-    subject, body and sender equal those of an earlier one exactly; for a person's own mail, which may come from two
-    archives, their trimmed forms are compared.
-    """
+    """Passes each email once, and counts those that do not pass. Rejected are those skipped by ``sift``, then
+    ``duplicate`` (the setting ``dedupe``), then ``duplicate_id``. As in ART-E, an email of a research corpus is a
+    duplicate if subject, body and sender equal those of an earlier one exactly; for a person's own mail, their trimmed
+    forms are compared."""
 
     def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
         self.skipped: dict[str, int] = {}  # number of rejected messages by reason

@@ -32,10 +32,8 @@ _Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 class Entry(NamedTuple):
-    """One line of a trajectory file: its position and the fields shown in lists.
-
-    ``evaluation.verdict`` accepts it like a trajectory. ``id`` is None for a line that is not a trajectory.
-    """
+    """One line of a trajectory file: its position and the fields shown in lists, which ``evaluation.verdict`` accepts
+    like a trajectory. ``id`` is None for a line that is not a trajectory."""
 
     line: _Count  # from 1, as editors count
     offset: _Count  # byte offset of the line
@@ -126,10 +124,8 @@ class TrajectoryWriter(JsonlWriter):
 
 
 class TrajectoryIndex(Sequence[Entry]):
-    """The entries of a trajectory file in order; blank lines and a torn last line have none.
-
-    ``num_lines`` and ``size`` are the lines, blank ones included, and the bytes of the file that it covers.
-    """
+    """The entries of a trajectory file in order; blank lines and a torn last line have none. ``num_lines`` and ``size``
+    are the lines, blank ones included, and the bytes of the file that it covers."""
 
     def __init__(self, path: Path) -> None:
         """Read the file's index, or build it; OSError if the file cannot be read."""

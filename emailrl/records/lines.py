@@ -52,10 +52,8 @@ def finite(value: Any) -> Any:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read.
-
-    An incomplete last line without a newline is skipped: it is still being written, or a crash cut it off.
-    """
+    """Yield the objects of a JSONL file in order; ``EmailRLError`` names file and line of one that cannot be read. An
+    incomplete last line is skipped: it is still being written, or a crash cut it off."""
     for number, line in numbered_lines(path):
         yield parse_line(path, number, line)
 

@@ -85,11 +85,8 @@ def notes_path(trajectories: Path) -> Path:
 
 
 def training_notes(trajectories: Path, *, brief: bool = False) -> tuple[dict[str, TrainingNote], list[str]]:
-    """Return the notes on the trajectories of a file by id, and errors for skipped lines.
-
-    Files not written by training have none. ``brief`` leaves out ``samples`` as far as possible, for lists: they hold
-    nearly all of the file's bytes.
-    """
+    """Return the notes on the trajectories of a file by id, and errors for skipped lines. ``brief`` leaves out
+    ``samples`` as far as possible, for lists: they hold nearly all of the file's bytes."""
     notes, complaints = readable(notes_path(trajectories), _brief_note if brief else _note)
     return {note.id: note for note in notes}, [f"training/{each}" for each in complaints]
 

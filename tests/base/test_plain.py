@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from emailrl.base.plain import counted, plain, plain_line
 
 
-def test_escape_sequences_and_controls_become_visible() -> None:
-    assert plain("a\x1b[31mred\x1b[0m") == "a␛[31mred␛[0m"
-    assert plain("bell\x07 back\x08 del\x7f nul\x00") == "bell␇ back␈ del␡ nul␀"
-    assert plain("c1\x9b31m") == "c1<U+009B>31m"
-
-
-def test_carriage_return_cannot_overwrite_a_line() -> None:
-    assert plain("paid\rdue") == "paid␍due"
-    assert plain("one\r\ntwo\nthree") == "one\ntwo\nthree"
-
-
-def test_bidi_zero_width_and_separators_are_named() -> None:
-    assert plain("abc\u202edef\u2066x\u2069") == "abc<U+202E>def<U+2066>x<U+2069>"
-    assert plain("a\u200bb\ufeffc\u2028d") == "a<U+200B>b<U+FEFF>c<U+2028>d"
-    assert plain("\U000e0041") == "<U+E0041>"
-    assert plain("\ud800") == "<U+D800>"
-
-
-def test_ordinary_text_stays() -> None:
-    ordinary = "naïve café, 東京, [bold]not markup[/bold], 100 €"
-    assert plain(ordinary) == ordinary
-    assert plain("a\tb") == "a\tb"
-    assert plain_line("a\nb\tc") == "a⏎b\tc"
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[31mred\x1b[0m", "a␛[31mred␛[0m"), ("bell\x07 back\x08 del\x7f nul\x00", "bell␇ back␈ del␡ nul␀"),
+        ("c1\x9b31m", "c1<U+009B>31m"),
+        ("paid\rdue", "paid␍due"), ("one\r\ntwo\nthree", "one\ntwo\nthree"),  # cannot overwrite a line
+        ("abc\u202edef\u2066x\u2069", "abc<U+202E>def<U+2066>x<U+2069>"),
+        ("a\u200bb\ufeffc\u2028d", "a<U+200B>b<U+FEFF>c<U+2028>d"), ("\U000e0041", "<U+E0041>"), ("\ud800", "<U+D800>"),
+        *((text, text) for text in ("naïve café, 東京, [bold]not markup[/bold], 100 €", "a\tb")),
+    ],
+)  # fmt: skip
+def test_what_a_terminal_acts_on_becomes_visible(text: str, shown: str) -> None:
+    assert plain(text) == shown
+    assert plain_line(text) == shown.replace("\n", "⏎")
 
 
 @given(st.text())

@@ -24,18 +24,8 @@ def make_email(
     day: str | None = "2001-05-01",
 ) -> RawEmail:
     date = None if day is None else datetime.fromisoformat(day).replace(tzinfo=UTC)
-    text = body or f"Body number {number}."
-    return RawEmail(
-        f"<{number}@x>",
-        subject or f"Subject {number}",
-        sender,
-        list(to),
-        list(cc),
-        list(bcc),
-        date,
-        text,
-        f"f/{number}.",
-    )
+    head = (f"<{number}@x>", subject or f"Subject {number}", sender, list(to), list(cc), list(bcc), date)
+    return RawEmail(*head, body or f"Body number {number}.", f"f/{number}.")
 
 
 @pytest.fixture(scope="session")
@@ -47,21 +37,16 @@ def email() -> Callable[..., RawEmail]:
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
     """Six mails between ann, bob and cy, out of the order of their dates; number 6 has no date."""
-    path = tmp_path / "mail.db"
+    cy = ("cy@x.org",)
     emails = [
         make_email(3, subject="Budget", body="The gas budget is final.", day="2001-05-03"),
         make_email(1, subject="Budget draft", body="A draft of the gas budget.", day="2001-05-01"),
-        make_email(2, subject="Lunch", body="Lunch at noon?", sender="bob@x.org", to=("cy@x.org",), day="2001-05-02"),
-        make_email(
-            4, subject="Budget", body="Copy of the gas budget.", to=("cy@x.org",), cc=("bob@x.org",), day="2001-05-04"
-        ),
-        make_email(
-            5, subject="Secret", body="A secret gas budget.", to=("dee@x.org",), bcc=("cy@x.org",), day="2001-05-05"
-        ),
+        make_email(2, subject="Lunch", body="Lunch at noon?", sender="bob@x.org", to=cy, day="2001-05-02"),
+        make_email(4, subject="Budget", body="Copy of the gas budget.", to=cy, cc=("bob@x.org",), day="2001-05-04"),
+        make_email(5, subject="Secret", body="A secret gas budget.", to=("dee@x.org",), bcc=cy, day="2001-05-05"),
         make_email(6, subject="Old", body="An undated gas budget.", day=None),
-    ]  # fmt: skip
-    build_database(emails, path)
-    return path
+    ]
+    return build_database(emails, tmp_path / "mail.db").db
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -11,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mail.mails import stored_emails
+from mail.mails import found, only, rows, stored_emails
 from sqlalchemy import Connection
 
 from emailrl.base.errors import EmailRLError, UsageError
@@ -29,24 +29,15 @@ Make = Callable[..., RawEmail]
 PEOPLE = ["ann@x.org", "bob@x.org", "cy@x.org", "dee@x.org"]
 
 
-def rows(db: Path, sql: str) -> list[tuple[object, ...]]:
-    with contextlib.closing(sqlite3.connect(db)) as connection:
-        return connection.execute(sql).fetchall()
-
-
 def check(db: Path) -> None:
     """The database is whole: SQLite's own checks, the index against the mails, ids against dates, all triggers."""
-    with contextlib.closing(sqlite3.connect(db)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        connection.execute("INSERT INTO emails_fts(emails_fts, rank) VALUES ('integrity-check', 1)")
-        dates = [date or "" for (date,) in connection.execute("SELECT date FROM emails ORDER BY id")]
-        assert dates == sorted(dates, reverse=True)
-        lost = "SELECT count(*) FROM recipients WHERE email_id NOT IN (SELECT id FROM emails)"
-        assert connection.execute(lost).fetchone() == (0,)
-        assert connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'").fetchone() == (8,)
-        assert connection.execute("SELECT count(*) FROM emails").fetchone()[0] == int(
-            connection.execute("SELECT value FROM meta WHERE key = 'emails'").fetchone()[0]
-        )
+    assert rows(db, "PRAGMA integrity_check") == [("ok",)]
+    rows(db, "INSERT INTO emails_fts(emails_fts, rank) VALUES ('integrity-check', 1)")
+    dates = [date or "" for (date,) in rows(db, "SELECT date FROM emails ORDER BY id")]
+    assert dates == sorted(dates, reverse=True)
+    assert rows(db, "SELECT count(*) FROM recipients WHERE email_id NOT IN (SELECT id FROM emails)") == [(0,)]
+    assert rows(db, "SELECT count(*) FROM sqlite_master WHERE type = 'trigger'") == [(8,)]
+    assert rows(db, "SELECT value FROM meta WHERE key = 'emails'") == [(str(len(dates)),)]
 
 
 MAIL = st.tuples(
@@ -63,75 +54,76 @@ def test_as_if_all_had_been_built_at_once(
 ) -> None:
     monkeypatch.setattr(build, "_FEW_MAILS", few)
     monkeypatch.setattr(build, "_LARGEST_SHARE", 10**6)
-    folder = tmp_path_factory.mktemp("append")
+    steps, once = (tmp_path_factory.mktemp("append") / name for name in ("steps.db", "once.db"))
     everything: list[RawEmail] = []
     for batch in batches:
         mails = [
-            email(len(everything) + n, body=f"{body} {len(everything) + n}", sender=sender, to=tuple(sorted(to)),
-                  day=day and f"2001-05-{day:02}")
-            for n, (day, sender, to, body) in enumerate(batch)
-        ]  # fmt: skip
+            email(n, body=f"{body} {n}", sender=sender, to=tuple(sorted(to)), day=day and f"2001-05-{day:02}")
+            for n, (day, sender, to, body) in enumerate(batch, len(everything))
+        ]
         everything += mails
         if everything:
-            build_database([*everything, *mails], folder / "steps.db", append=True)
-            check(folder / "steps.db")
+            build_database([*everything, *mails], steps, append=True)
+            check(steps)
     if not everything:
         return
-    build_database(everything, folder / "once.db")
-    assert list(stored_emails(folder / "steps.db")) == list(stored_emails(folder / "once.db"))
-    assert database_fingerprint(folder / "steps.db") == database_fingerprint(folder / "once.db")
+    build_database(everything, once)
+    assert list(stored_emails(steps)) == list(stored_emails(once))
+    assert database_fingerprint(steps) == database_fingerprint(once)
     for inbox in PEOPLE:
         for until in (None, "2001-05-14"):
-            found = [open_mailbox(folder / name, inbox, until).search(["gas"]) for name in ("steps.db", "once.db")]
-            assert found[0] == found[1]
+            hits = [open_mailbox(db, inbox, until).search(["gas"]) for db in (steps, once)]
+            assert hits[0] == hits[1]
 
 
 def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, email: Make
 ) -> None:
     db = tmp_path / "mail.db"
-    build_database([email(1, day="2001-05-01")], db)
+    build_database([email(1)], db)
     before, connect_for_loading = db.read_bytes(), build.connect_for_loading
 
     def on_a_full_disk(path: Path) -> Connection:
         connection = connect_for_loading(path)
-        if "building" in path.name:
-            driver(connection).execute("PRAGMA max_page_count = 2")
+        driver(connection).execute("PRAGMA max_page_count = 2")
         return connection
 
     monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)
     with pytest.raises(EmailRLError, match="cannot be written: database or disk is full") as caught:
         build_database([email(2, day="2001-05-02")], db, append=True)
     assert caught.value.hint == "It is unchanged."
-    assert db.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["mail.db"]
+    assert db.read_bytes() == before and only(tmp_path) == ["mail.db"]
 
 
-def test_newer_mail_comes_before_the_others_and_undated_mail_by_its_id_behind(tmp_path: Path, email: Make) -> None:
+@pytest.mark.parametrize(
+    ("stored", "added", "expected"),
+    [
+        (  # newer mail comes before the others, undated mail by its id behind
+            {1: None, 7: None, 2: "2001-05-02", 3: "2001-05-03"}, {4: None, 6: "2001-05-06", 5: "2001-05-03"},
+            {-1: 6, 0: 5, 1: 3, 2: 2, 3: 7, 4: 4, 5: 1},
+        ),
+        (  # a mail from the future does not make every append a rewrite
+            {1: "2001-05-01", 2: "2001-05-02", 9: "2037-01-01"}, {3: "2001-05-03"}, {0: 9, 1: 3, 2: 2, 3: 1}
+        ),
+    ],
+)  # fmt: skip
+def test_old_mail_keeps_its_ids(tmp_path: Path, email: Make, stored: dict, added: dict, expected: dict) -> None:
     db = tmp_path / "mail.db"
-    stored = [email(1, day=None), email(7, day=None), email(2, day="2001-05-02"), email(3, day="2001-05-03")]
-    build_database(stored, db)
-    report = build_database(
-        [email(4, day=None), email(6, day="2001-05-06"), email(5, day="2001-05-03")], db, append=True
-    )
-    assert (report.emails, report.recipients) == (3, 3)
-    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [
-        (-1, "<6@x>"), (0, "<5@x>"), (1, "<3@x>"), (2, "<2@x>"), (3, "<7@x>"), (4, "<4@x>"), (5, "<1@x>"),
-    ]  # fmt: skip
-    box = open_mailbox(db, "bob@x.org")
-    assert [hit.message_id for hit in box.search(["body"], sent_after="2001-05-03")] == ["<6@x>", "<5@x>", "<3@x>"]
-    assert box.search(["body"], sent_after="2001-05-07") == []
-    assert [hit.message_id for hit in box.search(["body"], sent_before="2001-05-03")] == ["<2@x>"]
+    build_database([email(n, day=day) for n, day in stored.items()], db)
+    report = build_database([email(n, day=day) for n, day in added.items()], db, append=True)
+    assert (report.emails, report.recipients) == (len(added), len(added))
+    ids = rows(db, "SELECT id, message_id FROM emails ORDER BY id")
+    assert ids == [(key, f"<{n}@x>") for key, n in expected.items()]
     check(db)
 
 
-def test_a_mail_from_the_future_does_not_make_every_append_a_rewrite(tmp_path: Path, email: Make) -> None:
+def test_dates_bound_searches_after_an_append(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
-    build_database([email(1, day="2001-05-01"), email(2, day="2001-05-02"), email(9, day="2037-01-01")], db)
-    build_database([email(3, day="2001-05-03")], db, append=True)
-    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [
-        (0, "<9@x>"), (1, "<3@x>"), (2, "<2@x>"), (3, "<1@x>"),
-    ]  # fmt: skip
-    check(db)
+    build_database([email(1, day=None), email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
+    build_database([email(6, day="2001-05-06"), email(5, day="2001-05-03")], db, append=True)
+    assert found(db, "bob@x.org", "body", sent_after="2001-05-03") == ["<6@x>", "<5@x>", "<3@x>"]
+    assert found(db, "bob@x.org", "body", sent_after="2001-05-07") == []
+    assert found(db, "bob@x.org", "body", sent_before="2001-05-03") == ["<2@x>"]
 
 
 def test_old_mail_is_put_in_its_place(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +137,8 @@ def test_old_mail_is_put_in_its_place(tmp_path: Path, email: Make, monkeypatch: 
 def test_a_database_out_of_order_is_put_in_order(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     build_database([email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
-    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
-        connection.execute(
-            "INSERT INTO emails(message_id, date, subject, body) VALUES ('<7@x>', '2001-05-07', 's', 'b')"
-        )
-        connection.execute("UPDATE emails SET date = '2001-05-07 00:00:00' WHERE message_id = '<7@x>'")
+    rows(db, "INSERT INTO emails(message_id, date, subject, body) VALUES ('<7@x>', '2001-05-07', 's', 'b')")
+    rows(db, "UPDATE emails SET date = '2001-05-07 00:00:00' WHERE message_id = '<7@x>'")
     assert rows(db, "SELECT count(*) FROM meta WHERE key = 'ids_follow_dates'") == [(0,)]
     build_database([email(8, day="2001-05-08")], db, append=True)
     assert rows(db, "SELECT message_id FROM emails ORDER BY id") == [("<8@x>",), ("<7@x>",), ("<3@x>",), ("<2@x>",)]
@@ -167,15 +156,10 @@ def test_nothing_new_leaves_the_file_alone(tmp_path: Path, email: Make) -> None:
 def test_addresses_keep_their_numbers(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     build_database([email(1, to=("bob@x.org", "eve@x.org"))], db)
-    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
-        connection.execute("DELETE FROM addresses WHERE address = 'bob@x.org'")  # numbers with a gap
+    rows(db, "DELETE FROM addresses WHERE address = 'bob@x.org'")  # numbers with a gap
     build_database([email(2, sender="new@x.org", to=("eve@x.org",), day="2001-05-02")], db, append=True)
-    assert sorted(rows(db, "SELECT address, id FROM addresses")) == [
-        ("ann@x.org", 1),
-        ("eve@x.org", 3),
-        ("new@x.org", 4),
-    ]
-    assert [hit.message_id for hit in open_mailbox(db, "eve@x.org").search(["body"])] == ["<2@x>", "<1@x>"]
+    assert dict(rows(db, "SELECT address, id FROM addresses")) == {"ann@x.org": 1, "eve@x.org": 3, "new@x.org": 4}
+    assert found(db, "eve@x.org", "body") == ["<2@x>", "<1@x>"]
 
 
 def test_the_index_stays_in_few_pieces(tmp_path: Path, email: Make) -> None:
@@ -195,14 +179,14 @@ def test_a_reader_keeps_what_it_opened(tmp_path: Path, email: Make) -> None:
     old = open_mailbox(db, "bob@x.org")
     build_database([email(2, day="2001-05-02")], db, append=True)
     assert [hit.message_id for hit in old.search(["body"])] == ["<1@x>"]
-    assert [hit.message_id for hit in open_mailbox(db, "bob@x.org").search(["body"])] == ["<2@x>", "<1@x>"]
+    assert found(db, "bob@x.org", "body") == ["<2@x>", "<1@x>"]
 
 
 @pytest.mark.parametrize("flag", ["append", "overwrite"])
 def test_what_another_program_writes_is_not_lost(tmp_path: Path, email: Make, flag: str) -> None:
     db = tmp_path / "mail.db"
     build_database([email(1)], db)
-    with contextlib.closing(sqlite3.connect(db)) as writer:
+    with closing(sqlite3.connect(db)) as writer:
         writer.execute("PRAGMA journal_mode = WAL")
         writer.execute("UPDATE emails SET subject = 'changed by hand'")
         writer.commit()
@@ -243,4 +227,4 @@ def test_killed_at_any_moment_it_is_the_old_database_or_the_new(tmp_path: Path, 
     assert all(number % 10 == 0 for number in stored)
     assert stored == sorted(stored) and stored[-1] > 10
     build_database([email(10**6)], db, append=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mail.db"]
+    assert only(tmp_path) == ["mail.db"]

@@ -29,6 +29,7 @@ def test_labels(label: str, codec: str | None) -> None:
         ("ks_c_5601-1987", "cp949", "펲시콜라"), ("shift_jis", "cp932", "①②㈱ 日本語"), ("x-sjis", "cp932", "髙橋"),
         ("big5", "big5hkscs", "香港嘅㗎"), ("euc-jp", "euc_jis_2004", "①日本語"), ("iso-8859-9", "cp1254", "“İyi”"),
         ("iso-8859-1", "cp1252", "“It’s 5 €”"), ("us-ascii", "cp1252", "It’s"), ("tis-620", "cp874", "ไทย…"),
+        ("iso-8859-1", "utf-8", "Æ 中文"), ("gb2312", "utf-8", "中文 text"),  # UTF-8 under another label is UTF-8
     ],
 )  # fmt: skip
 def test_a_sign_of_the_superset_spoils_nothing(label: str, codec: str, text: str) -> None:
@@ -36,30 +37,37 @@ def test_a_sign_of_the_superset_spoils_nothing(label: str, codec: str, text: str
     assert (decode(text.encode(codec), label, defects), defects) == (text, ["bad_charset"])
 
 
-def test_iso_2022_jp_with_signs_of_windows() -> None:
+@pytest.mark.parametrize(
+    ("raw", "text"), [(b"\x1b$B-!F|K\\\x1b(B", "①日本"), (b"\x1b(I1234\x1b(B \x1b$B$3$s\x1b(B", "ｱｲｳｴ こん")]
+)  # signs of Windows, and half-width kana
+def test_iso_2022_jp_of_other_programs(raw: bytes, text: str) -> None:
     defects: list[str] = []
-    assert decode(b"\x1b$B-!F|K\\\x1b(B", "iso-2022-jp", defects) == "①日本"
-    assert defects == ["bad_charset"]
+    assert (decode(raw, "iso-2022-jp", defects), defects) == (text, ["bad_charset"])
 
 
 @pytest.mark.parametrize(
-    ("label", "codec"),
-    [("gb2312", "gb2312"), ("shift_jis", "shift_jis"), ("koi8-r", "koi8_r"), ("utf-7", "utf_7"), ("cp-850", "cp850")],
-)
-def test_text_that_fits_is_no_defect(label: str, codec: str) -> None:
-    text = {"koi8_r": "привет", "cp850": "é½", "utf_7": "héé"}.get(codec, "日本")
+    ("label", "codec", "text"),
+    [
+        ("gb2312", "gb2312", "日本"), ("shift_jis", "shift_jis", "日本"), ("koi8-r", "koi8_r", "привет"),
+        ("utf-7", "utf_7", "héé"), ("cp-850", "cp850", "é½"),
+    ],
+)  # fmt: skip
+def test_text_that_fits_is_no_defect(label: str, codec: str, text: str) -> None:
     defects: list[str] = []
     assert (decode(text.encode(codec), label, defects), defects) == (text, [])
 
 
-@pytest.mark.parametrize("label", ["utf-8", "gb2312", "shift_jis", "euc-kr", "windows-1253"])
-def test_one_broken_sign_costs_itself_alone(label: str) -> None:
-    codec = codec_of(label)
-    assert codec is not None
-    text = {"euc_kr": "한국어 한국어 한국어", "cp1253": "ελληνικά κείμενα"}.get(codec, "中文中文中文中文中文")
-    raw = text.encode(codec) + (b" \xff." if label != "windows-1253" else b" \xd2.")
+@pytest.mark.parametrize(
+    ("label", "codec", "text", "broken"),
+    [
+        *((label, label, "中文中文中文中文中文", b" \xff.") for label in ("utf-8", "gb2312", "shift_jis")),
+        ("euc-kr", "euc_kr", "한국어 한국어 한국어", b" \xff."),
+        ("windows-1253", "cp1253", "ελληνικά κείμενα", b" \xd2."),
+    ],
+)
+def test_one_broken_sign_costs_itself_alone(label: str, codec: str, text: str, broken: bytes) -> None:
     defects: list[str] = []
-    assert decode(raw, label, defects).startswith(text)
+    assert decode(text.encode(codec) + broken, label, defects).startswith(text)
     assert defects == ["bad_charset"]
 
 
@@ -67,14 +75,3 @@ def test_one_broken_sign_costs_itself_alone(label: str) -> None:
 def test_what_fits_nothing_is_windows_1252_or_utf_8(label: str) -> None:
     assert decode(b"caf\xe9.", label, []) == "café."
     assert decode("It’s a café".encode(), label, []) == "It’s a café"
-
-
-def test_utf_8_under_another_label_is_utf_8() -> None:
-    assert decode("Æ 中文".encode(), "iso-8859-1", []) == "Æ 中文"
-    assert decode("中文 text".encode(), "gb2312", []) == "中文 text"
-
-
-def test_half_width_kana_in_iso_2022_jp() -> None:
-    defects: list[str] = []
-    assert decode(b"\x1b(I1234\x1b(B \x1b$B$3$s\x1b(B", "iso-2022-jp", defects) == "ｱｲｳｴ こん"
-    assert defects == ["bad_charset"]

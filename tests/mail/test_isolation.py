@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mail.mails import only
 
 from emailrl.base.errors import ToolError
 from emailrl.mail import open_mailbox
@@ -23,60 +24,37 @@ from emailrl.mail.sources import RawEmail
 PEOPLE = [f"p{number}@x.org" for number in range(6)]
 WORDS = ["gas", "the", "budget", "OR", "not", "near", "été", "subject", "a-b", "2001"]
 FIRST_DAY = date(2001, 1, 1)
+Built = tuple[Path, dict[str, RawEmail]]
 
 
 @pytest.fixture(scope="module")
-def mailbox(
-    tmp_path_factory: pytest.TempPathFactory, email: Callable[..., RawEmail]
-) -> tuple[Path, dict[str, RawEmail]]:
+def mailbox(tmp_path_factory: pytest.TempPathFactory, email: Callable[..., RawEmail]) -> Built:
     rng = random.Random(0)
     emails = [
         email(
-            number,
-            subject=" ".join(rng.choices(WORDS, k=3)),
-            body=" ".join(rng.choices(WORDS, k=8)) + f" {number}",
-            sender=rng.choice(PEOPLE),
-            to=tuple(rng.sample(PEOPLE, rng.randrange(3))),
+            number, subject=" ".join(rng.choices(WORDS, k=3)), body=" ".join(rng.choices(WORDS, k=8)) + f" {number}",
+            sender=rng.choice(PEOPLE), to=tuple(rng.sample(PEOPLE, rng.randrange(3))),
             bcc=tuple(rng.sample(PEOPLE, rng.randrange(2))),
             day=None if number % 17 == 0 else str(FIRST_DAY + timedelta(days=rng.randrange(40))),
         )
         for number in range(300)
-    ]
+    ]  # fmt: skip
     path = tmp_path_factory.mktemp("isolation") / "mail.db"
     build_database(emails, path)
     return path, {email.message_id: email for email in emails}
 
 
+HOSTILE = [
+    "gas OR the", "gas* OR parties", "NOT gas", '"', '""', '"gas', "gas)", "{subject} : the", "parties : q1", "^gas",
+    "NEAR(gas the)", "-gas", "\0", "gas\0 OR the", "' OR 1=1 --", "%", "\ud800",
+]  # fmt: skip
+SECOND = st.sampled_from([*WORDS, '"', "*", ")", "OR gas", "\0", "\ue0001"])
 ANYTHING = st.one_of(st.none(), st.integers(), st.text(), st.binary(), st.floats(), st.lists(st.text(), max_size=3))
 KEYWORD = st.one_of(
-    st.sampled_from(WORDS),
-    st.text(max_size=20),
-    st.builds(
-        "{} {}".format, st.sampled_from(WORDS), st.sampled_from([*WORDS, '"', "*", ")", "OR gas", "\0", "\ue0001"])
-    ),
-    st.sampled_from(
-        [
-            "gas OR the",
-            "gas* OR parties",
-            "NOT gas",
-            '"',
-            '""',
-            '"gas',
-            "gas)",
-            "{subject} : the",
-            "parties : q1",
-            "^gas",
-            "NEAR(gas the)",
-            "-gas",
-            "\0",
-            "gas\0 OR the",
-            "' OR 1=1 --",
-            "%",
-            "\ud800",
-        ]
-    ),
+    st.sampled_from(WORDS), st.text(max_size=20), st.builds("{} {}".format, st.sampled_from(WORDS), SECOND),
+    st.sampled_from(HOSTILE),
     st.builds(lambda word, times: word * times, st.sampled_from(["gas ", "\U0001f600", "x"]), st.integers(1, 400)),
-)
+)  # fmt: skip
 ADDRESS = st.one_of(st.none(), st.sampled_from(PEOPLE), ANYTHING)
 DAY = st.one_of(st.none(), st.integers(-5, 50).map(lambda days: str(FIRST_DAY + timedelta(days=days))), ANYTHING)
 CALL = st.fixed_dictionaries(
@@ -97,7 +75,7 @@ def is_visible(email: RawEmail, inbox: str, until: str | None) -> bool:
 @settings(max_examples=400, deadline=None)
 @given(call=CALL, inbox=st.sampled_from(PEOPLE), until=UNTIL, order=ORDER)
 def test_search_shows_nothing_it_should_not(
-    mailbox: tuple[Path, dict[str, RawEmail]], call: dict[str, Any], inbox: str, until: str | None, order: Order
+    mailbox: Built, call: dict[str, Any], inbox: str, until: str | None, order: Order
 ) -> None:
     db, emails = mailbox
     try:
@@ -113,39 +91,30 @@ def test_search_shows_nothing_it_should_not(
     assert dates == known + [None] * (len(dates) - len(known)), "undated mails come last"
 
 
+IDS = st.one_of(st.integers(0, 300).map("<{}@x>".format), ANYTHING)
+
+
 @settings(max_examples=200, deadline=None)
-@given(
-    message_id=st.one_of(st.integers(0, 300).map("<{}@x>".format), ANYTHING), inbox=st.sampled_from(PEOPLE), until=UNTIL
-)
-def test_read_shows_nothing_it_should_not(
-    mailbox: tuple[Path, dict[str, RawEmail]], message_id: Any, inbox: str, until: str | None
-) -> None:
+@given(message_id=IDS, inbox=st.sampled_from(PEOPLE), until=UNTIL)
+def test_read_shows_nothing_it_should_not(mailbox: Built, message_id: Any, inbox: str, until: str | None) -> None:
     db, emails = mailbox
     try:
         email = open_mailbox(db, inbox, until).read(message_id)
     except ToolError:
         return
-    visible = message_id in emails and is_visible(emails[message_id], inbox, until)
-    assert (email is not None) == visible
+    assert (email is not None) == (message_id in emails and is_visible(emails[message_id], inbox, until))
 
 
 WRITES = [
-    "INSERT INTO emails (message_id, subject) VALUES ('<new@x>', 'x')",
-    "UPDATE emails SET subject = 'x'",
-    "DELETE FROM recipients",
-    "DROP TABLE emails_fts",
-    "INSERT INTO emails_fts (emails_fts) VALUES ('delete-all')",
-    "CREATE TABLE notes (x)",
-    "PRAGMA user_version = 9",
-    "VACUUM",
-]
+    "INSERT INTO emails (message_id, subject) VALUES ('<new@x>', 'x')", "UPDATE emails SET subject = 'x'",
+    "DELETE FROM recipients", "DROP TABLE emails_fts", "INSERT INTO emails_fts (emails_fts) VALUES ('delete-all')",
+    "CREATE TABLE notes (x)", "PRAGMA user_version = 9", "VACUUM",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("guard_off", [False, True], ids=["as_opened", "query_only_switched_off"])
 @pytest.mark.parametrize("write", WRITES)
-def test_an_agent_s_connection_cannot_write(
-    mailbox: tuple[Path, dict[str, RawEmail]], write: str, guard_off: bool
-) -> None:
+def test_an_agent_s_connection_cannot_write(mailbox: Built, write: str, guard_off: bool) -> None:
     db, _ = mailbox
     before = db.read_bytes()
     connection = driver(connect(db))
@@ -157,5 +126,4 @@ def test_an_agent_s_connection_cannot_write(
             connection.execute(write).fetchall()
     finally:
         connection.execute("PRAGMA query_only = ON")
-    assert db.read_bytes() == before
-    assert [path.name for path in db.parent.iterdir()] == [db.name], "no journal either"
+    assert db.read_bytes() == before and only(db.parent) == [db.name], "no journal either"

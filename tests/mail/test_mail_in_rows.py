@@ -1,7 +1,8 @@
-"""JSONL and Parquet: every row is a mail, or counted."""
+"""JSONL, Parquet, datasets and Kaggle's table: every row is a mail, or counted."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import random
@@ -10,17 +11,16 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from mail.mails import EXPECTED, emails, lines, names, row, write_parquet
+from mail.mails import EXPECTED, emails, lines, names, row, text, write_parquet
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail.sources import open_source
+from emailrl.mail.sources import RawEmail, Skipped, open_source
+from emailrl.mail.sources.rows import row_to_email
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_jsonl(path: Path, compress: Callable[[bytes], bytes]) -> None:
-    bare = row(2)
-    for column in ("cc", "bcc", "file_name"):
-        del bare[column]
+    bare = {key: value for key, value in row(2).items() if key not in ("cc", "bcc", "file_name")}
     path.write_bytes(compress(b"\xef\xbb\xbf" + lines(row(1)) + b"\r\n" + lines(bare, row(3, date=989883540000))))
     first, second, third = emails(path)
     assert first == EXPECTED
@@ -30,21 +30,18 @@ def test_jsonl(path: Path, compress: Callable[[bytes], bytes]) -> None:
 
 def test_a_first_line_longer_than_any_block(path: Path) -> None:
     path.write_bytes(lines(row(1, body="b" * 2_000_000), row(2)))
-    assert names(path) == ["<1@x>", "<2@x>"]
-    assert names(path, max_message_bytes=2_100_000) == ["<1@x>", "<2@x>"]
+    assert names(path) == names(path, max_message_bytes=2_100_000) == ["<1@x>", "<2@x>"]
 
 
 def test_hostile_lines_are_counted(path: Path) -> None:
     odd = [
         b"[" * 100_000, b'{"message_id": 1}', b"[]", b'"text"', b"{broken", b"9" * 5000,
-        lines(row(1, date=True)).strip(), lines(row(1, to="a@b")).strip(), lines(row(1, body={})).strip(),
-        lines(row(1, file_name=3)).strip(),
+        *(lines(row(1, **wrong)).strip() for wrong in ({"date": True}, {"to": "a@b"}, {"body": {}}, {"file_name": 3})),
     ]  # fmt: skip
-    path.write_bytes(lines(row(1)) + b"\n".join(odd) + b"\n" + lines(row(2)))
+    path.write_bytes(lines(row(1)) + b"\n".join(odd) + b"\n" + lines(row(2, file_name="a\0b\ud800", to=3), row(3)))
     found = names(path)
-    assert (found[0], found[-1]) == ("<1@x>", "<2@x>")
-    assert [skipped.partition(":")[0] for skipped in found[1:-1]] == ["bad_row"] * len(odd)
-    assert found[1] == "bad_row:mail.bin#2"
+    assert (found[0], found[1], found[-2:]) == ("<1@x>", "bad_row:mail.bin#2", ["bad_row:ab?", "<3@x>"])
+    assert [skipped.partition(":")[0] for skipped in found[1:-2]] == ["bad_row"] * len(odd)
 
 
 def test_what_jsonl_mends(path: Path) -> None:
@@ -67,15 +64,14 @@ def test_large_and_torn_lines(path: Path) -> None:
     whole = lines(row(1), row(2))
     path.write_bytes(whole[:-1])
     assert names(path) == ["<1@x>", "<2@x>"], "the last line end is no part of a row"
-    path.write_bytes(whole[:-10])
-    with pytest.raises(EmailRLError, match="after 1 complete rows"):
-        names(path)
-    assert names(path, allow_truncated=True) == ["<1@x>", "truncated:mail.bin#2"]
     noise = "".join(random.Random(0).choices("abcdefghijklmnop", k=20_000))
-    path.write_bytes(gzip.compress(lines(row(1), row(2), row(3, body=noise)))[:-2000])
-    with pytest.raises(EmailRLError, match="after 2 complete rows"):
-        names(path)
-    assert names(path, allow_truncated=True) == ["<1@x>", "<2@x>", "truncated:mail.bin#3"]
+    torn = {1: whole[:-10], 2: gzip.compress(lines(row(1), row(2), row(3, body=noise)))[:-2000]}
+    for complete, content in torn.items():
+        path.write_bytes(content)
+        with pytest.raises(EmailRLError, match=f"after {complete} complete rows"):
+            names(path)
+        expected = [*(f"<{n}@x>" for n in range(1, complete + 1)), f"truncated:mail.bin#{complete + 1}"]
+        assert names(path, allow_truncated=True) == expected
 
 
 def test_parquet(path: Path) -> None:
@@ -92,11 +88,108 @@ def test_parquet(path: Path) -> None:
 def test_parquet_torn_large_and_foreign(path: Path) -> None:
     write_parquet(path, row(1), row(2, body="b" * 5000, file_name=None))
     assert names(path, max_message_bytes=1000) == ["<1@x>", "too_large:mail.bin#2"]
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20])
+    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(EmailRLError, match="is truncated or damaged after 0 complete rows"):
         names(path)
     assert names(path, allow_truncated=True) == ["truncated:mail.bin#1"]
     write_parquet(path, {"message_id": "1", "body": "b"})
     with pytest.raises(UsageError, match="not a mail archive"):
         open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "defects"),
+    [
+        ("2001-05-14T16:39:00-07:00", "2001-05-14 23:39:00+00:00", ()),
+        ("Mon, 14 May 2001 16:39:00 -0700 (PDT)", "2001-05-14 23:39:00+00:00", ()),
+        (989883540000, "2001-05-14 23:39:00+00:00", ()), (989883540000.0, "2001-05-14 23:39:00+00:00", ()),
+        (None, "None", ("no_date",)), ("", "None", ("no_date",)), (float("nan"), "None", ("no_date",)),
+        ("soon", "None", ("bad_date",)), (1e300, "None", ("bad_date",)), (10**30, "None", ("bad_date",)),
+        (float("inf"), "None", ("bad_date",)), ("0001-01-01T00:00:00+14:00", "None", ("bad_date",)),
+    ],
+)  # fmt: skip
+def test_dates_of_rows(value: object, expected: str, defects: tuple[str, ...]) -> None:
+    email = row_to_email(row(1, date=value))
+    assert isinstance(email, RawEmail) and (str(email.date), email.defects) == (expected, defects)
+
+
+@pytest.mark.parametrize("wrong", [{"to": "a@b"}, {"date": {}}, {"body": 3}, {"cc": [1]}])
+def test_rows_of_the_wrong_type_are_counted(wrong: dict[str, object]) -> None:
+    assert row_to_email(row(1) | wrong) == Skipped("bad_row", "a/1.")
+
+
+# -- datasets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["saved", "parquet"])
+def test_a_dataset_in_a_folder(tmp_path: Path, kind: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    nothing = dict.fromkeys(("subject", "from", "cc", "date", "body"))
+    rows = [row(1, date=datetime(2001, 5, 14, 23, 39), bcc=[]), row(2, to=[], bcc=[]) | nothing]
+    dataset = datasets.Dataset.from_list(rows)
+    if kind == "saved":
+        dataset.save_to_disk(str(tmp_path / "d"))
+    else:
+        dataset.to_parquet(str(tmp_path / "d" / "data" / "train-00000-of-00001.parquet"))
+    first, second = emails(tmp_path / "d")
+    assert first == EXPECTED
+    assert (second.body, second.cc, second.defects) == ("", [], ("no_date", "no_sender"))
+
+
+def test_a_dataset_without_a_column(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"message_id": ["1"]}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(UsageError, match="no column 'subject'"):
+        names(tmp_path / "saved")
+
+
+def test_the_hub_s_dataset_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", row(1), row(2, bcc=["c@x.org"]))
+    hub, load = {"corbt/enron-emails": str(tmp_path)}, datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **options: load(hub[name], **options))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    first, second = open_source("hf")
+    assert first == EXPECTED
+    assert isinstance(second, RawEmail) and second.bcc == ["c@x.org"]
+
+
+def test_the_hub_out_of_reach_or_a_folder_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = r"corbt/enron-emails could not be loaded: the hub cannot be reached\. .*--source demo.*--source PATH"
+    with pytest.raises(EmailRLError, match=said):
+        next(iter(open_source("hf")))
+    (tmp_path / "corbt" / "enron-emails").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="A local folder corbt/enron-emails would be read instead of the hub's"):
+        list(open_source("hf"))
+
+
+# -- Kaggle's table ---------------------------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, rows: list[list[str]], header: tuple[str, ...] = ("file", "message")) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def test_kaggle_csv(path: Path) -> None:
+    write_csv(path, [["a/1.", text(1).decode() + '\n"quoted", and\nlines é'], ["a/2.", "no mail"], ["one column"]])
+    first, *rest = open_source(path)
+    assert isinstance(first, RawEmail)
+    assert (first.message_id, first.file_name) == ("<1@x>", "a/1.")
+    assert first.body.endswith('"quoted", and\nlines é')
+    assert rest == [Skipped("not_mail", "a/2."), Skipped("bad_row", "row 3")]
+
+
+def test_csv_with_other_column_order_mark_and_gzip(path: Path) -> None:
+    write_csv(path, [["x", text(1).decode(), "a/1."]], ("extra", "message", "file"))
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + path.read_bytes()))
+    assert names(path) == ["<1@x>"]
+
+
+def test_a_csv_that_breaks_off(path: Path) -> None:
+    write_csv(path, [["1", text(1).decode()], ["2", text(2).decode()]])
+    path.write_bytes(path.read_bytes()[:-6])
+    with pytest.raises(EmailRLError, match="after 1 complete rows"):
+        names(path)
+    assert names(path, allow_truncated=True) == ["<1@x>", "truncated:"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
-import json
 import mailbox
 import random
 from collections.abc import Callable
@@ -12,15 +10,13 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
-from mail.mails import make_tar, stored_emails
+from mail.mails import lines, make_tar, mbox, stored_emails, write_parquet
 
 from emailrl.base.errors import UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.sources import open_source
 from emailrl.settings import StoreSettings
-
-LONG = "x" * 72 + "\n"
 
 
 def mail(number: int, *, body: str = "Hello.\n", to: str = "bob@x.org") -> bytes:
@@ -32,66 +28,35 @@ def mail(number: int, *, body: str = "Hello.\n", to: str = "bob@x.org") -> bytes
 
 MAILS = [
     mail(1),
-    mail(2, body=LONG * 70),  # 5110 characters
+    mail(2, body=("x" * 72 + "\n") * 70),  # 5110 characters
     mail(3, to=", ".join(f"r{n}@x.org" for n in range(31))),
 ]
 FILTERED = {"long_body": 1, "many_recipients": 1}
 
 
-def as_mbox(folder: Path) -> Path:
-    (folder / "mail.mbox").write_bytes(
-        b"".join(b"From ann@x.org Tue May  1 10:00:00 2001\n" + m + b"\n" for m in MAILS)
-    )
-    return folder / "mail.mbox"
-
-
-def as_maildir(folder: Path) -> Path:
-    for number, content in enumerate(MAILS):
-        path = folder / "Maildir" / "cur" / f"98871{number}.M1P2.host:2,S"
+def in_files(folder: Path, *names: str) -> Path:
+    for name, content in zip(names, MAILS, strict=True):
+        path = folder / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    return folder / "Maildir"
+    return folder / "in"
 
 
-def as_eml(folder: Path) -> Path:
-    (folder / "saved").mkdir()
-    for number, content in enumerate(MAILS):
-        (folder / "saved" / f"{number}.eml").write_bytes(content)
-    return folder / "saved"
+def in_one(folder: Path, content: bytes) -> Path:
+    (folder / "mail.bin").write_bytes(content)
+    return folder / "mail.bin"
 
 
 def as_emlx(folder: Path) -> Path:
-    (folder / "Messages").mkdir()
-    for number, content in enumerate(MAILS):
-        (folder / "Messages" / f"{number}.emlx").write_bytes(b"%d\n" % len(content) + content + b"<plist/>")
-    return folder / "Messages"
-
-
-def as_mbox_in_a_tar(folder: Path) -> Path:
-    (folder / "takeout.tar").write_bytes(make_tar({"Takeout/All mail.mbox": as_mbox(folder).read_bytes()}))
-    return folder / "takeout.tar"
-
-
-def as_cmu_tree(folder: Path) -> Path:
-    for number, content in enumerate(MAILS):
-        path = folder / "tree" / "allen-p" / "inbox" / f"{number}."
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return folder / "tree"
-
-
-def as_cmu_tar(folder: Path) -> Path:
-    members = {f"maildir/allen-p/inbox/{number}.": content for number, content in enumerate(MAILS)}
-    (folder / "enron.tar").write_bytes(make_tar(members))
-    return folder / "enron.tar"
+    source = in_files(folder, "1.emlx", "2.emlx", "3.emlx")
+    for path in source.iterdir():
+        path.write_bytes(b"%d\n" % path.stat().st_size + path.read_bytes() + b"<plist/>")
+    return source
 
 
 def as_table(folder: Path) -> Path:
-    text = io.StringIO()
-    rows = csv.writer(text)
-    rows.writerow(["file", "message"])
-    rows.writerows([f"mail {number}", content.decode()] for number, content in enumerate(MAILS))
-    (folder / "emails.csv").write_text(text.getvalue())
+    with (folder / "emails.csv").open("w") as file:
+        csv.writer(file).writerows([["file", "message"], *(["a mail", content.decode()] for content in MAILS)])
     return folder / "emails.csv"
 
 
@@ -101,47 +66,48 @@ def columns(folder: Path) -> list[dict[str, object]]:
             "message_id": m.message_id, "subject": m.subject, "from": m.from_address, "to": m.to,
             "date": m.date and m.date.isoformat(), "body": m.body, "file_name": m.file_name, "cc": [], "bcc": [],
         }
-        for m in open_source(as_mbox(folder))
+        for m in open_source(in_one(folder, mbox(*MAILS)))
         if not hasattr(m, "reason")
     ]  # fmt: skip
 
 
-def as_rows(folder: Path) -> Path:
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in columns(folder)))
-    return folder / "rows.jsonl"
-
-
 def as_parquet(folder: Path) -> Path:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns(folder)), folder / "rows.parquet")
+    write_parquet(folder / "rows.parquet", *columns(folder))
     return folder / "rows.parquet"
 
 
-OWN = [as_mbox, as_maildir, as_eml, as_emlx, as_mbox_in_a_tar]
-RESEARCH = [as_cmu_tree, as_cmu_tar, as_table, as_rows, as_parquet]
-Written = Callable[[Path], Path]
+OWN = {
+    "mbox": lambda folder: in_one(folder, mbox(*MAILS)),
+    "maildir": lambda folder: in_files(folder, *(f"cur/98871{n}.M1P2.host:2,S" for n in range(3))),
+    "eml": lambda folder: in_files(folder, "1.eml", "2.eml", "3.eml"),
+    "emlx": as_emlx,
+    "mbox in a tar": lambda folder: in_one(folder, make_tar({"Takeout/All mail.mbox": mbox(*MAILS)})),
+}
+RESEARCH = {
+    "CMU's tree": lambda folder: in_files(folder, *(f"allen-p/inbox/{n}." for n in range(3))),
+    "CMU's tar": lambda folder: in_one(folder, make_tar({f"allen-p/inbox/{n}.": m for n, m in enumerate(MAILS)})),
+    "table": as_table,
+    "rows": lambda folder: in_one(folder, lines(*columns(folder))),
+    "parquet": as_parquet,
+}
 
 
 def built(source: Path, db: Path, settings: StoreSettings | None = None, *, append: bool = False) -> BuildReport:
     return build_database(open_source(source), db, settings=settings, append=append, workers=0)
 
 
-@pytest.mark.parametrize("written", OWN)
-def test_own_mail_is_kept_whole_unless_a_setting_says_otherwise(tmp_path: Path, written: Written) -> None:
-    source = written(tmp_path)
+@pytest.mark.parametrize("kind", OWN)
+def test_own_mail_is_kept_whole_unless_a_setting_says_otherwise(tmp_path: Path, kind: str) -> None:
+    source = OWN[kind](tmp_path)
     report = built(source, tmp_path / "all.db")
     assert (report.emails, report.skipped) == (3, {})
     given = built(source, tmp_path / "art_e.db", StoreSettings(max_body_chars=5000, max_recipients=30))
     assert (given.emails, given.skipped) == (1, FILTERED)
 
 
-@pytest.mark.parametrize("written", RESEARCH)
-def test_research_corpora_are_filtered_as_art_e_did_unless_a_setting_says_otherwise(
-    tmp_path: Path, written: Written
-) -> None:
-    source = written(tmp_path)
+@pytest.mark.parametrize("kind", RESEARCH)
+def test_research_corpora_are_filtered_as_art_e_did_unless_a_setting_says_otherwise(tmp_path: Path, kind: str) -> None:
+    source = RESEARCH[kind](tmp_path)
     report = built(source, tmp_path / "art_e.db")
     assert (report.emails, report.skipped) == (1, FILTERED)
     longer = built(source, tmp_path / "longer.db", StoreSettings(max_body_chars=0))
@@ -150,12 +116,10 @@ def test_research_corpora_are_filtered_as_art_e_did_unless_a_setting_says_otherw
 
 
 def test_where_all_is_filtered_the_error_names_the_setting(tmp_path: Path) -> None:
-    settings = StoreSettings(max_body_chars=50, max_recipients=30)
-    (tmp_path / "only").mkdir()
-    for name, content in (("long.eml", MAILS[1]), ("many.eml", MAILS[2])):
-        (tmp_path / "only" / name).write_bytes(content)
+    source = in_files(tmp_path, "short.eml", "long.eml", "many.eml")
+    (source / "short.eml").unlink()
     with pytest.raises(UsageError, match="1 long_body, 1 many_recipients") as caught:
-        built(tmp_path / "only", tmp_path / "m.db", settings)
+        built(source, tmp_path / "m.db", StoreSettings(max_body_chars=50, max_recipients=30))
     assert "MAX_BODY_CHARS=0 keeps long_body. MAX_RECIPIENTS=0 keeps many_recipients." in caught.value.hint
 
 
@@ -195,33 +159,29 @@ def test_mail_that_comes_again_from_another_archive_is_not_stored_again(tmp_path
 
 
 def test_an_indented_line_or_another_word_is_another_mail(tmp_path: Path) -> None:
-    bodies = ["a\n b\n", "a\nb\n", "a b\n", "a\n\nb\n"]
-    folder = tmp_path / "mails"
-    folder.mkdir()
-    for number, body in enumerate(bodies):
-        (folder / f"{number}.eml").write_text(f"From: ann@x.org\nTo: bob@x.org\nSubject: s\n\n{body}")
-    assert built(folder, tmp_path / "m.db").emails == 4
+    bodies = ("a\n b\n", "a\nb\n", "a b\n", "a\n\nb\n")
+    mails = [f"From: ann@x.org\nTo: bob@x.org\nSubject: s\n\n{body}".encode() for body in bodies]
+    source = in_one(tmp_path, make_tar({f"{number}.eml": content for number, content in enumerate(mails)}))
+    assert built(source, tmp_path / "m.db").emails == 4
 
 
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(("dedupe", "kept"), [(None, 12), (False, 12), (True, 1)])
 def test_a_notice_that_comes_every_month_is_kept(tmp_path: Path, named: bool, dedupe: bool | None, kept: int) -> None:
-    box = mailbox.mbox(tmp_path / "bank.mbox")
+    notices = []
     for month in ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"):
         message_id = f"Message-ID: <{month}@bank>\n" if named else ""
         head = f"{message_id}Date: 1 {month} 2001 10:00:00 +0000\nFrom: info@bank.org\nTo: ann@x.org\n"
-        box.add(f"{head}Subject: Your statement\n\nIt is ready.\n".encode())
-    box.close()
-    settings = StoreSettings(dedupe=dedupe)
-    assert built(tmp_path / "bank.mbox", tmp_path / "m.db", settings).emails == kept
-    assert built(tmp_path / "bank.mbox", tmp_path / "m.db", settings, append=True).emails == 0
+        notices.append(f"{head}Subject: Your statement\n\nIt is ready.\n".encode())
+    source, settings = in_one(tmp_path, mbox(*notices)), StoreSettings(dedupe=dedupe)
+    assert built(source, tmp_path / "m.db", settings).emails == kept
+    assert built(source, tmp_path / "m.db", settings, append=True).emails == 0
 
 
 def test_duplicates_of_a_research_corpus_are_art_es(tmp_path: Path) -> None:
     same, longer = mail(1), mail(1, body="Hello. \n").replace(b"<1@x>", b"<2@x>")
-    repeat = same.replace(b"<1@x>", b"<3@x>")
-    tar = tmp_path / "cmu.tar"
-    tar.write_bytes(make_tar({f"allen-p/inbox/{n}.": content for n, content in enumerate((same, longer, repeat), 1)}))
+    three = (same, longer, same.replace(b"<1@x>", b"<3@x>"))
+    tar = in_one(tmp_path, make_tar({f"allen-p/inbox/{n}.": content for n, content in enumerate(three, 1)}))
     report = built(tar, tmp_path / "m.db")
     assert (report.emails, report.skipped) == (2, {"duplicate": 1})
 
@@ -229,17 +189,15 @@ def test_duplicates_of_a_research_corpus_are_art_es(tmp_path: Path) -> None:
 def test_any_history_of_appends_equals_one_build_whatever_ends_the_lines(tmp_path: Path) -> None:
     rng = random.Random(4)
     for trial in range(12):
-        folder = tmp_path / str(trial)
-        folder.mkdir()
-        parts = []
-        for part in range(3):
-            parts.append(folder / f"{part}")
-            parts[-1].mkdir()
+        parts = [tmp_path / str(trial) / str(part) for part in range(3)]
+        for part in parts:
+            part.mkdir(parents=True)
             for place in range(6):
                 name = rng.choice([f"{place}.eml", f"{place}."])  # own mail and a research corpus's, mixed
-                (parts[-1] / name).write_bytes(rng.choice(ENDINGS)(without_ids(rng.randrange(8))))
-        build_database((m for part in parts for m in open_source(part)), folder / "once.db")
+                (part / name).write_bytes(rng.choice(ENDINGS)(without_ids(rng.randrange(8))))
+        once, steps = tmp_path / f"once-{trial}.db", tmp_path / f"steps-{trial}.db"
+        build_database((m for part in parts for m in open_source(part)), once)
         for part in parts:
-            built(part, folder / "steps.db", append=True)
-        assert list(stored_emails(folder / "steps.db")) == list(stored_emails(folder / "once.db"))
-        assert database_fingerprint(folder / "steps.db") == database_fingerprint(folder / "once.db")
+            built(part, steps, append=True)
+        assert list(stored_emails(steps)) == list(stored_emails(once))
+        assert database_fingerprint(steps) == database_fingerprint(once)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mail.mails import rows
 
 from emailrl.agent.play import Stage
 from emailrl.agent.task import mail_agent
@@ -24,6 +24,11 @@ from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 from emailrl.settings import load_settings
 
 Make = Callable[..., RawEmail]
+
+
+def found(db: Path, inbox: str, *keywords: str, until: str | None = None, **options: Any) -> list[str]:
+    box = open_mailbox(db, inbox, until, order="relevance")
+    return [hit.message_id for hit in box.search(list(keywords), **options)]
 
 
 def bm25(mails: list[RawEmail], keywords: list[str]) -> dict[str, float]:
@@ -48,24 +53,18 @@ def bm25(mails: list[RawEmail], keywords: list[str]) -> dict[str, float]:
 
 def test_by_hand(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
-    build_database(
-        [
-            email(1, subject="Gas", body="a b c d e", day="2001-05-01"),  # in the subject, so five times
-            email(2, subject="a", body="gas gas c d e", day="2001-05-02"),
-            email(3, subject="a", body="gas b c d e", day="2001-05-03"),
-            email(4, subject="a", body="gas b c d f", day="2001-05-04"),  # as 3, and newer
-            email(5, subject="a", body="gas " + "word " * 40, day="2001-05-05"),  # one word of many
-            *(email(n, subject="a", body=f"nothing of it {n}") for n in range(6, 20)),
-        ],
-        db,
-    )
-    hits = open_mailbox(db, "bob@x.org", order="relevance").search(["gas"])
-    assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>", "<4@x>", "<3@x>", "<5@x>"]
-    assert hits[1].snippet == "<b>gas</b> <b>gas</b> c d e"
-    hits = open_mailbox(db, "bob@x.org", order="relevance").search(["gas"], max_results=3)
-    assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>", "<4@x>"], "of equals the newest are kept"
-    hits = open_mailbox(db, "bob@x.org", until="2001-05-04", order="relevance").search(["gas"], max_results=2)
-    assert [hit.message_id for hit in hits] == ["<1@x>", "<2@x>"]
+    bodies = {
+        1: "a b c d e",  # and in the subject, so five times
+        2: "gas gas c d e", 3: "gas b c d e",
+        4: "gas b c d f",  # as 3, and newer
+        5: "gas " + "word " * 40,  # one word of many
+    }  # fmt: skip
+    mails = [email(n, subject="Gas" if n == 1 else "a", body=body, day=f"2001-05-0{n}") for n, body in bodies.items()]
+    build_database([*mails, *(email(n, subject="a", body=f"nothing of it {n}") for n in range(6, 20))], db)
+    assert found(db, "bob@x.org", "gas") == ["<1@x>", "<2@x>", "<4@x>", "<3@x>", "<5@x>"]
+    assert open_mailbox(db, "bob@x.org", order="relevance").search(["gas"])[1].snippet == "<b>gas</b> <b>gas</b> c d e"
+    assert found(db, "bob@x.org", "gas", max_results=3) == ["<1@x>", "<2@x>", "<4@x>"], "of equals the newest are kept"
+    assert found(db, "bob@x.org", "gas", until="2001-05-04", max_results=2) == ["<1@x>", "<2@x>"]
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -83,19 +82,16 @@ def test_the_ten_best_by_the_published_formula(tmp_path: Path, email: Make, in_o
     ]  # fmt: skip
     build_database(mails, db)
     if not in_order:
-        with closing(sqlite3.connect(db)) as connection, connection:
-            connection.execute("DELETE FROM meta WHERE key = 'ids_follow_dates'")
+        rows(db, "DELETE FROM meta WHERE key = 'ids_follow_dates'")
     dates = {mail.message_id: str(mail.date)[:10] for mail in mails}
     senders = {mail.message_id: mail.from_address for mail in mails}
-    box = open_mailbox(db, "p0@x", order="relevance")
     for keywords in (["gas"], ["gas", "deal"], ["w1", "w2"], ["w3"]):
         scores = bm25(mails, keywords)
         best = sorted(sorted(scores, key=dates.__getitem__, reverse=True), key=lambda key: -round(scores[key], 12))
         assert len(best) > 10
-        assert [hit.message_id for hit in box.search(keywords)] == best[:10]
-        hits = box.search(keywords, from_addr="ann@x", sent_before="2001-05-20")
+        assert found(db, "p0@x", *keywords) == best[:10]
         ann = [key for key in best if senders[key] == "ann@x" and dates[key] < "2001-05-20"]
-        assert [hit.message_id for hit in hits] == ann[:10]
+        assert found(db, "p0@x", *keywords, from_addr="ann@x", sent_before="2001-05-20") == ann[:10]
 
 
 @pytest.mark.parametrize("order", ["", "best", None])
@@ -104,31 +100,27 @@ def test_another_order_is_refused(db: Path, order: Any) -> None:
         open_mailbox(db, "bob@x.org", order=order)
 
 
+def environment_of(db: Path, opened: ExitStack, **settings: object) -> Any:
+    agent = load_settings({**settings, "emailrl_db": str(db)}).agent
+    stage = Stage(agent, db, partial(mail_agent, agent), None)
+    return stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
+
+
 def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     filling = [email(number, subject="a", body=f"nothing of it {number}") for number in range(3, 9)]
-    mails = [email(1, subject="Gas", body="old"), email(2, body="gas and more", day="2001-05-02"), *filling]
-    build_database(mails, db)
-    scenario = Scenario("q", "?", "", [], "bob@x.org", "2002-01-01")
-    found = {}
-    for order in ("newest", "relevance"):
-        settings = load_settings({"search_order": order, "emailrl_db": str(db)})
-        stage = Stage(settings.agent, db, partial(mail_agent, settings.agent), None)
+    build_database([email(1, subject="Gas", body="old"), email(2, body="gas and more", day="2001-05-02"), *filling], db)
+    for order, expected in (("newest", ["<2@x>", "<1@x>"]), ("relevance", ["<1@x>", "<2@x>"])):
         with ExitStack() as opened:
-            mailbox = stage.open_environment(scenario, opened).mailbox  # type: ignore[attr-defined]
+            mailbox = environment_of(db, opened, search_order=order).mailbox
             hits = call_tool(mailbox, "search_emails", {"keywords": ["gas"]})
-        found[order] = [hit["message_id"] for hit in hits]
-    assert found == {"newest": ["<2@x>", "<1@x>"], "relevance": ["<1@x>", "<2@x>"]}
+        assert [hit["message_id"] for hit in hits] == expected
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_whether_the_agents_tool_needs_keywords_is_a_setting(tmp_path: Path, email: Make, allowed: bool) -> None:
-    db = tmp_path / "mail.db"
-    build_database([email(1)], db)
-    settings = load_settings({"search_without_keywords": allowed, "emailrl_db": str(db)})
-    stage = Stage(settings.agent, db, partial(mail_agent, settings.agent), None)
+def test_whether_the_agents_tool_needs_keywords_is_a_setting(db: Path, allowed: bool) -> None:
     with ExitStack() as opened:
-        environment = stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
+        environment = environment_of(db, opened, search_without_keywords=allowed)
         environment.start()
         search = ToolCall("search_emails", {"keywords": [], "from_addr": "ann@x.org"})
         reason = environment.step(Message("assistant", "", [search])).stop_reason

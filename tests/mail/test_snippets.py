@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mail.mails import rows
 
 from emailrl.mail import SearchHit, open_mailbox
 from emailrl.mail.build import build_database
@@ -31,12 +30,6 @@ def search(tmp_path: Path, email: Any) -> Callable[..., tuple[SearchHit, float]]
         return hit, time.monotonic() - began
 
     return search
-
-
-def fts5_snippet(db: Path, match: str) -> str:
-    with closing(sqlite3.connect(db)) as connection:
-        sql = "SELECT snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15) FROM emails_fts WHERE emails_fts MATCH ?"
-        return str(connection.execute(sql, (match,)).fetchone()[0])
 
 
 @pytest.mark.parametrize("order", ["newest", "relevance"])
@@ -78,7 +71,9 @@ def test_a_snippet_is_short_even_if_its_words_are_not(search: Any, body: str) ->
 def test_a_long_email_with_few_matches_has_fts5_s_snippet(search: Any, tmp_path: Path, keywords: tuple[str]) -> None:
     body = "Some of the other words. " * 20_000 + "At last the gas price is known. " + "And more. " * 20_000
     hit, _ = search(body, *keywords)
-    assert hit.snippet == fts5_snippet(tmp_path / "mail.db", " AND ".join(f'"{keyword}"' for keyword in keywords))
+    query = "SELECT snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15) FROM emails_fts WHERE emails_fts MATCH ?"
+    match = " AND ".join(f'"{keyword}"' for keyword in keywords)
+    assert rows(tmp_path / "mail.db", query, match) == [(hit.snippet,)]
     assert "At last the <b>gas" in hit.snippet
 
 
@@ -87,10 +82,7 @@ def test_matches_are_counted_up_to_two_thousand() -> None:
     assert has_few_matches("gas " * 1000, ["gas", "Gás"]) and not has_few_matches("gas " * 1001, ["gas", "Gás"])
     assert has_few_matches("a gas " * 2000 + "a " * 9000, ["a gas"]), "a phrase is as rare as its rarest word"
     assert has_few_matches("gas " * 2000, ["gas", "budget", "!!!"])
-
-
-def test_sentences_count_too() -> None:
-    body = "a. " * 1_000_000
+    body = "a. " * 1_000_000  # sentences count too
     assert has_few_matches(body + "gas " * 300, ["gas"]) and not has_few_matches(body + "gas " * 400, ["gas"])
 
 
@@ -103,7 +95,5 @@ def test_a_short_text_cannot_hold_too_many_matches() -> None:
 def test_an_excerpt_is_the_part_that_holds_most_keywords() -> None:
     body = "gas " + "x " * 1000 + "the gas budget of May " + "x " * 1000
     assert " <b>gas</b> <b>budget</b> of May x" in excerpt("s", body, ["gas", "budget", "!!!"])
-
-
-def test_without_a_match_an_excerpt_is_how_the_email_begins() -> None:
+    # Without a match, it is how the email begins.
     assert excerpt("Gas", "one two\n" * 20, ["gas"]) == "Gas ... " + "one two " * 7 + "one ..."

@@ -1,85 +1,67 @@
-"""Every kind of source, told by its content and read to its last message."""
+"""Every kind of source, told by its content and read to its last message; each message is read or counted."""
 
 from __future__ import annotations
 
 import bz2
-import csv
 import gzip
 import io
 import lzma
 import os
 import tarfile
+import zipfile
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from mail.mails import make_tar, names, text
+from mail.mails import ENVELOPE, lines, mail, make_tar, mbox, names, row, text, write_parquet
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail.sources import RawEmail, Skipped, open_source
-from emailrl.mail.sources.rows import COLUMNS, row_to_email
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail, Skipped, archive, open_source
+from emailrl.mail.sources.reading import MAX_MESSAGE_BYTES
+from emailrl.settings import StoreSettings
 
 MEMBERS = {"m/a/1.": text(1), "m/a/2.": text(2, 511), "m/b/3.": text(3, 5000), "m/b/4.": text(4, 0)}
 IDS = ["<1@x>", "<2@x>", "<3@x>", "<4@x>"]
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+# -- archives ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("tar_format", FORMATS)
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, lzma.compress, bz2.compress])
-def test_archives_whatever_their_name(tmp_path: Path, tar_format: int, compress: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / "mail.bin"
+def test_archives_whatever_their_name(path: Path, tar_format: int, compress: Callable[[bytes], bytes]) -> None:
     path.write_bytes(compress(make_tar(MEMBERS, tar_format)))
     assert names(path) == IDS
     assert [email.file_name for email in open_source(path)] == list(MEMBERS)
 
 
-@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_and_foreign_names(tmp_path: Path, tar_format: int) -> None:
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_long_and_foreign_names(path: Path, tar_format: int) -> None:
     long = f"{'d' * 90}/{'e' * 90}"
     members = {long: text(1), **({} if tar_format == tarfile.USTAR_FORMAT else {"ü" * 120: text(2)}), "last": text(3)}
-    path = tmp_path / "mail.tar"
     path.write_bytes(make_tar(members, tar_format))
     assert [email.file_name for email in open_source(path)] == list(members)
 
 
-def test_links_devices_and_folders_of_an_archive(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, kind in (
-            ("d", tarfile.DIRTYPE),
-            ("l", tarfile.SYMTYPE),
-            ("h", tarfile.LNKTYPE),
-            ("c", tarfile.CHRTYPE),
-        ):
+def test_links_devices_and_folders_of_an_archive(path: Path) -> None:
+    with tarfile.open(path, mode="w") as tar:
+        kinds = {"d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE, "h": tarfile.LNKTYPE, "c": tarfile.CHRTYPE}
+        for name, kind in kinds.items():
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "/etc/passwd"
             info.size = 700 if kind == tarfile.LNKTYPE else 0  # some writers note the size of what a link leads to
-            archive.addfile(info)
+            tar.addfile(info)
         info = tarfile.TarInfo("../../1.")
         info.size = len(text(1))
-        archive.addfile(info, io.BytesIO(text(1)))
-    path = tmp_path / "mail.tar"
-    path.write_bytes(buffer.getvalue())
+        tar.addfile(info, io.BytesIO(text(1)))
     assert names(path) == ["not_a_file:l", "not_a_file:h", "not_a_file:c", "<1@x>"]
 
 
-def test_members_that_are_no_mail_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "mail.tar"
-    path.write_bytes(make_tar({"README": b"Read me.\n", "1.": text(1), "empty": b""}))
-    assert names(path) == ["not_mail:README", "<1@x>", "empty:empty"]
-
-
-def test_an_archive_within_an_archive_is_no_mail(tmp_path: Path) -> None:
-    mail = b"From: a@x\nTo: b@x\n\nbody"
-    path = tmp_path / "mail.tar"
-    path.write_bytes(make_tar({"inner.tar": make_tar({"2.": mail}), "1.": mail}))
-    first, second = open_source(path)
-    assert first == Skipped("not_mail", "inner.tar")
-    assert isinstance(second, RawEmail)
-
-
-def test_a_large_member_is_passed_over_unread(tmp_path: Path) -> None:
-    path = tmp_path / "mail.tar"
+def test_members_that_are_no_mail_or_too_large_are_counted(path: Path) -> None:
+    inner = make_tar({"2.": text(2)})
+    path.write_bytes(make_tar({"README": b"Read me.\n", "1.": text(1), "empty": b"", "inner.tar": inner}))
+    assert names(path) == ["not_mail:README", "<1@x>", "empty:empty", "not_mail:inner.tar"]
     path.write_bytes(make_tar(MEMBERS))
     assert names(path, max_message_bytes=4000) == ["<1@x>", "<2@x>", "too_large:m/b/3.", "<4@x>"]
 
@@ -97,16 +79,28 @@ def cut_points() -> list[tuple[str, bytes, int]]:
 
 
 @pytest.mark.parametrize(("content", "whole"), [pytest.param(c, w, id=name) for name, c, w in cut_points()])
-def test_an_archive_that_breaks_off_says_how_far_it_got(tmp_path: Path, content: bytes, whole: int) -> None:
-    path = tmp_path / "mail.tar"
+def test_an_archive_that_breaks_off_says_how_far_it_got(path: Path, content: bytes, whole: int) -> None:
     path.write_bytes(content)
-    with pytest.raises(
-        EmailRLError, match=rf"is truncated or damaged after (\d+) complete messages .*{len(content):,} bytes"
-    ):
+    said = rf"is truncated or damaged after (\d+) complete messages .*{len(content):,} bytes"
+    with pytest.raises(EmailRLError, match=said):
         names(path)
-    kept = names(path, allow_truncated=True)
-    assert kept[-1] == "truncated:"
-    assert kept[:-1] == IDS[:whole]
+    assert names(path, allow_truncated=True) == [*IDS[:whole], "truncated:"]
+
+
+def test_a_large_mbox_in_an_archive_is_read_piece_by_piece(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_START_BYTES", 4096)
+    box = mbox(*(text(number, 600) + b"\n" for number in range(20)))
+    members = {"1.": text(99), "Takeout/All mail.mbox": box, "2.": text(50, 6000), "3.": text(51, 9000), "4.": text(52)}
+    whole = make_tar(members)
+    path.write_bytes(gzip.compress(whole))
+    expected = ["<99@x>", *(f"<{n}@x>" for n in range(20)), "<50@x>", "too_large:3.", "<52@x>"]
+    assert names(path, max_message_bytes=8000) == expected
+    path.write_bytes(whole[: 1024 + 512 + 9000])
+    kept = names(path, max_message_bytes=8000, allow_truncated=True)
+    assert kept[:-1] == expected[: len(kept) - 1] and len(kept) > 12 and kept[-1] == "truncated:"
+
+
+# -- folders and single files -----------------------------------------------------------------------------------------
 
 
 def test_a_folder_tree(tmp_path: Path) -> None:
@@ -119,116 +113,94 @@ def test_a_folder_tree(tmp_path: Path) -> None:
     (root / "a" / "loop").symlink_to(root)
     (root / "note.txt").write_text("A note.")
     os.mkfifo(root / "pipe")
-    assert sorted(names(root)) == sorted(
-        ["not_mail:note.txt", "not_a_file:pipe", "not_a_file:a/link", "not_a_file:a/loop", "<1@x>", "<2@x>"]
-    )
-    assert names(root) == names(root), "the order is fixed"
+    expected = ["not_mail:note.txt", "not_a_file:pipe", "not_a_file:a/link", "not_a_file:a/loop", "<1@x>", "<2@x>"]
+    assert sorted(names(root)) == sorted(expected) and names(root) == names(root), "the order is fixed"
 
 
-def test_a_file_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "1.").write_bytes(text(1))
-    (tmp_path / "2.").write_bytes(text(2))
+def test_a_file_that_cannot_be_read_is_counted_and_progress_is_the_share_of_files(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"box-{number % 2}").mkdir(exist_ok=True)
+        (tmp_path / f"box-{number % 2}" / f"{number}.").write_bytes(text(number))
     source = open_source(tmp_path)
-    items = list(source.items)
-    (tmp_path / "2.").unlink()
+    shares, items = [source.fraction()], []
+    for item in source.items:
+        shares.append(source.fraction())
+        items.append(item)
+    assert shares == [number / 8 for number in range(9)]
+    (tmp_path / "box-1" / "7.").unlink()
     source.items = iter(items)
-    assert [email.reason if isinstance(email, Skipped) else email.message_id for email in source] == [
-        "<1@x>",
-        "unreadable",
-    ]
+    assert list(source)[-1] == Skipped("unreadable", "box-1/7.")
 
 
-def write_csv(path: Path, rows: list[list[str]], header: tuple[str, ...] = ("file", "message")) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """A folder of everything, no name telling what it is."""
+    root = tmp_path / "several"
+    (root / "inner").mkdir(parents=True)
+    (root / "a").write_bytes(mbox(mail(1), mail(2)))
+    members = {"one": mail(3), "two": mbox(mail(4), mail(5)), "three": b"no mail"}
+    (root / "b").write_bytes(gzip.compress(make_tar(members)))
+    (root / "c").write_bytes(lines(row(6), row(7, to="wrong")))
+    write_parquet(root / "d", row(8))
+    (root / "e").write_bytes(b'file,message\nx/9.,"' + mail(9) + b'"\n')
+    (root / "f").write_bytes(mail(10))
+    (root / "g").write_text('{"a": 1}\n')
+    (root / "inner" / "h").write_bytes(lzma.compress(mbox(mail(11))))
+    return root
 
 
-def test_kaggle_csv(tmp_path: Path) -> None:
-    path = tmp_path / "anything"
-    write_csv(path, [["a/1.", text(1).decode() + '\n"quoted", and\nlines é'], ["a/2.", "no mail"], ["one column"]])
-    first, *rest = open_source(path)
-    assert isinstance(first, RawEmail)
-    assert (first.message_id, first.file_name) == ("<1@x>", "a/1.")
-    assert first.body.endswith('"quoted", and\nlines é')
-    assert rest == [Skipped("not_mail", "a/2."), Skipped("bad_row", "row 3")]
+@pytest.mark.parametrize("workers", [0, 2])
+def test_everything_of_a_folder_is_stored_or_counted(several: Path, tmp_path: Path, workers: int) -> None:
+    found = names(several)
+    assert found == [
+        "<1@x>", "<2@x>", "<3@x>", "<4@x>", "<5@x>", "not_mail:b/three", "<6@x>", "bad_row:a/7.", "<8@x>", "<9@x>",
+        "<10@x>", "not_mail:g", "<11@x>",
+    ]  # fmt: skip
+    named = [email.file_name for email in open_source(several)]
+    assert named[:5] == ["a#1", "a#2", "b/one", "b/two#1", "b/two#2"]
+    assert named[9:11] == ["e/x/9.", "f"] and named[-1] == "inner/h#1"
+    report = build_database(open_source(several), tmp_path / "mail.db", workers=workers)
+    assert (report.emails, report.skipped) == (10, {"not_mail": 2, "bad_row": 1}) and len(found) == 13
 
 
-def test_csv_with_other_column_order_mark_and_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "emails.csv.gz"
-    plain = tmp_path / "plain"
-    write_csv(plain, [["x", text(1).decode(), "a/1."]], ("extra", "message", "file"))
-    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
-    assert names(path) == ["<1@x>"]
+def test_a_broken_file_among_several(several: Path, tmp_path: Path) -> None:
+    (several / "b").write_bytes((several / "b").read_bytes()[:-15])
+    (several / "d").write_bytes((several / "d").read_bytes()[:-15])
+    with pytest.raises(EmailRLError, match=r"several/b is truncated"):
+        build_database(open_source(several), tmp_path / "mail.db")
+    assert not (tmp_path / "mail.db").exists()
+    found = names(several, allow_truncated=True)
+    assert [one for one in found if one.startswith("truncated")] == ["truncated:b", "truncated:d#1"]
+    assert found[-1] == "<11@x>"
 
 
-def test_a_csv_that_breaks_off(tmp_path: Path) -> None:
-    path = tmp_path / "emails.csv"
-    write_csv(path, [["1", text(1).decode()], ["2", text(2).decode()]])
-    path.write_bytes(path.read_bytes()[:-6])
-    with pytest.raises(EmailRLError, match="after 1 complete rows"):
-        names(path)
-    assert names(path, allow_truncated=True) == ["<1@x>", "truncated:"]
+def test_listing_names_every_message_skipped_or_repaired(several: Path, tmp_path: Path) -> None:
+    (several / "f").write_bytes(b"Subject: alone\n\nx\n")
+    (several / "i").write_bytes(mail(1))
+    heard: list[tuple[str, str, str]] = []
+    report = build_database(open_source(several), tmp_path / "mail.db", listing=lambda *line: heard.append(line))
+    assert ("skipped", "duplicate_id", "i") in heard and ("repaired", "no_sender", "f") in heard
+    for what, counts in (("skipped", report.skipped), ("repaired", report.defects)):
+        assert {kind: sum(line[:2] == (what, kind) for line in heard) for kind in counts} == counts
+        assert sum(line[0] == what for line in heard) == sum(counts.values())
 
 
-def dataset_rows() -> dict[str, list[object]]:
-    moment = datetime(2001, 5, 14, 23, 39)
-    return {
-        "message_id": ["<1@x>", "<2@x>"], "subject": ["s", None], "from": ["Ann@X.org", None],
-        "to": [["Bob@x.org"], []], "cc": [[], None], "bcc": [[], []], "date": [moment, None], "body": ["text", None],
-        "file_name": ["a/1.", "a/2."],
-    }  # fmt: skip
+def test_a_mail_under_an_envelope_in_a_folder_is_one_mail(tmp_path: Path) -> None:
+    (tmp_path / "1.").write_bytes(ENVELOPE + mail(1))
+    (tmp_path / "2.").write_bytes(mail(2, "x" * 5000))
+    assert names(tmp_path) == ["<1@x>", "<2@x>"]
+    assert names(tmp_path, max_message_bytes=4000) == ["<1@x>", "too_large:2."]
+    assert StoreSettings().max_message_bytes == MAX_MESSAGE_BYTES == 104_857_600
 
 
-def check_dataset(path: Path) -> None:
-    first, second = open_source(path)
-    assert isinstance(first, RawEmail) and isinstance(second, RawEmail)
-    assert (first.from_address, first.to, first.date and first.date.isoformat()) == (
-        "ann@x.org", ["bob@x.org"], "2001-05-14T23:39:00+00:00",
-    )  # fmt: skip
-    assert (second.body, second.cc, second.defects) == ("", [], ("no_date", "no_sender"))
+def test_a_single_email_is_read(path: Path) -> None:
+    emlx = b"%d\n" % len(text(8)) + text(8) + b"<plist></plist>\n"
+    for content, number in ((text(7), 7), (text(7).replace(b"\n", b"\r\n"), 7), (emlx, 8)):
+        path.write_bytes(content)
+        assert names(path) == [f"<{number}@x>"]
 
 
-def test_a_dataset_saved_to_disk(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict(dataset_rows()).save_to_disk(str(tmp_path / "saved"))
-    check_dataset(tmp_path / "saved")
-
-
-def test_a_dataset_folder_of_parquet(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    (tmp_path / "hub" / "data").mkdir(parents=True)
-    datasets.Dataset.from_dict(dataset_rows()).to_parquet(
-        str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")
-    )
-    check_dataset(tmp_path / "hub")
-
-
-def test_a_dataset_without_a_column(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"message_id": ["1"]}).save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(UsageError, match="no column 'subject'"):
-        names(tmp_path / "saved")
-
-
-@pytest.mark.parametrize("wrong", [{"to": "a@b"}, {"date": {}}, {"body": 3}, {"cc": [1]}])
-def test_dataset_rows_of_the_wrong_type_are_counted(wrong: dict[str, object]) -> None:
-    row: dict[str, object] = dict.fromkeys(COLUMNS, "") | {
-        "to": [],
-        "cc": [],
-        "bcc": [],
-        "date": None,
-        "file_name": "f",
-    }
-    assert isinstance(row_to_email(row), RawEmail)
-    assert row_to_email(row | wrong) == Skipped("bad_row", "f")
-
-
-def test_the_hub_out_of_reach_names_the_alternatives() -> None:
-    with pytest.raises(
-        EmailRLError,
-        match=r"corbt/enron-emails could not be loaded: the hub cannot be reached\. .*--source demo.*--source PATH",
-    ):
-        next(iter(open_source("hf")))
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -238,11 +210,13 @@ def test_the_hub_out_of_reach_names_the_alternatives() -> None:
         (b"\x1f\x8b\x08", "before its first message"), (b'{"id": 1}\n', "not a mail archive"),
         (os.urandom(2000), "not a mail archive"),
         (gzip.compress(b"only text"), "not a mail archive"), (b"file,body\n1,2\n", "not a mail archive"),
+        (b"A letter\nSubject: none\n", r"not a mail archive\. Supported: an email \(\.eml\)"),
+        (b"Note: not mail\n\nSubject: none\n", "not a mail archive"),
     ],
-    ids=["empty", "empty tar", "empty gzip", "cut gzip header", "JSON lines", "noise", "text in gzip", "CSV"],
+    ids=["empty", "empty tar", "empty gzip", "cut gzip header", "JSON lines", "noise", "text in gzip", "CSV", "letter",
+         "note"],
 )  # fmt: skip
-def test_what_is_no_source_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "mail.tar.gz"
+def test_what_is_no_source_is_refused(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         open_source(path)
@@ -258,13 +232,34 @@ def test_no_file_no_mail_folder_and_no_regular_file(tmp_path: Path) -> None:
         open_source(tmp_path / "pipe")
 
 
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"!BDN\x12\x34", r"an Outlook data file \(\.pst or \.ost\)\. Convert it \(readpst -o mail FILE"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"an Outlook message \(\.msg\) .* Convert messages \(msgconvert \*\.msg"),
+    ],
+)
+def test_a_file_of_outlook_names_its_converter(tmp_path: Path, start: bytes, said: str) -> None:
+    (tmp_path / "mail").mkdir()
+    path = tmp_path / "mail" / "own"
+    path.write_bytes(start + bytes(600))
+    with pytest.raises(UsageError, match=f"own is {said}"):
+        open_source(path)
+    with pytest.raises(UsageError, match=r"1 not_mail.*docs/guides/data\.md .* converters for Outlook's"):
+        build_database(open_source(tmp_path / "mail"), tmp_path / "mail.db")
+
+
+def test_a_zip_archive_says_what_to_do(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "takeout.zip", "w") as archive_file:
+        archive_file.writestr("mail.mbox", "From a b\n")
+    with pytest.raises(UsageError, match=r"takeout\.zip is a zip archive\. Unpack it"):
+        open_source(tmp_path / "takeout.zip")
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_workers_keep_the_order(tmp_path: Path, workers: int) -> None:
-    members = {str(number): text(number, 20_000) for number in range(200)}
-    path = tmp_path / "mail.tar"
-    path.write_bytes(make_tar(members))
-    ids = open_source(path).read(_id_of, workers)
-    assert list(ids) == [f"<{number}@x>" for number in range(200)]
+def test_workers_keep_the_order(path: Path, workers: int) -> None:
+    path.write_bytes(make_tar({str(number): text(number, 20_000) for number in range(200)}))
+    assert list(open_source(path).read(_id_of, workers)) == [f"<{number}@x>" for number in range(200)]
 
 
 def _id_of(email: RawEmail | Skipped) -> str:

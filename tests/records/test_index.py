@@ -24,6 +24,13 @@ def some(trajectory: Trajectory) -> list[Trajectory]:
     return [replace(trajectory, id=f"t-{number}", reward=float(number)) for number in range(3)]
 
 
+@pytest.fixture
+def file(tmp_path: Path, some: list[Trajectory]) -> Path:
+    """A file of them, with its index."""
+    write_trajectories(tmp_path / "file.jsonl", some)
+    return tmp_path / "file.jsonl"
+
+
 def beside(file: Path) -> Path:
     return file.with_name(f"{file.name}.index")
 
@@ -32,9 +39,7 @@ def ids(index: TrajectoryIndex) -> list[str | None]:
     return [entry.id for entry in index]
 
 
-def test_an_entry_says_where_its_line_lies_and_what_came_of_it(tmp_path: Path, some: list[Trajectory]) -> None:
-    file = tmp_path / "file.jsonl"
-    write_trajectories(file, some)
+def test_an_entry_says_where_its_line_lies_and_what_came_of_it(file: Path, some: list[Trajectory]) -> None:
     first, second, _ = file.read_bytes().splitlines(keepends=True)
     entry = TrajectoryIndex(file)[1]
     assert (entry.line, entry.offset, entry.length) == (2, len(first), len(second))
@@ -86,10 +91,8 @@ def replace_by_another(file: Path, some: list[Trajectory]) -> None:
 
 @pytest.mark.parametrize("change", [shorten, replace_by_another])
 def test_an_index_that_does_not_fit_is_built_again(
-    tmp_path: Path, some: list[Trajectory], change: Callable[[Path, list[Trajectory]], None]
+    file: Path, some: list[Trajectory], change: Callable[[Path, list[Trajectory]], None]
 ) -> None:
-    file = tmp_path / "file.jsonl"
-    write_trajectories(file, some)
     opened = TrajectoryIndex(file)
     change(file, some)
     opened.refresh()
@@ -114,11 +117,7 @@ def test_an_index_that_does_not_fit_is_built_again(
         lambda whole: whole + b"[" * 5000 + b"]" * 5000 + b"\n",
     ],
 )
-def test_a_damaged_index_is_built_again(
-    tmp_path: Path, some: list[Trajectory], damage: Callable[[bytes], bytes]
-) -> None:
-    file = tmp_path / "file.jsonl"
-    write_trajectories(file, some)
+def test_a_damaged_index_is_built_again(file: Path, damage: Callable[[bytes], bytes]) -> None:
     whole = beside(file).read_bytes()
     beside(file).write_bytes(damage(whole))
     assert ids(TrajectoryIndex(file)) == ["t-0", "t-1", "t-2"]
@@ -127,17 +126,13 @@ def test_a_damaged_index_is_built_again(
     assert beside(file).read_bytes() == whole
 
 
-def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path, some: list[Trajectory]) -> None:
-    file = tmp_path / "file.jsonl"
-    write_trajectories(file, some)
-    beside(file).unlink(missing_ok=True)
+def test_an_index_that_is_a_pipe_is_not_waited_for(file: Path) -> None:
+    beside(file).unlink()
     os.mkfifo(beside(file))
     assert ids(TrajectoryIndex(file)) == ["t-0", "t-1", "t-2"] and beside(file).is_fifo()
 
 
-def test_a_line_changed_in_place_is_read_as_it_is_now(tmp_path: Path, some: list[Trajectory]) -> None:
-    file = tmp_path / "file.jsonl"
-    write_trajectories(file, some)
+def test_a_line_changed_in_place_is_read_as_it_is_now(file: Path) -> None:
     index = TrajectoryIndex(file)
     file.write_bytes(file.read_bytes().replace(b'"t-1"', b'"tt1"'))
     assert index.trajectory(1).id == "tt1" and index[1].id == "tt1"
@@ -156,9 +151,7 @@ def test_a_line_that_is_no_trajectory_has_an_entry_and_an_error(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("line", [b"null\n", b"garbage\n", b'[1,"0",9,1]\n'])
-def test_a_damaged_line_in_the_middle_is_one_clear_error(tmp_path: Path, some: list[Trajectory], line: bytes) -> None:
-    file = tmp_path / "file.jsonl"
-    write_trajectories(file, some)
+def test_a_damaged_line_in_the_middle_is_one_clear_error(file: Path, line: bytes) -> None:
     lines = beside(file).read_bytes().splitlines(keepends=True)
     beside(file).write_bytes(b"".join([*lines[:2], line, *lines[3:]]))
     with pytest.raises(EmailRLError, match=r"file\.jsonl\.index is damaged\. Delete it: it is written again"):

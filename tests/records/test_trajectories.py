@@ -41,13 +41,8 @@ SCENARIO = Scenario("q1", "Which room?", "B12", ["<a@x>"], "ann@x.com", "2001-05
 def make_trajectory(**changes: object) -> Trajectory:
     call = ToolCall("search_emails", {"keywords": ["room"]})
     fields: dict[str, object] = {
-        "id": "s3-q1-0",
-        "group_id": "s3-q1",
-        "scenario": SCENARIO,
-        "run_id": "run",
-        "step": 3,
-        "policy_version": "v-000002",
-        "adapter_sha256": "ab" * 32,
+        "id": "s3-q1-0", "group_id": "s3-q1", "scenario": SCENARIO, "run_id": "run", "step": 3,
+        "policy_version": "v-000002", "adapter_sha256": "ab" * 32,
         "messages": [
             Message("system", "You search mail."),
             Message("user", "Which room?"),
@@ -59,22 +54,16 @@ def make_trajectory(**changes: object) -> Trajectory:
         "reward": 0.2,
         "reward_terms": {"found": 0.1, "no_invalid_id": 0.1},
         "rubric": {"answer_correct": False, "num_turns": 1},
-        "stop_reason": StopReason.RAN_OUT_OF_TURNS,
-        "seconds": 0.75,
-    }
+        "stop_reason": StopReason.RAN_OUT_OF_TURNS, "seconds": 0.75,
+    }  # fmt: skip
     return Trajectory(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_a_trajectory_line_holds_the_contract_literally() -> None:
     record = trajectory_to_dict(make_trajectory())
     assert json.loads(json.dumps(record)) == {
-        "id": "s3-q1-0",
-        "group_id": "s3-q1",
-        "run_id": "run",
-        "step": 3,
-        "mode": "masked",
-        "policy_version": "v-000002",
-        "adapter_sha256": "ab" * 32,
+        "id": "s3-q1-0", "group_id": "s3-q1", "run_id": "run", "step": 3, "mode": "masked",
+        "policy_version": "v-000002", "adapter_sha256": "ab" * 32,
         "scenario": {
             "id": "q1", "question": "Which room?", "answer": "B12", "message_ids": ["<a@x>"],
             "inbox_address": "ann@x.com", "query_date": "2001-05-02", "how_realistic": 1.0, "split": "train",
@@ -93,17 +82,11 @@ def test_a_trajectory_line_holds_the_contract_literally() -> None:
             "seconds": 0.5, "tool_seconds": 0.001, "prompt_tokens": 3, "completion_tokens": 2, "cost": None,
             "policy_version": "", "adapter_sha256": None,
         }],
-        "token_ids": [1, 2, 3, 7, 8, 4],
-        "loss_mask": [0, 0, 0, 1, 1, 0],
+        "token_ids": [1, 2, 3, 7, 8, 4], "loss_mask": [0, 0, 0, 1, 1, 0],
         "sampler_logprobs": [None, None, None, -0.5, -0.25, None],
-        "reward": 0.2,
-        "reward_terms": {"found": 0.1, "no_invalid_id": 0.1},
-        "rubric": {"answer_correct": False, "num_turns": 1},
-        "final_answer": None,
-        "final_sources": [],
-        "stop_reason": "ran_out_of_turns",
-        "seconds": 0.75,
-        "exception": None,
+        "reward": 0.2, "reward_terms": {"found": 0.1, "no_invalid_id": 0.1},
+        "rubric": {"answer_correct": False, "num_turns": 1}, "final_answer": None, "final_sources": [],
+        "stop_reason": "ran_out_of_turns", "seconds": 0.75, "exception": None,
     }  # fmt: skip
 
 

@@ -76,11 +76,9 @@ class Stream(Protocol):
 
 
 def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of a decompressed mbox as (``name#number``, bytes).
-
-    Messages of more than ``largest`` bytes are ``Skipped("too_large")``; those that Thunderbird has deleted but not yet
-    removed from the file are ``Skipped("deleted")``. Truncation cannot be detected: the last message is shorter.
-    """
+    """Yield the messages of a decompressed mbox as (``name#number``, bytes), or ``Skipped``: those of more than
+    ``largest`` bytes, and those that Thunderbird has deleted. Truncation cannot be detected: the last message is
+    shorter."""
     for number, piece in enumerate(_pieces(stream, largest), 1):
         if piece is None:
             yield Skipped("too_large", f"{name}#{number}")
@@ -91,10 +89,8 @@ def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, 
 
 
 def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
-    """The content from one envelope line to the next, or None if it exceeds ``largest`` bytes.
-
-    If the stream raises an error, complete pieces are yielded first. Holds at most ``largest`` bytes and one block.
-    """
+    """The content from one envelope line to the next, or None if it exceeds ``largest`` bytes. If the stream raises an
+    error, complete pieces are yielded first. Holds at most ``largest`` bytes and one block."""
     buffer = bytearray()
     looked = 0  # no envelope begins before it except the first
     dropped = False  # whether bytes of the first message in the buffer were discarded
@@ -144,11 +140,8 @@ def _message(piece: bytes) -> bytes:
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Whether a block of 512 bytes is a tar header with a correct checksum.
-
-    The checksum is the sum of the header's bytes, with the checksum field as spaces. The lower half of Adler-32 is that
-    sum plus one, modulo 65521, and much faster than a loop.
-    """
+    """Whether a block of 512 bytes is a tar header with a correct checksum: the sum of its bytes with that field as
+    spaces. The lower half of Adler-32 is that sum plus one, modulo 65521, and much faster than a loop."""
     if len(block) != BLOCK or block == _END:
         return False
     try:
@@ -246,10 +239,8 @@ class _Member:
 
 
 def read_archive(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of a decompressed archive as (name, bytes); an mbox member yields all of its messages.
-
-    Raises ``EOFError`` if it is truncated or damaged.
-    """
+    """Yield the messages of a decompressed archive as (name, bytes), also those of its mboxes; ``EOFError`` if it is
+    cut off."""
     for name, size, kind in _headers(stream):
         if kind not in _REGULAR or name.endswith("/"):
             if kind not in _WITHOUT_DATA:

@@ -16,17 +16,9 @@ from typing import IO, TypeVar
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail.schema import clean_text
-from emailrl.mail.sources import archive, rows
+from emailrl.mail.sources import archive, reading, rows
 from emailrl.mail.sources.message import begins_mail, parse_message
-from emailrl.mail.sources.reading import (
-    BROKEN,
-    COMPRESSED,
-    MAX_MESSAGE_BYTES,
-    RawEmail,
-    Skipped,
-    decompressed,
-    start_of,
-)
+from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
 Unread = tuple[str, bytes | Path]
 """A message not yet parsed: its name in the source, and its bytes or the file that holds them.
@@ -45,7 +37,7 @@ _ASSUMED_FILE_BYTES = 4096
 _START_BYTES = 4096
 _HEADER = re.compile(rb"[A-Za-z][A-Za-z0-9-]*:")
 _JSON_STARTS = (b"{", b"\xef\xbb\xbf{")
-_MANY_STARTS = (*COMPRESSED, rows.PARQUET_START, *archive.MBOX_STARTS, *_JSON_STARTS)
+_MANY_STARTS = (*reading.COMPRESSED, rows.PARQUET_START, *archive.MBOX_STARTS, *_JSON_STARTS)
 
 _KINDS = (
     "Supported: an email (.eml), a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv "
@@ -72,7 +64,7 @@ class Source:
 
     items: Iterator[Item]
     fraction: Callable[[], float | None] = lambda: None  # fraction read, 0 to 1; None if unknown
-    max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_message_bytes: int = reading.MAX_MESSAGE_BYTES
 
     def __iter__(self) -> Iterator[RawEmail | Skipped]:
         """Yield every message, parsed in this process."""
@@ -85,12 +77,9 @@ class Source:
         return any(isinstance(item, tuple) and _CMU_NAME.search(item[0]) for item in first)
 
     def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Generator[T]:
-        """Yield the result of ``judge`` for every message, in order.
-
-        Parsing and ``judge`` run in ``workers`` other processes; None chooses one per usable core, as far as one
-        reading process can feed them; 0 uses this process. Only a few batches per worker are in flight at any time, so
-        memory does not grow with the source.
-        """
+        """Yield the result of ``judge`` for every message, in order. Parsing and ``judge`` run in ``workers`` other
+        processes; None chooses one per usable core, 0 uses this process. Only a few batches per worker are in flight at
+        any time."""
         if workers is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             workers = min(cores, _MAX_WORKERS) if cores > 1 else 0
@@ -108,7 +97,7 @@ class Source:
 
 
 def open_source(
-    source: str | Path, *, allow_truncated: bool = False, max_message_bytes: int = MAX_MESSAGE_BYTES
+    source: str | Path, *, allow_truncated: bool = False, max_message_bytes: int = reading.MAX_MESSAGE_BYTES
 ) -> Source:
     """Open ``hf`` (the hub's dataset) or a path of any known kind.
 
@@ -167,11 +156,8 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
 
 
 def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated: bool) -> Iterator[Item]:
-    """The messages under ``root`` in a fixed order of files, named by their path below it.
-
-    A file of many messages yields all of them; any other file counts as one message. Links and devices are not
-    followed.
-    """
+    """The messages under ``root`` in a fixed order of files, named by their path below it. Links and devices are not
+    followed."""
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -251,7 +237,7 @@ def _open_many(
                 for item in read(file):
                     yield item
                     seen += 1
-            except BROKEN as error:
+            except reading.BROKEN as error:
                 if not allow_truncated:
                     at = f"{file.tell():,} of its {path.stat().st_size:,} bytes read" if is_tar else error
                     raise EmailRLError(
@@ -268,7 +254,7 @@ def _first_line(path: Path, largest: int) -> bytes:
     with path.open("rb") as file:
         try:
             return decompressed(file).readline(largest)
-        except BROKEN:
+        except reading.BROKEN:
             return b""
 
 

@@ -172,10 +172,8 @@ def _without_comments(value: str) -> str:
 
 
 def parse_date(value: str) -> datetime | None:
-    """Return the time of a Date header, aware and in UTC; a time without a zone counts as UTC.
-
-    None if the header cannot be read or its zone offset is a day or more.
-    """
+    """Return the time of a Date header, aware and in UTC; a time without a zone counts as UTC. None if it cannot be
+    read or its zone offset is a day or more."""
     try:
         if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
             day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()

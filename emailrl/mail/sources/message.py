@@ -38,11 +38,8 @@ _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
 
 def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
-    """Parse one message; returns ``Skipped`` if the bytes are empty, not an email or unreadable.
-
-    A missing Message-ID is made from the hash of the bytes, and an unreadable date is None; both are listed in
-    ``defects``.
-    """
+    """Parse one message; returns ``Skipped`` if the bytes are empty, not an email or unreadable. A missing Message-ID
+    is made from the hash of the bytes, and an unreadable date is None; both are listed in ``defects``."""
     if raw[:1].isdigit() and (counted := _COUNTED.match(raw)):
         raw = raw[counted.end() : counted.end() + int(counted[1])]
     if b"\r" in raw:
@@ -122,10 +119,8 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
 
 
 def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], dict[str, str], str]:
-    """The decoded headers of any message, the values of its address headers, and its text.
-
-    Non-ASCII bytes in headers are UTF-8 or the text's charset, escape sequences ISO-2022-JP.
-    """
+    """The decoded headers of any message, the values of its address headers, and its text. Non-ASCII bytes in headers
+    are UTF-8 or the text's charset, escape sequences ISO-2022-JP."""
     fields, body = read_headers(raw, defects)
     tree = shown_parts(part_of(fields, body), defects)
     text = _text_of(tree, defects)

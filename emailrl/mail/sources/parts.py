@@ -136,10 +136,8 @@ class Group(NamedTuple):
 
 
 def shown_parts(part: Part, defects: list[str]) -> Group:
-    """Return the tree of a message's parts without attached containers and attached files with a name.
-
-    A container in which no parts are found counts as a part (``bad_mime`` in ``defects``).
-    """
+    """Return the tree of a message's parts without attached containers and attached files with a name. A container in
+    which no parts are found counts as a part (``bad_mime`` in ``defects``)."""
     whole, kind = part.head.get_content_type(), part.head.get_content_maintype()
     is_attached, is_too_deep = part.head.get_content_disposition() == "attachment", part.depth >= _MAX_DEPTH
     if whole in _SMIME and not is_too_deep:
@@ -166,10 +164,8 @@ def shown_parts(part: Part, defects: list[str]) -> Group:
 
 
 def _message_in(container: Part, defects: list[str]) -> list[Part]:
-    """The message in a part that holds one; delivery reports and the like have only fields, or else text.
-
-    Of a fragmented message only the first fragment, with the headers, is read; the others cannot be read alone.
-    """
+    """The message in a part that holds one; delivery reports and the like have only fields, or else text. Only the
+    first fragment of a fragmented message, with the headers, can be read alone."""
     subtype = container.head.get_content_subtype()
     if subtype == "partial":
         defects.append("partial_message")

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RawEmail:
-    """A message as a source yields it, before any filter.
-
-    Addresses are bare and in lower case, in the order of the header, including repeats.
-    """
+    """A message before any filter. Addresses are bare and in lower case, in the order of the header, including
+    repeats."""
 
     message_id: str
     subject: str
@@ -54,10 +52,7 @@ COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zX
 
 
 def made_up_id(content: bytes) -> str:
-    """Return a Message-ID for a message without one, determined by its content.
-
-    Trailing line ends do not count, because archives differ in them.
-    """
+    """Return a Message-ID determined by the content without trailing line ends, in which archives differ."""
     return f"<{hashlib.sha256(content.rstrip()).hexdigest()[:32]}{MADE_UP}"
 
 

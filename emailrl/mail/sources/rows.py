@@ -80,10 +80,8 @@ def _load(line: bytes) -> tuple[Any, list[str]]:
 
 
 def parse_line(line: bytes, name: str) -> RawEmail | Skipped:
-    """Parse a line of JSONL as an email, named by its own ``file_name`` or else ``name``.
-
-    Returns ``Skipped("bad_row")`` if the line is not an object or lacks a column.
-    """
+    """Parse a line of JSONL as an email, named by its ``file_name`` or else ``name``; ``bad_row`` if it lacks a
+    column."""
     try:
         row, defects = _load(line)
     except (ValueError, RecursionError):
@@ -102,10 +100,8 @@ def _has_mail_columns(columns: object) -> bool:
 
 
 def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
-    """Convert a row with ART-E's columns to an email, named by its ``file_name`` or else ``name``.
-
-    Returns ``Skipped("bad_row")`` if a value has the wrong type.
-    """
+    """Convert a row with ART-E's columns to an email, named by its ``file_name`` or else ``name``; ``bad_row`` if a
+    value has the wrong type."""
     try:
         name = clean_text(row.get("file_name") or name)
         to, cc, bcc = (_bare_list(row.get(kind)) for kind in ("to", "cc", "bcc"))
@@ -139,11 +135,8 @@ def _bare_list(addresses: Sequence[str] | None) -> list[str]:
 
 
 def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[str]]:
-    """A timestamp in UTC (assumed if it has no zone) and no defects, or None and the defects.
-
-    A number is milliseconds since 1970, as ``datasets`` and pandas write times to JSON; a text is ISO 8601 or a Date
-    header. ``TypeError`` for anything else.
-    """
+    """A timestamp in UTC (assumed if it has no zone) and no defects, or None and the defects. A number is milliseconds
+    since 1970, as ``datasets`` and pandas write times to JSON; a text is ISO 8601 or a Date header."""
     if isinstance(value, bool) or not isinstance(value, datetime | str | float | int | None):
         raise TypeError("not a time")
     if value is None or value == "" or value != value:
@@ -179,10 +172,8 @@ def is_mail_parquet(path: Path) -> bool:
 
 
 def read_parquet(path: Path, name: str, largest: int) -> Iterator[RawEmail | Skipped]:
-    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``.
-
-    None of a truncated file can be read: its index is at the end.
-    """
+    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``; none of a truncated file, whose
+    index is at the end."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -206,11 +197,9 @@ def is_dataset_folder(path: Path) -> bool:
 
 
 def read_hub() -> Iterator[RawEmail | Skipped]:
-    """Yield the emails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``.
-
-    Raises ``EmailRLError`` if the hub cannot be reached and the dataset is not cached, ``UsageError`` if a folder of
-    that name would be read in its place.
-    """
+    """Yield the emails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``. ``EmailRLError`` if
+    the hub cannot be reached and it is not cached, ``UsageError`` if a folder of that name would be read in its
+    place."""
     if Path(DATASET).exists():
         raise UsageError(f"A local folder {DATASET} would be read instead of the hub's.", "Run in another folder.")
     go_offline_if_unreachable()
@@ -224,10 +213,8 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
 
 
 def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
-    """Yield the emails of all splits of a dataset with ART-E's columns, as written by ``save_to_disk``.
-
-    Raises ``UsageError`` if it cannot be loaded or lacks a column.
-    """
+    """Yield the emails of all splits of a dataset with ART-E's columns, as written by ``save_to_disk``. ``UsageError``
+    if it cannot be loaded or lacks a column."""
     from datasets import Dataset, load_from_disk
 
     try:

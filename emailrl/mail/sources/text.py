@@ -132,11 +132,9 @@ def enriched_to_text(text: str) -> str:
 
 
 def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
-    """Return the text of ``format=flowed`` (RFC 3676) with each paragraph on one line; ``delete_spaces`` is DelSp.
-
-    A line that ends in a space continues on the next line of the same quote depth; signature separators and empty
-    lines stay alone.
-    """
+    """Return the text of ``format=flowed`` (RFC 3676) with each paragraph on one line; ``delete_spaces`` is DelSp. A
+    line that ends in a space continues on the next one of the same quote depth; signature separators and empty lines
+    stay alone."""
     paragraphs: list[list[str]] = []
     open_depth = None  # of the paragraph being continued
     for line in text.split("\n"):
@@ -155,11 +153,8 @@ def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
 
 
 def html_to_text(html: str, defects: list[str]) -> str:
-    """Return the visible text of an HTML email, one line per block.
-
-    Only the first ``MAX_HTML_CHARS`` characters are read (``html_cut`` in ``defects``). If the parser rejects the
-    markup, only its tags are removed (``bad_html``).
-    """
+    """Return the visible text of an HTML email, one line per block. Only the first ``MAX_HTML_CHARS`` characters are
+    read (``html_cut`` in ``defects``); if the parser rejects the markup, only its tags are removed (``bad_html``)."""
     from bs4 import ParserRejectedMarkup
 
     if len(html) > MAX_HTML_CHARS:
@@ -179,10 +174,8 @@ def html_to_text(html: str, defects: list[str]) -> str:
 
 
 def _visible_text(html: str) -> str:
-    """The text outside the title and hidden tags; all of it if none is visible.
-
-    Each node is visited once: taking tags out of the tree takes quadratic time if they are nested or many.
-    """
+    """The text outside the title and hidden tags; all of it if none is visible. Each node is visited once: taking tags
+    out of the tree takes quadratic time if they are nested or many."""
     from bs4 import BeautifulSoup
     from bs4.element import CData, NavigableString, Tag
 
