@@ -44,6 +44,20 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture(scope="session")
+def enron_db(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of the real mail."""
+    from typer.testing import CliRunner
+
+    from emailrl.cli.app import app
+
+    db = tmp_path_factory.mktemp("real") / "enron.db"
+    source = shared_data / "enron" / "enron_mail_subset.tar.gz"
+    built = CliRunner().invoke(app, ["gen-db", "--source", str(source), "--db", str(db)])
+    assert built.exit_code == 0, built.output
+    return db
+
+
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that are waited between two tries of a request, without the waiting."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event, Lock, Thread
+from typing import Any
 
 
 class QuietHandler(BaseHTTPRequestHandler):
@@ -28,6 +31,70 @@ class LocalServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+Reply = Callable[[dict[str, Any], int], "tuple[int, str]"]
+
+
+class JsonStub:
+    """A server that answers each JSON body as ``reply(body, number from 1)`` says: with (status, body).
+
+    A status of 0 hangs until the stub closes, 1 drips a byte each tenth of a second; ``delay`` seconds pass before each
+    reply. It keeps what it is asked; ``busiest`` is the most requests seen at once.
+    """
+
+    def __init__(self, reply: Reply, *, path: str = "", delay: float = 0.0) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.paths: list[str] = []
+        self.busiest = self._running = 0
+        self._closing = Event()
+        lock, stub = Lock(), self
+
+        class Handler(QuietHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    stub.requests.append(body)
+                    stub.keys.append(self.headers.get("Authorization", ""))
+                    stub.paths.append(self.path)
+                    number = len(stub.requests)
+                    stub._running += 1
+                    stub.busiest = max(stub.busiest, stub._running)
+                time.sleep(delay)
+                status, content = reply(body, number)
+                with lock:
+                    stub._running -= 1
+                if status == 0:
+                    stub._closing.wait()
+                    return
+                payload = content.encode()
+                self.send_response(max(status, 200))
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                with suppress(BrokenPipeError, ConnectionResetError):  # the client gave up, as the test meant it to
+                    for at in range(len(payload) if status == 1 else 0):
+                        if stub._closing.wait(0.1):
+                            return
+                        self.wfile.write(payload[at : at + 1])
+                    if status != 1:
+                        self.wfile.write(payload)
+
+        self._server = LocalServer(Handler)
+        self.port = self._server.port
+        self.url = f"http://127.0.0.1:{self.port}{path}"
+
+    def wait_for(self, number: int) -> None:
+        """Until so many requests have come; fails after a minute."""
+        until = time.monotonic() + 60
+        while len(self.requests) < number:
+            assert time.monotonic() < until, f"{len(self.requests)} requests came, not {number}"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Stop serving, and let what hangs go."""
+        self._closing.set()
+        self._server.close()
 
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

@@ -57,7 +57,7 @@ class Rubric:
     completion_tokens: int = 0
     answer_words: int | None = None
     """Length of an attempted answer; this and the fields below are None without one, so that means are over answers."""
-    answer_candidates: int | None = None  # How many candidate answers it offers (``rewards.wording.count_candidates``)
+    answer_candidates: int | None = None  # How many candidate answers it offers (``rewards.scorer.count_candidates``)
     answer_capitals: float | None = None  # Share of capitals among its letters
     offline_correct: bool | None = None
     """The offline check's verdict, if a judge decided and the answer is in the compared sample."""

@@ -1,7 +1,7 @@
 """Mode ``simple``: the question and a few emails in one static prompt, one completion, no tool execution.
 
 The emails are the question's source emails and others that share a word with it, in an order fixed by the scenario's
-id, so the prompt suffices to answer; the heuristic reward (``rewards.heuristic``) also values a good first search.
+id, so the prompt suffices to answer; the heuristic reward (``rewards.rubric``) also values a good first search.
 """
 
 from __future__ import annotations

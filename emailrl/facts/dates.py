@@ -27,8 +27,7 @@ _PART = r"(?:,?\s(?:in\sthe\s)?(?P<part>morning|afternoon|evening|night)s?\b)?"
 _HOURS = {word: number for word, number in CARDINALS.items() if 1 <= number <= 12}
 _HOUR = "|".join(sorted(_HOURS, key=len, reverse=True))
 
-Zone = dict[str, int]
-"""Minutes from UTC by season: EST has only a winter offset, ET both."""
+Zone = dict[str, int]  # Minutes from UTC by season: EST has only a winter offset, ET both.
 _STEADY = (("utc", 0), ("gmt", 0), ("jst", 540))
 _ZONES: dict[str, Zone] = {name: {"winter": minutes, "summer": minutes} for name, minutes in _STEADY}
 _ZONES |= {"bst": {"summer": 60}, "cet": {"winter": 60}, "cest": {"summer": 120}}
@@ -90,7 +89,6 @@ class Date:
         return next((theirs for mine, theirs in narrowest if mine is not None), other.year) is not None
 
     def contradicts(self, other: Date) -> bool:
-        """Whether a field that both state differs."""
         pairs = zip(_FIELDS(self), _FIELDS(other), strict=True)
         return any(mine is not None and theirs is not None and mine != theirs for mine, theirs in pairs)
 
@@ -103,8 +101,7 @@ class Time:
     """A time of day as the set of minutes since midnight it can mean: two for "3:30" alone."""
 
     minutes: frozenset[int]
-    zone: Zone | None = field(default=None, hash=False)
-    """None if not given; it then agrees with any."""
+    zone: Zone | None = field(default=None, hash=False)  # None if not given; it then agrees with any.
 
     def agrees(self, other: Time) -> bool:
         """Whether the two can mean the same time."""
@@ -119,7 +116,6 @@ class Time:
         )
 
     def contradicts(self, other: Time) -> bool:
-        """Whether the two cannot mean the same time."""
         return not self.agrees(other)
 
 

@@ -56,7 +56,7 @@ IRREGULAR = _paired(
     gone:go people:person children:child men:man women:woman"""
 )
 
-SAME = _paired(
+SAME = _paired(  # Words read as another word of nearly the same meaning.
     """increase:rise grow:rise up:rise higher:rise decrease:fall drop:fall lower:fall down:fall purchase:buy
     commence:begin start:begin finish:end complete:end postpone:delay vp:president cell:mobile phone:call ste:suite
     dept:department mgr:manager approx:about asap:soon big:large photo:picture hq:headquarters usa:us automobile:car
@@ -65,7 +65,6 @@ SAME = _paired(
     plough:plow storey:story mould:mold aluminium:aluminum sceptical:skeptical
     judgement:judgment jewellery:jewelry aeroplane:airplane practise:practice manoeuvre:maneuver"""
 )
-"""Words read as another word of nearly the same meaning."""
 
 OPPOSITES = _listed(
     """more/fewer more/less longer/shorter long/short rise/fall before/after early/late earlier/later approve/reject
@@ -82,12 +81,11 @@ OPPOSITES = _listed(
     raise/reduce raise/fall"""
 )
 
-TITLES = _listed(
+TITLES = _listed(  # Words in or next to a name that are not part of it.
     """vice president director manager chief officer ceo cfo coo cio lead head senior junior analyst associate team
     group research department dept office project professor doctor sir madam inc corp corporation ltd llc co company
     bank university street avenue road building room floor yes no not ok okay i the a an"""
 )
-"""Words in or next to a name that are not part of it."""
 
 STATES = _listed(
     """alabama alaska arizona arkansas california colorado connecticut delaware florida georgia hawaii idaho illinois
@@ -98,7 +96,7 @@ STATES = _listed(
     alberta british columbia manitoba ontario quebec saskatchewan nova scotia ab bc mb ont qc queensland victoria
     bavaria england scotland wales"""
 )
-COUNTRIES = _listed(
+COUNTRIES = _listed(  # Words of the names of states, provinces and countries, in which a city can be.
     """usa us united states america kingdom uk britain ireland canada mexico brazil argentina chile colombia
     peru venezuela bolivia ecuador france germany belgium netherlands luxembourg switzerland austria italy spain
     portugal denmark norway sweden finland iceland poland czech republic hungary romania bulgaria greece turkey russia
@@ -106,7 +104,6 @@ COUNTRIES = _listed(
     australia new zealand egypt nigeria kenya morocco africa israel saudi arabia emirates uae qatar kuwait iran iraq
     pakistan"""
 )
-"""Words of the names of states, provinces and countries, in which a city can be."""
 
 NICKNAMES = _paired(
     """dave:david bob:robert rob:robert bill:william will:william jim:james tom:thomas mike:michael steve:steven
@@ -116,10 +113,9 @@ NICKNAMES = _paired(
     larry:lawrence andy:andrew nick:nicholas pete:peter phil:philip charlie:charles chuck:charles"""
 )
 
-ROLES = _listed(
+ROLES = _listed(  # Words of an address that indicate a machine or a list rather than a person.
     """admin administrator alert alerts announcement announcements billing center chairman communications daemon desk
     editor group groups help helpdesk hotline info list mail mailer marketing news newsletter no noreply
     notification notifications office operator participants postmaster reply report reports request sales service
     services shift subscriptions support system team update updates users web webmaster worldwide address"""
 )
-"""Words of an address that indicate a machine or a list rather than a person."""

@@ -43,8 +43,7 @@ class Mention:
 
     key: Hashable
     text: str
-    is_whole: bool
-    """False if it ends inside a token: the "room 4" of "room 4.41", the "4 %" of "23,4 %"."""
+    is_whole: bool  # False if it ends inside a token: the "room 4" of "room 4.41", the "4 %" of "23,4 %".
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +54,12 @@ class Extractor:
     key: Callable[[str], Hashable]
     rivals: re.Pattern[str] | None = None
     """Other mentions that could answer the same question, searched in the text that the pattern leaves over."""
-    ranges: re.Pattern[str] | None = None
-    """Mentions of a range (3 to 5 pm) or a list, which are not a single fact."""
+    ranges: re.Pattern[str] | None = None  # Mentions of a range (3 to 5 pm) or a list, which are not a single fact.
     lookalikes: re.Pattern[str] | None = None
     """Texts that may be another fact of the kind if they have the length of the fact found."""
-    in_file_names: bool = False
-    """Whether the name of an attached file can state a fact of this kind."""
+    in_file_names: bool = False  # Whether the name of an attached file can state a fact of this kind.
 
     def find(self, text: str) -> list[Mention]:
-        """Return every mention in order."""
         facts = []
         for match in self.pattern.finditer(text):
             start, end = match.span("fact")

@@ -98,7 +98,7 @@ SENSES: dict[str, tuple[tuple[str | None, float], ...]] = {
     "basis": (("percent", 0.01), ("point", 0.01)),
 }
 """Units with several meanings: a basis point is a hundredth of a percent or of a percentage point."""
-KINDS = {
+KINDS = {  # Groups of units that cannot be converted into each other but answer the same question.
     **dict.fromkeys(("usd", "cad", "aud", "eur", "gbp", "jpy"), "money"),
     **dict.fromkeys(("percent", "point"), "share"),
     **dict.fromkeys(("minute", "month"), "span"),
@@ -107,9 +107,7 @@ KINDS = {
     **dict.fromkeys(("gram", "barrel", "gallon", "litre", "mmbtu", "mcf", "watt", "watthour"), "stuff"),
     **dict.fromkeys(("pallet", "drum", "crate", "box", "bag", "container"), "stuff"),
 }
-"""Groups of units that cannot be converted into each other but answer the same question."""
-SPANS = ("hour", "day", "week", "fortnight", "month", "year", "decade")
-"""Time spans that "a" counts as one."""
+SPANS = ("hour", "day", "week", "fortnight", "month", "year", "decade")  # Time spans that "a" counts as one.
 _RATES = {"d": "day", "h": "hour", "y": "year", "s": "second", "mo": "month", "pound": "lb"}
 _ADVERBS = {"hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
 _ADVERBS |= {"yearly": "year", "annually": "year"}
@@ -175,7 +173,6 @@ class Quantity:
         )
 
     def _agrees_bare(self, other: Quantity) -> bool:
-        """Whether the values agree if at least one has no unit."""
         bases = (self.base, other.base)
         if (self.rate or other.rate) and "minute" in bases:  # twice a week, every two weeks
             return False
@@ -198,7 +195,6 @@ class Quantity:
 
     @property
     def _senses(self) -> tuple[tuple[str | None, float], ...]:
-        """Base unit and factor of each meaning of the unit."""
         return SENSES.get(self.base or "", ((self.base, self.factor),))
 
 

@@ -11,52 +11,41 @@ from emailrl.facts import lexicon
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _NUMBERED = re.compile(r"(?m)^\s*\d{1,2}[.)]\s+")
-_SUFFIXES = (
+_SUFFIXES = (  # Suffixes and the minimum number of letters before them.
     *(("ations", 5), ("ation", 5), ("ments", 5), ("ment", 5), ("ings", 3), ("ing", 3), ("ions", 5), ("ion", 5)),
     *(("ied", 3), ("ies", 3), ("ed", 3), ("ly", 4), ("s", 3)),
 )
-"""Suffixes and the minimum number of letters before them."""
 
 
-_WORDINGS = tuple(
+_WORDINGS = tuple(  # Rewrites phrases into the one form that the grammar reads, if the lowercase text contains the key.
     (key, re.compile(pattern, re.IGNORECASE), instead)
     for key, pattern, instead in (
         ("half", r"\ban? (year|month|week|day|hour|mile) and a half\b", r"one and a half \1s"),
         ("half", r"\b(\w+) (year|month|week|day|hour|mile)s and a half\b", r"\1 and a half \2s"),
         ("every other", r"\bevery other (day|week|month|year)\b", r"every two \1s"),
-        *(
-            ("quarter", rf"\b(?:the )?(?:{name}) quarter(?: of)? (?=(?:19|20)\d\d\b)", f"Q{number} ")
-            for number, name in enumerate(("first|1st", "second|2nd", "third|3rd", "fourth|4th"), 1)
-        ),
+        ("quarter", r"\b(?:the )?(?:first|1st) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q1 "),
+        ("quarter", r"\b(?:the )?(?:second|2nd) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q2 "),
+        ("quarter", r"\b(?:the )?(?:third|3rd) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q3 "),
+        ("quarter", r"\b(?:the )?(?:fourth|4th) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q4 "),
         ("hour", r"\bmiles (?:per|an) hour\b", "mph"),
         ("hour", r"\b(?:km|kilomet(?:er|re)s) (?:per|an) hour\b", "kmh"),
         ("watt", r"\b(k|m|g)(?:ilo|ega|iga)watt[\s-]hours?\b", r"\1wh"),
         ("cu", r"\bcu(?:bic|\.)? (?:feet|foot|ft)\b", "cf"),
         ("cu", r"\bcu(?:bic|\.)? met(?:er|re)s?\b", "cbm"),
         ("cfd", r"\b((?:mm?|b)?cf)d\b", r"\1/day"),
-        *(
-            ("sq", rf"\bsq(?:uare|\.)? (?:{names})\b", short)
-            for names, short in (
-                ("feet|foot|ft", "sqft"),
-                ("met(?:er|re)s?|m", "sqm"),
-                ("kilomet(?:er|re)s?|km", "sqkm"),
-                ("miles?|mi", "sqmi"),
-            )
-        ),
+        ("sq", r"\bsq(?:uare|\.)? (?:feet|foot|ft)\b", "sqft"),
+        ("sq", r"\bsq(?:uare|\.)? (?:met(?:er|re)s?|m)\b", "sqm"),
+        ("sq", r"\bsq(?:uare|\.)? (?:kilomet(?:er|re)s?|km)\b", "sqkm"),
+        ("sq", r"\bsq(?:uare|\.)? (?:miles?|mi)\b", "sqmi"),
         ("basis", r"\bbasis points?\b", "bps"),
         ("point", r"(?:\b(?:percentage|percent)|%) points?\b", "pp"),
-        *(
-            (key, rf"(?:\s?\u00b0\s?|\bdegrees? )(?:{names})\b", short)
-            for names, short in (("f|fahrenheit", " degf"), ("c|celsius|centigrade", " degc"))
-            for key in ("\u00b0", "degree")
-        ),
-        *(
-            ("dollar", rf"\b{country}\.? dollars?\b", code)
-            for country, code in (("us", "usd"), ("canadian", "cad"), ("australian", "aud"))
-        ),
+        ("", r"(?:\s?\u00b0\s?|\bdegrees? )(?:f|fahrenheit)\b", " degf"),
+        ("", r"(?:\s?\u00b0\s?|\bdegrees? )(?:c|celsius|centigrade)\b", " degc"),
+        ("dollar", r"\bus\.? dollars?\b", "usd"),
+        ("dollar", r"\bcanadian\.? dollars?\b", "cad"),
+        ("dollar", r"\baustralian\.? dollars?\b", "aud"),
     )
 )
-"""Rewrites phrases into the one form that the grammar reads, if the lowercase text contains the key."""
 
 
 def clean(text: str) -> str:
@@ -80,7 +69,7 @@ def clean(text: str) -> str:
     return text
 
 
-_SPELLINGS = tuple(
+_SPELLINGS = tuple(  # Rewrites the British spelling of a stem as the American one.
     (re.compile(pattern), instead)
     for pattern, instead in (
         (r"(?<=\w{3})our", "or"),  # favour
@@ -91,7 +80,6 @@ _SPELLINGS = tuple(
         (r"(?<=\w{4}l)l$", ""),  # travell(ed)
     )
 )
-"""Rewrites the British spelling of a stem as the American one."""
 
 
 def _shorten(word: str) -> str:

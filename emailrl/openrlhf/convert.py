@@ -20,7 +20,7 @@ from emailrl.base.credentials import without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import one_line
 from emailrl.openrlhf.table import ROWS
-from emailrl.questions.rows import HUB_QUESTIONS
+from emailrl.questions.load import HUB_QUESTIONS
 from emailrl.settings import Settings
 from emailrl.settings.names import Leaf, by_name, first_problem, leaves, nearest, tree_of
 from emailrl.settings.needs import without_effect

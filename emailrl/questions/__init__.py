@@ -7,9 +7,10 @@ from emailrl.questions.load import (
     fingerprint,
     load_scenario_set,
     missing_ids,
+    read_jsonl,
     read_questions,
+    write_scenarios,
 )
-from emailrl.questions.rows import read_jsonl, write_scenarios
 
 __all__ = ["ScenarioSet", "Split", "coverage_notes", "fingerprint", "load_scenario_set", "missing_ids"]
 __all__ += ["read_jsonl", "read_questions", "write_scenarios"]

@@ -13,8 +13,7 @@ from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.connection import opened
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.schema import addresses, emails
-from emailrl.questions.load import missing_ids
-from emailrl.questions.rows import HUB_QUESTIONS, load_splits, write_scenarios
+from emailrl.questions.load import HUB_QUESTIONS, load_splits, missing_ids, write_scenarios
 from emailrl.settings import DataSettings, StoreSettings
 
 
@@ -33,9 +32,8 @@ def questions_file(db: Path) -> Path:
 def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | None]:
     """The settings with a database's default questions, and a line naming them; None if questions are already set.
 
-    The file next to the database has priority. Without one, a database of Enron's email gets ART-E's questions, which
-    are downloaded unless the hub's cache has them. Raises UsageError for another database, EmailRLError if the hub
-    cannot be reached.
+    The file next to the database comes first; without one, a database of Enron's email gets ART-E's questions,
+    downloaded unless cached. Raises UsageError for another database, EmailRLError if the hub cannot be reached.
     """
     if data.questions is not None:
         return data, None

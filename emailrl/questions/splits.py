@@ -18,16 +18,11 @@ from emailrl.records.trajectory import Scenario
 
 SPLITS = ("train", "val", "test")
 _PURPOSES = {"train": "training", "val": "validation", "test": "testing"}
-FEW = ("val", "test", "train")
-"""The splits of three inboxes, the smallest first; of two, the last two."""
-MANY = 10
-"""Number of inboxes from which their sizes do not matter."""
-TEST_SHARE, VAL_SHARE = 0.25, 0.15
-"""Shares of the inboxes that are asked about."""
-FEWEST = 10
-"""Number of questions per split below which a note says so."""
-CUT_SHARE = 0.2
-"""Maximum share of a training set used for val."""
+FEW = ("val", "test", "train")  # The splits of three inboxes, the smallest first; of two, the last two.
+MANY = 10  # Number of inboxes from which their sizes do not matter.
+TEST_SHARE, VAL_SHARE = 0.25, 0.15  # Shares of the inboxes that are asked about.
+FEWEST = 10  # Number of questions per split below which a note says so.
+CUT_SHARE = 0.2  # Maximum share of a training set used for val.
 
 
 def in_order(scenarios: Iterable[Scenario]) -> list[Scenario]:
@@ -59,11 +54,10 @@ def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: 
 
 
 def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: bool) -> tuple[set[str], str | None]:
-    """Choose the training questions that serve as val, complete inboxes at a time.
+    """Choose the training questions that serve as val, complete inboxes at a time: their ids, and a note for tables.
 
-    Inboxes are taken in the order of their hash, those with over a third of the questions last, until val holds
-    ``size`` questions or a fifth of the set; one inbox always stays. A single inbox is cut by question if
-    ``allow_shared``, else UsageError is raised. Returns the scenario ids of val, and a note for tables if there is one.
+    By hash, inboxes with over a third of the questions last, until val holds ``size`` questions or a fifth of the set;
+    one inbox always stays. A single inbox is cut by question if ``allow_shared``, else UsageError is raised.
     """
     goal = min(size, max(1, int(len(train) * CUT_SHARE)))
     counts = Counter(scenario.inbox_address for scenario in train)
@@ -88,11 +82,10 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
 
 
 def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
-    """Assign a split to every inbox by its hash; ``TEST_SHARE`` and ``VAL_SHARE`` are the shares of inboxes.
+    """Assign a split to every inbox by its hash; ``sizes`` is the number of questions per inbox.
 
-    ``sizes`` is the number of questions per inbox. Of two or three inboxes, the largest is train, the next test and the
-    third val; a single one is test. Of fewer than ``MANY``, an inbox with over a third of the questions is train, since
-    the others would leave little to learn from.
+    Of two or three, the largest is train, the next test and the third val; a single one is test. Of fewer than
+    ``MANY``, an inbox with over a third of the questions is train, since the others would leave little to learn from.
     """
     if len(sizes) <= len(FEW):
         order = sorted(sizes, key=lambda inbox: (sizes[inbox], _hash(inbox)))
@@ -110,7 +103,7 @@ def split_of_mail(sizes: Mapping[str, Mapping[str, int]], *, allow_shared: bool)
     """Return a function from the inbox and subject of a question's email to its split, which is the inbox's.
 
     ``sizes`` is the number of questions per inbox and subject. With ``allow_shared`` and too few inboxes for every
-    split to have one, the subject determines the split instead, so that a thread stays in one split.
+    split to have one, the subject determines the split instead, so that a thread stays in one.
     """
     if allow_shared and len(sizes) < len(FEW):
         subjects: Counter[str] = Counter()
@@ -123,10 +116,9 @@ def split_of_mail(sizes: Mapping[str, Mapping[str, int]], *, allow_shared: bool)
 
 
 def assign_subjects(sizes: Mapping[str, int]) -> dict[str, str]:
-    """Assign a split to every subject of a shared inbox; the shares are those of inboxes, but of the questions.
+    """Assign a split to every subject of a shared inbox, so that the questions have the shares of inboxes.
 
-    ``sizes`` is the number of questions per subject. Subjects fill test, val and train in the order of their hash, one
-    with over a third of the questions last.
+    ``sizes`` is the number of questions per subject; those with over a third of the questions go to train.
     """
     total = max(sum(sizes.values()), 1)
     splits, before = {}, 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from emailrl.rewards.custom import HttpReward, is_url, load_reward
-from emailrl.rewards.heuristic import heuristic_reward
+from emailrl.rewards.custom import HttpReward, load_reward
 from emailrl.rewards.judge import LLMJudge, judge_key
-from emailrl.rewards.rubric import Reward, art_e_reward, simple_reward
+from emailrl.rewards.rubric import Reward, art_e_reward, heuristic_reward, simple_reward
 from emailrl.rewards.scorer import AnswerCheck, BatchReward, OfflineMatcher, Scorer
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
@@ -24,7 +23,11 @@ def build_scorer(
     elif name == "heuristic":
         chosen = heuristic_reward(agent.max_tokens)
     else:
-        chosen = HttpReward(name, rewards, concurrency=concurrency) if is_url(name) else load_reward(name)
+        chosen = (
+            HttpReward(name, rewards, concurrency=concurrency)
+            if name.lower().startswith(("http://", "https://"))
+            else load_reward(name)
+        )
     return Scorer(answers, chosen)
 
 

@@ -65,7 +65,6 @@ class OpenRLHFReward:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors and arrays as lists, dicts of them too."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
@@ -73,8 +72,7 @@ def _plain(value: Any) -> Any:
 
 VERSION: Final = 1
 _TERM: Final = "remote"
-MAX_REWARD: Final = 1e9
-"""Larger rewards are rejected: their squares, used for standard deviations, would overflow."""
+MAX_REWARD: Final = 1e9  # Larger rewards are rejected: their squares, used for standard deviations, would overflow.
 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -179,21 +177,14 @@ def _shown(value: Any) -> str:
 
 
 class _Client(Client):
-    max_bytes = 64 << 20
-    """Maximum size of a scorer's reply."""
-
-
-def is_url(name: str) -> bool:
-    """Whether a reward's name is a server URL."""
-    return name.lower().startswith(("http://", "https://"))
+    max_bytes = 64 << 20  # Maximum size of a scorer's reply.
 
 
 class HttpReward:
-    """Posts trajectories to ``url``.
+    """Posts trajectories to ``url``, ``REWARD_BATCH_SIZE`` in one request and at most ``concurrency`` requests at once.
 
-    ``REWARD_BATCH_SIZE`` trajectories go in one request and at most ``concurrency`` requests at once. A batch is
-    retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a final failure,
-    or an invalid reply, is an error of that batch's trajectories.
+    A batch is retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a
+    final failure, or an invalid reply, is an error of that batch's trajectories.
     """
 
     def __init__(self, url: str, settings: RewardSettings, *, concurrency: int) -> None:
@@ -218,7 +209,6 @@ class HttpReward:
         )
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One dict of terms, or an error, per trajectory, in order."""
         size = self._settings.reward_batch_size
         batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
         if len(batches) <= 1:
@@ -227,20 +217,8 @@ class HttpReward:
             return [terms for scored in pool.map(self._score, batches) for terms in scored]
 
     def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
-        try:
-            reply = self._post(request_body(batch))
-            return [*read_reply(reply, batch, f"The scorer {self._shown}", self._tellable)]
-        except EmailRLError as error:
-            masked = EmailRLError(self._tellable(error.message)[:500], error.hint)
-            logger.warning("%d trajectories got no reward: %s", len(batch), masked)
-            return [masked] * len(batch)
-
-    def _tellable(self, text: str) -> str:
-        return redacted(text, *self._secrets, limit=10_000)
-
-    def _post(self, body: dict[str, Any]) -> Any:
-        """The reply's JSON; raises EmailRLError when there is none after the last try."""
-        content = json.dumps(body).encode()  # ASCII only: email text may not be encodable
+        scorer = f"The scorer {self._shown}"
+        content = json.dumps(request_body(batch)).encode()  # ASCII only: email text may not be encodable
 
         async def attempt() -> httpx.Response:
             try:
@@ -252,13 +230,20 @@ class HttpReward:
                 raise Failed(why, response.status_code, pause_asked_for(response.headers))
             return response
 
-        reply = wait_for(retried(attempt, self._settings.reward_retries))
-        if isinstance(reply, Failed):
-            raise EmailRLError(
-                f"The scorer {self._shown} returned no rewards: {reply.why.rstrip('.')}.",
-                "Check the server and its URL.",
-            )
         try:
-            return reply.json()
-        except (ValueError, RecursionError):  # nested too deep to be read
-            raise EmailRLError(f"The scorer {self._shown} replied with invalid JSON: {reply.text!r}") from None
+            reply = wait_for(retried(attempt, self._settings.reward_retries))
+            if isinstance(reply, Failed):
+                why = f"{scorer} returned no rewards: {reply.why.rstrip('.')}."
+                raise EmailRLError(why, "Check the server and its URL.")
+            try:
+                value = reply.json()
+            except (ValueError, RecursionError):  # nested too deep to be read
+                raise EmailRLError(f"{scorer} replied with invalid JSON: {reply.text!r}") from None
+            return [*read_reply(value, batch, scorer, self._tellable)]
+        except EmailRLError as error:
+            masked = EmailRLError(self._tellable(error.message)[:500], error.hint)
+            logger.warning("%d trajectories got no reward: %s", len(batch), masked)
+            return [masked] * len(batch)
+
+    def _tellable(self, text: str) -> str:
+        return redacted(text, *self._secrets, limit=10_000)

@@ -1,6 +1,6 @@
-"""ART-E's reward as named terms that add up to it, and the binary reward.
+"""The named rewards: ART-E's as terms that add up to it, the binary one, and that of mode ``simple``.
 
-The formula, with p = found + read + no_invalid_id + cited; the first case that holds decides:
+ART-E's formula, with p = found + read + no_invalid_id + cited; the first case that holds decides:
 
     unreadable call    -2 + p    wrong answer                 -1 + p
     unknown tool     -1.9 + p    "I don't know", out of turns  0 + p
@@ -12,14 +12,27 @@ but only after a search: said at once, it earns 0 + p as on any other question. 
 
 Departures from ART-E: ``num_sources`` is set (there it stayed 0, and with it the bonus); a completion truncated at the
 token limit is a separate case, with ART-E's reward for the bad tool call it leaves behind.
+
+Mode ``simple`` scores one completion on the static first prompt, without a rollout. A useful first move is a valid tool
+call: a search for words of the question. Terms (their sum lies between -0.25 and 1.1):
+
+    readable   +0.25 a tool call that can be read · -0.25 markup that cannot · 0 no call
+    valid      +0.25 a tool that exists, with arguments that fit its signature
+    useful     +0.5 * the share of the keywords' words that occur in the question, less where there are more than three;
+               for an immediate final answer, +0.5 if the offline matcher finds it right
+    brevity    +0.1 * the share of the completion budget left
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 
-from emailrl.base.errors import EmailRLError
-from emailrl.records.trajectory import StopReason, Trajectory
+from emailrl.agent.tools import TOOLS, check_arguments
+from emailrl.base.errors import EmailRLError, ToolError
+from emailrl.records.trajectory import Scenario, StopReason, ToolCall, Trajectory
+from emailrl.rewards.matching import match
 from emailrl.settings import RewardWeightSettings
 
 Reward = Callable[[Trajectory], dict[str, float]]
@@ -86,3 +99,43 @@ def _has_looked(trajectory: Trajectory) -> bool:
     """Whether the question has an answer, or a tool other than ``read_email`` was used before the last turn."""
     searched = any(turn.tool_name not in (None, "read_email") for turn in trajectory.turns[:-1])
     return trajectory.scenario.answerable or searched
+
+
+ENOUGH_WORDS = 3  # Keywords are joined by AND: every additional word makes an empty result likelier.
+
+
+def heuristic_reward(max_tokens: int) -> Reward:
+    """The reward of mode ``simple``, for completions of at most ``max_tokens`` tokens."""
+
+    def reward(trajectory: Trajectory) -> dict[str, float]:
+        message = next((m for m in trajectory.messages if m.role == "assistant"), None)
+        if message is None:
+            raise ValueError(f"trajectory {trajectory.id} holds no completion")
+        used = len(trajectory.turns[0].completion_ids) if trajectory.turns else 0
+        terms = {"readable": 0.0, "valid": 0.0, "useful": 0.0, "brevity": 0.1 * max(0.0, 1 - used / max_tokens)}
+        if message.parse_error is not None:
+            terms["readable"] = -0.25
+        elif message.tool_calls:
+            terms["readable"] = 0.25
+            with suppress(ToolError):
+                useful = _usefulness(message.tool_calls[0], trajectory.scenario)
+                terms |= {"valid": 0.25, "useful": 0.5 * useful}
+        return terms
+
+    return reward
+
+
+def _usefulness(call: ToolCall, scenario: Scenario) -> float:
+    """Between 0 and 1; a mail cannot usefully be read before any search; raises ToolError for an invalid call."""
+    if call.name not in TOOLS:
+        raise ToolError(f"no tool {call.name}")
+    check_arguments(call.name, call.arguments)
+    if call.name == "search_emails":
+        words, asked = (
+            re.findall(r"\w+", text.lower()) for text in (" ".join(call.arguments["keywords"]), scenario.question)
+        )
+        share = sum(word in asked for word in words) / max(1, len(words))
+        return share * min(1.0, ENOUGH_WORDS / max(1, len(words)))
+    if call.name == "return_final_answer":
+        return float(match(scenario.question, scenario.answer, call.arguments["answer"], kind=scenario.kind))
+    return 0.0

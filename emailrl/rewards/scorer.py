@@ -27,8 +27,7 @@ _JOINT = re.compile(r" ?[,;] (?:(?:and|or) )?| (?:and/or|or|and) | ?/ ?(?=[^\W\d
 _CHOICE = re.compile(r"or\b|[;/]", re.IGNORECASE)
 _YEAR_AFTER_COMMA = re.compile(r",(?=\s+\d{4}\b)")
 _BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+\S", re.MULTILINE)
-_MOST_WORDS = 4
-"""Longer items are clauses, not list items."""
+_MOST_WORDS = 4  # Longer items are clauses, not list items.
 
 
 def measure(answer: str) -> dict[str, float]:
@@ -44,9 +43,8 @@ def measure(answer: str) -> dict[str, float]:
 def count_candidates(answer: str) -> int:
     """The number of candidates in an answer: the items of its longest list or choice, at least 1.
 
-    A list is three items or more of at most four words in one sentence, joined by commas, "and", "or", ";" or "/", or
-    the lines of a bulleted list; joined by "or", ";" or "/", two are a choice. So "Tuesday or Friday" offers 2, "May 3,
-    May 4, or May 5" 3, "in Houston, Texas" 1.
+    A list is three items or more of at most four words in one sentence, or bulleted lines; joined by "or", ";" or "/",
+    two are a choice. So "Tuesday or Friday" offers 2, "May 3, May 4, or May 5" 3, "in Houston, Texas" 1.
     """
     text = _YEAR_AFTER_COMMA.sub("", _NO_TEXT.sub("", answer))
     longest = max(1, len(_BULLET.findall(text)))
@@ -62,37 +60,30 @@ def count_candidates(answer: str) -> int:
 
 logger = logging.getLogger(__name__)
 
-COMPARED_SHARE = 0.5
-"""Share of judged answers that the offline check also grades, sampled by their text."""
+COMPARED_SHARE = 0.5  # Share of judged answers that the offline check also grades, sampled by their text.
 
-LONGEST = 500
-"""Maximum characters of an error kept for a missing verdict or reward."""
+LONGEST = 500  # Maximum characters of an error kept for a missing verdict or reward.
 
 
 class AnswerCheck(Protocol):
     """Says whether an answer to a question agrees with the reference answer."""
 
-    concurrency: int
-    """Maximum concurrent checks; 1 for CPU-bound ones."""
+    concurrency: int  # Maximum concurrent checks; 1 for CPU-bound ones.
 
     def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
         """True if correct; ``kind`` is the question's, if any; raises if no verdict is available."""
         ...
 
 
-Claim = tuple[str, str, str, str]
-"""Question, reference, answer and the question's kind, empty if unknown."""
-Terms = dict[str, float] | Exception
-"""The named terms of one trajectory's reward, or an error."""
+Claim = tuple[str, str, str, str]  # Question, reference, answer and the question's kind, empty if unknown.
+Terms = dict[str, float] | Exception  # The named terms of one trajectory's reward, or an error.
 
 
 @runtime_checkable
 class BatchReward(Protocol):
     """A reward computed for many trajectories at once, such as a remote one."""
 
-    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One entry per trajectory, in order."""
-        ...
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]: ...
 
 
 class OfflineMatcher:
@@ -101,7 +92,6 @@ class OfflineMatcher:
     concurrency = 1
 
     def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
-        """True if right."""
         return match(question, reference, answer, kind=kind)
 
 
@@ -140,7 +130,10 @@ class Scorer:
             if rubric.get("attempted_answer"):
                 rubric |= measure(trajectory.final_answer or "")
             if claim is not None:
-                rubric["offline_correct"] = self._second_opinion(claim)
+                # Of an answer that a model judged, the offline check's verdict is kept too, always or never for a text.
+                offline = isinstance(self.answers, OfflineMatcher)
+                drawn = not offline and Random("\x1f".join(claim[:3])).random() < COMPARED_SHARE
+                rubric["offline_correct"] = OfflineMatcher().check(*claim) if drawn else None
             judged.append(trajectory)
         for trajectory, terms in zip(judged, self._terms(judged), strict=True):
             if isinstance(terms, Exception):
@@ -165,12 +158,6 @@ class Scorer:
             return {claim: verdict(claim) for claim in ordered}
         with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
             return dict(zip(ordered, pool.map(verdict, ordered), strict=True))
-
-    def _second_opinion(self, claim: Claim) -> bool | None:
-        """The offline check's verdicts on a sample of judged answers; an answer is always in the sample or never."""
-        if isinstance(self.answers, OfflineMatcher) or Random("\x1f".join(claim[:3])).random() >= COMPARED_SHARE:
-            return None
-        return OfflineMatcher().check(*claim)
 
     def _terms(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
         """The reward's terms, or its error, per trajectory; each distinct failure is logged once, with its number."""
@@ -215,10 +202,8 @@ class OverlongScorer:
     """A scorer that adds the reward term ``overlong``, between ``-penalty`` and 0."""
 
     scorer: Scorer
-    max_tokens: int
-    """Maximum tokens per completion."""
-    buffer: int
-    """Tokens before ``max_tokens`` over which the penalty rises."""
+    max_tokens: int  # Maximum tokens per completion.
+    buffer: int  # Tokens before ``max_tokens`` over which the penalty rises.
     penalty: float
 
     def __post_init__(self) -> None:
@@ -229,7 +214,6 @@ class OverlongScorer:
             )
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly."""
         self.scorer.score(trajectories)
         for trajectory in trajectories:
             if trajectory.exception is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from end_to_end.conftest import MakeSettings
-from rewards.stub_scorer import StubScorer
+from local_server import JsonStub
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records import read_records, read_trajectories
@@ -89,7 +89,7 @@ def test_a_scorer_that_is_away_for_a_batch_costs_that_batch_and_no_evaluation_is
             return 503, "away"
         return 200, '{"rewards": [' + ", ".join(str(float(n)) for n in range(len(ids))) + "]}"
 
-    stub = StubScorer(reply)
+    stub = JsonStub(reply, path="/get_reward")
     try:
         settings = make_settings(reward=stub.url, reward_batch_size=5, max_steps=1)  # 6 rollouts: 5, and 1 that fails
         run = train(settings).run_dir

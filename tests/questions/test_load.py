@@ -1,18 +1,26 @@
-"""Which questions a split gives, what is left out, and what the tables must say."""
+"""Which questions a split gives, which are asked if none are named, what is left out, and what the tables must say."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from questions.questions import Row, row
+from tiny import make_database
 
-from emailrl.base.errors import UsageError
-from emailrl.questions import ScenarioSet, Split, load_scenario_set
-from emailrl.settings import DataSettings
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import demo_emails
+from emailrl.mail.sources import RawEmail, open_source
+from emailrl.questions import ScenarioSet, Split, coverage_notes, load_scenario_set, missing_ids
+from emailrl.questions.beside import has_enron_email, has_only_demo_email, questions_file, with_questions, write_demo
+from emailrl.records.trajectory import Scenario
+from emailrl.settings import DataSettings, StoreSettings
 
 Write = Callable[[list[Row]], Path]
 
@@ -154,3 +162,123 @@ def test_the_real_art_e_questions(shared_data: Path) -> None:
         load(path, "test")
     sizes = {split: len(load(path, split, allow_shared_inbox=True).scenarios) for split in ("train", "val", "test")}
     assert sizes == {"train": 558, "val": 100, "test": 140}
+
+
+@pytest.fixture
+def three_mails(tmp_path: Path) -> Path:
+    sent_at = datetime(2001, 5, 3, 9, tzinfo=UTC)
+    mails = [
+        RawEmail("<1@x>", "One", "bo@x.org", ["me@x.org"], [], [], sent_at, "a"),
+        RawEmail("<2@x>", "Two", "me@x.org", ["bo@x.org"], [], [], sent_at, "b"),
+        RawEmail("<3@x>", "Three", "bo@x.org", ["cy@x.org"], [], [], sent_at, "c"),
+    ]
+    return build_database(mails, tmp_path / "mail.db").db
+
+
+def ask(*message_ids: str, day: str = "2001-05-04") -> Scenario:
+    return Scenario("q", "Q?", "A", list(message_ids), "me@x.org", day)
+
+
+def test_sent_and_received_mails_are_there(three_mails: Path) -> None:
+    coverage = missing_ids([ask("<1@x>"), ask("<2@x>"), ask("<1@x>", "<2@x>")], three_mails)
+    assert (coverage.missing, coverage.hidden, coverage.answerable) == ([], [], 1.0)
+
+
+def test_what_is_absent_is_told_from_what_is_out_of_sight(three_mails: Path) -> None:
+    questions = [ask("<9@x>"), ask("<1@x>", "<9@x>"), ask("<3@x>"), ask("<1@x>", day="2001-05-03"), ask("<1@x>")]
+    coverage = missing_ids(questions, three_mails)
+    assert coverage.missing == ["<9@x>"]
+    assert coverage.hidden == ["<3@x>", "<1@x>"]  # another's mail; a mail of the day itself
+    assert (coverage.num_answerable, coverage.num_questions, coverage.answerable) == (1, 5, 0.2)
+
+
+def test_the_share_of_answerable_questions_is_said(three_mails: Path) -> None:
+    assert coverage_notes([ask("<1@x>")], three_mails) == []
+    [note] = coverage_notes([ask("<1@x>"), ask("<9@x>"), ask("<2@x>")], three_mails)
+    assert note == "the database can answer 2 of 3 questions (66.7%); missing: <9@x>"
+    [note] = coverage_notes([ask("<1@x>"), *(ask(f"<{n}@x>") for n in range(5, 10)), ask("<3@x>")], three_mails)
+    assert note.endswith("(14.3%); missing: <5@x>, <6@x>, <7@x> and 2 more; outside the inbox or too late: <3@x>")
+    with pytest.raises(UsageError, match="contains none of the source emails"):
+        coverage_notes([ask("<9@x>")], three_mails)
+
+
+def test_no_database(tmp_path: Path) -> None:
+    with pytest.raises(EmailRLError, match="No such mail database"):
+        missing_ids([ask("<1@x>")], tmp_path / "absent.db")
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return make_database(tmp_path / "mail.db")
+
+
+def chosen(db: Path, questions: Path | None = None) -> tuple[Path | None, str | None]:
+    data, line = with_questions(DataSettings(questions=questions), db)
+    return data.questions, line
+
+
+def test_the_file_beside_the_database_is_taken_and_said(db: Path) -> None:
+    beside = db.parent / "mail_questions.jsonl"
+    assert questions_file(db) == beside
+    beside.touch()
+    assert chosen(db) == (beside, f"Questions: {beside} (next to the database)")
+
+
+def test_a_link_to_a_database_has_the_questions_of_its_target_unless_it_has_its_own(db: Path, tmp_path: Path) -> None:
+    link = tmp_path / "links" / "mine.db"
+    link.parent.mkdir()
+    link.symlink_to(db)
+    beside = db.parent / "mail_questions.jsonl"
+    assert questions_file(link) == beside  # where gen-questions writes them
+    beside.touch()
+    assert chosen(link)[0] == beside
+    own = link.with_name("mine_questions.jsonl")
+    own.touch()
+    assert questions_file(link) == chosen(link)[0] == own
+
+
+def test_a_broken_link_next_to_the_database_is_named(db: Path) -> None:
+    beside = questions_file(db)
+    beside.symlink_to("gone.jsonl")
+    with pytest.raises(UsageError, match=r"mail_questions\.jsonl is a broken link to gone\.jsonl"):
+        chosen(db)
+
+
+def test_a_named_file_comes_first_and_needs_no_line(db: Path, tmp_path: Path) -> None:
+    (tmp_path / "mail_questions.jsonl").touch()
+    assert chosen(db, tmp_path / "mine.jsonl") == (tmp_path / "mine.jsonl", None)
+
+
+def test_without_a_file_only_enron_email_gets_the_questions_of_the_hub(db: Path, tmp_path: Path) -> None:
+    assert not has_enron_email(db)
+    with pytest.raises(UsageError, match=r"has none next to it \(mail_questions\.jsonl\)") as refused:
+        chosen(db)
+    assert "emailrl gen-questions" in refused.value.hint and "--questions" in refused.value.hint
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "1.eml").write_text("From: kay@enron.com\nTo: bob@x.org\nMessage-ID: <1@x>\n\nhello\n")
+    build_database(open_source(tmp_path / "mail"), tmp_path / "enron.db")
+    with pytest.raises(EmailRLError, match="could not be loaded from the hub"):
+        chosen(tmp_path / "enron.db")
+
+
+def test_the_demo_is_known_by_its_message_ids_not_by_its_domain(tmp_path: Path) -> None:
+    demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
+    assert has_only_demo_email(demo)
+
+    own = list(demo_emails(3))
+    own[-1].message_id = "<a1@mail.example>"
+    assert not has_only_demo_email(build_database(iter(own), tmp_path / "own.db").db)
+
+
+def test_the_demo_replaces_no_questions_unasked(tmp_path: Path) -> None:
+    db = tmp_path / "demo.db"
+    beside = questions_file(db)
+    beside.write_text("mine")
+    with pytest.raises(UsageError, match="--overwrite"):
+        write_demo(db, settings=StoreSettings(), seed=1, limit=40)
+    assert beside.read_text() == "mine" and not db.exists()
+    beside.unlink()
+    os.mkfifo(beside)
+    with pytest.raises(UsageError, match="device or pipe"):
+        write_demo(db, settings=StoreSettings(), seed=1, limit=40, overwrite=True)
+    assert beside.is_fifo() and not db.exists()

@@ -20,8 +20,7 @@ from emailrl.settings import StoreSettings
 
 ME, ANN, TIM = "me@home.org", "ann@work.org", "tim@club.org"
 FRIENDS = [f"friend{n}@x{n}.org" for n in range(9)]
-Mails = Iterable[tuple[str, list[str], str]]
-"""Sender, recipients, subject."""
+Mails = Iterable[tuple[str, list[str], str]]  # Sender, recipients, subject.
 
 
 def store(db: Path, *parts: Mails, folder: str = "Inbox#") -> Path:

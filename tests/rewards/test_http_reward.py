@@ -8,14 +8,13 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import DrippingServer
+from local_server import DrippingServer, JsonStub, Reply
 from pydantic import SecretStr
-from rewards.stub_scorer import Reply, StubScorer
 
 from emailrl.agent import Rubric
 from emailrl.base.errors import UsageError
@@ -26,7 +25,7 @@ from emailrl.rewards.scorer import OfflineMatcher, Scorer
 from emailrl.settings import RewardSettings, Settings, load_settings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
-Serve = Callable[..., StubScorer]
+Serve = Callable[..., JsonStub]
 
 
 def trajectory(number: int) -> Trajectory:
@@ -60,15 +59,8 @@ def rewards(numbers: list[float] | None = None, **more: Any) -> Reply:
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    stubs: list[StubScorer] = []
-
-    def start(reply: Reply, **how: float) -> StubScorer:
-        stubs.append(StubScorer(reply, **how))
-        return stubs[-1]
-
-    yield start
-    for stub in stubs:
-        stub.close()
+    with ExitStack() as stubs:
+        yield lambda reply, **how: stubs.enter_context(closing(JsonStub(reply, path="/get_reward", **how)))
 
 
 def built(settings: Settings) -> Scorer:
@@ -204,7 +196,7 @@ def test_only_the_batch_that_failed_is_lost(serve: Serve, waits: list[float]) ->
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
 def test_it_asks_again_with_longer_and_longer_waits(serve: Serve, waits: list[float], status: int) -> None:
-    stub = serve(lambda body, number: (status, "busy") if number < 3 else rewards()(body, number))
+    stub = serve(lambda body, number: (status, "busy") if number <= 3 else rewards()(body, number))
     assert [t.reward for t in score(stub.url)] == [0.0, 1.0, 2.0]
     assert waits == [1.0, 2.0, 4.0] and len(stub.requests) == 4
 
@@ -230,10 +222,11 @@ def test_no_server(waits: list[float]) -> None:
     assert waits == [1.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("how", [{"delay": 3.0}, {"drip": 0.1}], ids=["silent", "a byte at a time"])
-def test_a_slow_server_is_given_up(serve: Serve, how: dict[str, float]) -> None:
+@pytest.mark.parametrize("status", [0, 1], ids=["silent", "a byte at a time"])
+def test_a_slow_server_is_given_up(serve: Serve, status: int) -> None:
     begun = time.monotonic()
-    played = score(serve(rewards(), **how).url, reward_timeout=0.4, reward_retries=0)
+    stub = serve(lambda body, number: (status, rewards()(body, number)[1]))
+    played = score(stub.url, reward_timeout=0.4, reward_retries=0)
     assert all("no complete reply within 0.4 s" in (t.exception or "") for t in played)
     assert time.monotonic() - begun < 2.5
 
@@ -291,15 +284,6 @@ def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: li
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(UsageError, match="The reward's URL"):
         built(load_settings({"reward": url}, environ={}))
-
-
-def test_a_reward_server_in_the_settings_file(serve: Serve, tmp_path: Path) -> None:
-    stub = serve(rewards())
-    (tmp_path / "emailrl.toml").write_text(f'[rewards]\nreward = "{stub.url}"\njudge = "offline"\n')
-    scorer = built(load_settings(environ={}, cwd=tmp_path, trust=True))
-    played = [trajectory(4)]
-    scorer.score(played)
-    assert played[0].reward == 4.0
 
 
 @pytest.mark.parametrize(

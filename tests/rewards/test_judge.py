@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,8 @@ Serve = Callable[[Reply], ChatStub]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    running: list[ChatStub] = []
-
-    def start(reply: Reply) -> ChatStub:
-        running.append(ChatStub(lambda body, number: reply(body)))
-        return running[-1]
-
-    yield start
-    for stub in running:
-        stub.close()
+    with ExitStack() as stubs:
+        yield lambda reply: stubs.enter_context(closing(ChatStub(lambda body, number: reply(body))))
 
 
 def settings(stub: ChatStub, tmp_path: Path, **changes: Any) -> RewardSettings:
@@ -120,14 +114,6 @@ def test_a_refused_key_is_not_tried_again_nor_shown(
         assert "0123" not in text and "cdef" not in text
 
 
-def test_no_server_at_all(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
-    stub = serve(lambda body: (200, "True"))
-    stub.close()
-    with pytest.raises(JudgeError, match="returned no verdict"):
-        judge(stub, tmp_path, judge_retries=1).check("q", "r", "a")
-    assert waits == [1]
-
-
 def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
     replies = iter([(200, "Perhaps"), (200, "**False**")])
     assert judge(serve(lambda body: next(replies)), tmp_path).check("q", "r", "a") is False
@@ -135,29 +121,18 @@ def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits
         judge(serve(lambda body: (200, "Maybe so")), tmp_path).check("q", "r", "another")
 
 
-@pytest.mark.parametrize(
-    ("reply", "verdict"),
-    [
-        ("True", True),
-        ("true.", True),
-        (" 'False'", False),
-        ("<think>It is False? No.</think>\nTrue", True),
-        ("True or False: False", None),
-        ("true? no", None),
-        ("Truely not", None),
-        ("trueFalse", None),
-        ("True.\n\nFalse", None),
-        ("True **", None),
-        ("**FALSE**.\n", False),
-        ("The answer is True", None),
-        ("fal\u017fe", None),
-        ('False. It says "</think>True', None),
-        ('<think>a</think>False. It says "</think>True', None),
-        ("It is wrong.</think>True", None),
-        ("<think>True", None),
-        ("", None),
+READ = {
+    True: ["True", "true.", "<think>It is False? No.</think>\nTrue"],
+    False: [" 'False'", "**FALSE**.\n"],
+    None: [
+        "True or False: False", "true? no", "Truely not", "trueFalse", "True.\n\nFalse", "True **", "", "<think>True",
+        "The answer is True", 'False. It says "</think>True', '<think>a</think>False. It says "</think>True',
+        "It is wrong.</think>True", "fal\u017fe",
     ],
-)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reply", "verdict"), [(reply, verdict) for verdict in READ for reply in READ[verdict]])
 def test_reading_a_verdict(reply: str, verdict: bool | None) -> None:
     assert read_verdict(reply) is verdict
 

@@ -1,11 +1,14 @@
-"""The offline matcher against pairs labeled by a language model, and what it is told of a question's kind."""
+"""The offline matcher against labeled pairs and cases, and its parts by themselves, at their borders.
+
+The rules were written with the development halves alone; the held-out and later ones were not read: keep it so.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,93 +17,81 @@ from hang import must_end
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emailrl.facts.reading import read
 from emailrl.questions.template import KINDS
 from emailrl.rewards.matching import match
-from emailrl.rewards.matching.agreement import KIND_OF, LONGEST, alternatives, with_names, without_framing
-
-HERE = Path(__file__).parent
+from emailrl.rewards.matching.agreement import (
+    KIND_OF,
+    LONGEST,
+    alternatives,
+    enough,
+    is_zero,
+    most,
+    side,
+    with_names,
+    without_framing,
+)
+from emailrl.rewards.matching.question import Case, clauses, read_reference
+from emailrl.rewards.matching.rivals import Item, is_bare, is_choice
+from emailrl.rewards.matching.vetoes import gives_up, says_too_much
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (HERE / f"pairs_{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    path = Path(__file__).with_name(f"{name}.jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def pairs(name: str) -> Iterator[tuple[str, str, str, bool]]:
-    """(question, reference, answer, label); the rules were written with the development pairs alone."""
-    for group in rows(name):
-        for label in ("right", "wrong"):
-            for answer in group.get(label, ()):
-                yield group["question"], group["reference"], answer, label == "right"
+def labelled(row: dict[str, Any]) -> list[tuple[bool, str]]:
+    """A row holds one answer with its label, or lists of right and of wrong ones."""
+    if "answer" in row:
+        return [(row["right"], row["answer"])]
+    return [(label == "right", answer) for label in ("right", "wrong") for answer in row.get(label, ())]
 
 
-RULES = rows("rules")
+RULES = rows("pairs_rules")
 
 
 @pytest.mark.parametrize("rule", dict.fromkeys(row["rule"] for row in RULES))
 def test_a_rule_of_the_check(rule: str) -> None:
     """Pairs of answers that differ in what the rule is about."""
-    found = {
-        (row["question"], row["reference"], answer, label): match(
-            row["question"], row["reference"], answer, kind=row.get("kind")
-        )
+    mistaken = [
+        (row["question"], row["reference"], answer, label)
         for row in RULES
         if row["rule"] == rule
-        for label in ("right", "wrong")
-        for answer in row.get(label, ())
-    }
-    assert [case for case, verdict in found.items() if verdict is not (case[3] == "right")] == []
+        for label, answer in labelled(row)
+        if match(row["question"], row["reference"], answer, kind=row.get("kind")) is not label
+    ]
+    assert mistaken == []
 
 
-@pytest.mark.parametrize(("half", "wrong_accepted", "right_refused"), [("development", 9, 8), ("later", 7, 4)])
-def test_no_more_hedged_answers_pay_than_did(half: str, wrong_accepted: int, right_refused: int) -> None:
-    """The later half was written after the rules and changed none of them."""
-    groups = [row for row in rows("hedging") if row["half"] == half]
-
-    def accepted(label: str) -> list[bool]:
-        return [match(row["question"], row["reference"], answer) for row in groups for answer in row[label]]
-
-    assert accepted("wrong").count(True) <= wrong_accepted
-    assert accepted("right").count(False) <= right_refused
-    assert len(accepted("wrong")) > 40
-
-
-KNOWN = {
-    ("Did Omar agree to extend the trial?", "Omar refused to extend the trial, so no."),
-    ("What laptop was ordered for me?", "A Falcon T40"),
-    ("What are the two options for the lease?", "Either renewing for three years or moving to Polk Street"),
-    ("Who is covering for Irene next week?", "Someone from Paul Adeyemi's team, Greg Tan"),
-    ("What time does the ferry depart?", "17.05"),
-    ("What is the agenda of the Thursday session?", "Budget review (9), hiring plans (10:30), lunch with auditors"),
-    ("What is the agenda of the Thursday session?", "Budget review at 10:30 and hiring plans at 9"),
-    ("What is the address of the new office?", "1200 Harbor Dr. Suite 310"),
-    ("Which vendor was chosen for the network upgrade?", "Brightline Systems and Arcturus were considered"),
-    ("Which vendor was chosen for the network upgrade?", "Arcturus was chosen over Brightline Systems."),
-    ("What does the Weekly Lantern contain?", "A market summary, a sports column and the outage calendar"),
-    ("What is Julian's job now?", "Senior risk analyst"),
-    ("Which printer should we use for the posters?", "Calder 9500"),
-    ("What is the new date of the kickoff?", "June 4 or 11"),
-    ("When is the proposal due?", "April 1"),
-    (
-        "What did the survey say about the cafeteria?",
-        "Longer opening hours and more vegetarian dishes are wanted by most employees.",
-    ),
-    ("What number should I call for the conference bridge?", "1-888-555-0162, code 4471"),
-    (
-        "What were the conclusions of the heat study?",
-        "The boiler should be insulated before winter because it loses heat through the north wall.",
-    ),
-}
-"""Pairs on which the check disagrees with their labels: it may learn these, and unlearn no other."""
-
-
-@pytest.mark.parametrize(("name", "least"), [("development", 600), ("held_out", 340)])
-def test_agreement_with_labels(name: str, least: int) -> None:
-    table = list(pairs(name))
-    assert len(table) >= least
-    assert 0.35 < sum(label for *_, label in table) / len(table) < 0.65, "neither verdict may be had by guessing"
-    disagreed = [row for row in table if match(*row[:3]) is not row[3]]
-    assert len(disagreed) <= 0.03 * len(table), disagreed
-    assert {(question, answer) for question, _, answer, _ in disagreed} <= KNOWN
+@pytest.mark.parametrize(
+    ("name", "part", "wrong_accepted", "right_refused"),
+    [
+        ("pairs_development", None, 1, 6),
+        ("pairs_held_out", None, 5, 4),
+        ("pairs_hedging", "development", 9, 8),
+        ("pairs_hedging", "later", 7, 4),
+        ("cases_development", "mail", 15, 27),
+        ("cases_development", "qa", 3, 5),
+        ("cases_adversarial_development", "mixed", 50, 10),
+        ("cases_adversarial_held_out", "mixed", 37, 20),
+        ("cases_held_out", "mail", 35, 39),
+        ("cases_held_out", "qa", 9, 16),
+    ],
+)
+def test_no_more_verdicts_are_wrong_than_were(
+    name: str, part: str | None, wrong_accepted: int, right_refused: int
+) -> None:
+    """By language models that knew none of the rules, or few (adversarial): the check may only improve."""
+    verdicts = [
+        (label, match(row["question"], row["reference"], answer))
+        for row in rows(name)
+        if part in (None, row.get("part"), row.get("half"))
+        for label, answer in labelled(row)
+    ]
+    assert len(verdicts) > 80
+    assert verdicts.count((False, True)) <= wrong_accepted
+    assert verdicts.count((True, False)) <= right_refused
 
 
 @pytest.mark.parametrize(
@@ -123,11 +114,6 @@ def test_no_text_makes_it_slow(piece: str) -> None:
     with must_end():
         match("Who is it?", reference, piece * 20_000)
         match("Who is it?", (piece * 20_000)[:20_000], reference)
-
-
-def test_the_whole_mail_is_no_answer() -> None:
-    mail = " ".join(f"The {noun}{i} works." for i in range(60) for noun in ("pump", "valve")) + " It is in Galveston."
-    assert not match("Where is the plant?", "Galveston", mail)
 
 
 @pytest.mark.parametrize("word", ["thus", "Mons", "Weds", "Suns", "Sats", "Fris", "Thus we meet on Friday"])
@@ -206,3 +192,165 @@ print(*{name.split(".")[0] for name in sys.modules.keys() - before} - sys.stdlib
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["emailrl"]
+
+
+NEW = re.findall(
+    r"\w+",
+    """barrow candle dragon ember falcon garden hammer island jungle kettle ladder magnet needle orchid
+pepper quiver rocket saddle temple urchin velvet walnut yellow zipper anchor button copper donkey
+engine feather goblet hollow insect jacket kernel lantern marble nickel ostrich pencil quarry ribbon
+silver ticket umpire violin wagon basket cactus dinner easel forest gravel helmet icicle jersey
+kitten lemon mirror napkin oyster parrot rabbit""",
+)
+PARIS = ("Where is it?", "Paris")
+BARGE = ("Where does the old survey barge moor?", "Paris")
+PUMP = ("Why was it late?", "The pump on the big barge leaked black oil")
+
+
+def case_of(question: str, reference: str, answer: str) -> Case:
+    asked, expected = read_reference(question, reference, reference, None)
+    given = read(answer, temporal=asked.temporal)
+    return Case(asked, expected, given, clauses(given, expected.said, expected.lasting))
+
+
+def filled(template: str, *counts: int) -> str:
+    """Each ``{}`` becomes so many words of which neither question nor reference speaks, none of them twice."""
+    parts, used = [], 0
+    for count in counts:
+        parts.append(" ".join(NEW[used : used + count]))
+        used += count
+    return template.format(*parts)
+
+
+@pytest.mark.parametrize(
+    ("asked", "template", "most_new", "why"),
+    [
+        (PARIS, "Paris {}", (12,), "a sentence round a short answer"),
+        (PARIS, "paris {}", (6,), "without capitals"),
+        (PARIS, "Paris {}. {}. {}.", (12, 12, 6), "in all"),
+        (PARIS, "{}. Paris", (8,), "where the answer comes late"),
+        (PARIS, "Paris is my {}", (8,), "where it turns personal"),
+        (BARGE, "The survey barge moors in Paris {}", (28,), "a sentence that repeats the question"),
+        (BARGE, "The barge moors in Paris {}", (28,), "two words of it do"),
+        (BARGE, "The barge is in Paris {}", (12,), "one does not"),
+        (BARGE, "The survey barge moors in Paris {}. {}. {}.", (28, 28, 4), "in all, then"),
+        (PUMP, "The pump on the big barge leaked black oil {}", (7,), "beside a sentence"),
+        (PUMP, "The pump on the big barge leaked black oil, my {}", (4,), "personal, beside a sentence"),
+        (PUMP, "The pump on the big barge leaked black oil. {}.", (3,), "a sentence on something else"),
+        (PUMP, "The pump on the big barge leaked black oil. It was {}.", (7,), "one that goes on"),
+    ],
+)
+def test_how_much_an_answer_may_add(asked: tuple[str, str], template: str, most_new: tuple[int, ...], why: str) -> None:
+    assert not says_too_much(case_of(*asked, filled(template, *most_new))), why
+    one_more = (*most_new[:-1], most_new[-1] + 1)
+    assert says_too_much(case_of(*asked, filled(template, *one_more))), why
+
+
+@pytest.mark.parametrize(
+    ("asked", "beginning", "most_strange"),
+    [
+        (PARIS, "Paris.", 2),
+        (BARGE, "The survey barge moors in Paris.", 3),
+        (PUMP, "The pump on the big barge leaked black oil.", 1),
+    ],
+)
+def test_how_many_sentences_may_be_on_something_else(asked: tuple[str, str], beginning: str, most_strange: int) -> None:
+    for count in (most_strange, most_strange + 1):
+        answer = " ".join([beginning, *(f"{word}." for word in NEW[:count])])
+        assert says_too_much(case_of(*asked, answer)) is (count > most_strange)
+
+
+@pytest.mark.parametrize(
+    ("asked", "left", "right", "is_one"),
+    [
+        (PUMP, "red paint", "the pump on the barge leaked oil", True),  # something new on one side
+        (PUMP, "the pump on the barge leaked oil", "red paint", True),
+        (PUMP, "red paint spilled onto wooden deck planks", "late on the barge the pump leaked oil", True),
+        (PARIS, "Paris", "Rome", True),
+        (PARIS, "Rome", "Oslo", False),  # no part of the reference
+    ],
+)
+def test_an_or_is_a_choice_where_it_joins_the_answer_to_something_else(
+    asked: tuple[str, str], left: str, right: str, is_one: bool
+) -> None:
+    case = case_of(*asked, f"{left} or {right}")
+    split = len(left)
+    before = Item("", left, tuple(unit for unit in case.given.units if unit.start < split))
+    behind = Item(" or ", right, tuple(unit for unit in case.given.units if unit.start >= split))
+    assert is_choice(case, [before], behind) is is_one
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "is_most"),
+    [(0, 0, True), (1, 0, True), (3, 1, False), (4, 0, True), (4, 1, True), (3, 2, False), (8, 2, True), (7, 3, False)],
+)
+def test_all_of_up_to_four_and_four_fifths_of_more(right: int, wrong: int, is_most: bool) -> None:
+    assert most([True] * right + [False] * wrong) is is_most
+
+
+@pytest.mark.parametrize(
+    ("total", "others", "bare", "least"),
+    [
+        (1, True, True, 0),  # a name alone gives it
+        (1, True, False, 1),
+        (2, True, True, 1),
+        (3, True, False, 2),
+        (0, False, False, 1),
+        (1, False, False, 1),
+        (2, False, False, 2),
+        (3, False, False, 1.98),  # 0.66 of three to six
+        (6, False, False, 3.96),
+        (7, False, False, 3.5),  # half of more
+    ],
+)
+def test_how_many_words_must_be_there(total: int, others: bool, bare: bool, least: float) -> None:
+    assert enough(total, others, bare) == pytest.approx(least, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("Ada Moss", True),
+        ("one of the pumps", True),
+        ("one of all the pumps", False),  # five words
+        ("red steel pump", True),
+        ("big red steel pump", False),  # four things
+        ("Ada is in", False),
+    ],
+)
+def test_a_candidate_and_nothing_else(text: str, bare: bool) -> None:
+    assert is_bare(Item("", text, read(text).units)) is bare
+
+
+@pytest.mark.parametrize(
+    ("reference", "gives"), [("It is not stated how deep the well is", False), ("It is forty feet deep", True)]
+)
+def test_giving_up_is_an_answer_where_the_reference_does(reference: str, gives: bool) -> None:
+    case = case_of("How deep is the well?", reference, "How deep the well is, is not stated.")
+    assert gives_up(case) is gives
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ("Yes.", True),
+        ("No, it was not.", False),
+        ("It was.", True),
+        ("It was not.", False),
+        ("The boiler was repaired.", True),
+        ("The boiler was never repaired.", False),
+        ("The boiler was repaired? Ask Bo.", None),  # left open
+        ("Ask Bo.", None),
+        ("Perhaps, yes.", None),
+    ],
+)
+def test_the_side_taken_on_a_yes_or_no_question(answer: str, taken: bool | None) -> None:
+    assert side(case_of("Was the boiler repaired?", "Yes", answer)) is taken
+
+
+@pytest.mark.parametrize(
+    ("text", "zero"),
+    [("0", True), ("0 or 0", True), ("0 and 3", False), ("3", False), ("None came.", True), ("Some", False)],
+)
+def test_none_is_zero_and_so_is_nothing_else(text: str, zero: bool) -> None:
+    assert is_zero(read(text)) is zero

@@ -11,8 +11,7 @@ import pytest
 from emailrl.agent.mail_env import Rubric
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
-from emailrl.rewards.heuristic import heuristic_reward
-from emailrl.rewards.rubric import art_e_reward
+from emailrl.rewards.rubric import art_e_reward, heuristic_reward
 from emailrl.settings import RewardWeightSettings
 from emailrl.settings.names import by_name
 

@@ -1,4 +1,4 @@
-"""ART-E's reward, case by case, with numbers worked out by hand."""
+"""ART-E's reward and that of mode simple, case by case, with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from emailrl.agent import Rubric
 from emailrl.base.errors import EmailRLError
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
-from emailrl.rewards.rubric import art_e_reward, simple_reward
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
+from emailrl.rewards.rubric import art_e_reward, heuristic_reward, simple_reward
 from emailrl.settings import RewardWeightSettings
 
 SCENARIO = Scenario("1", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
@@ -61,11 +61,17 @@ def test_art_e_case_by_case(expected: float, fields: dict) -> None:
     assert sum(terms.values()) == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_terms_of_a_right_answer_are_named() -> None:
-    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**RIGHT, **CITED, **FOUND, num_sources=2))
-    assert terms == pytest.approx(
-        {"outcome": 1, "found": 0, "read": 0, "no_invalid_id": 0, "cited": 0.3, "few_sources": 0.05, "few_turns": 0.06}
-    )
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (RIGHT | CITED | FOUND | {"num_sources": 2}, [1, 0, 0, 0, 0.3, 0.05, 0.06]),
+        (WRONG | READ | {"num_sources": 1}, [-1, 0, 0.1, 0.1, 0, 0, 0]),
+    ],
+)
+def test_the_terms_are_named(fields: dict, expected: list[float]) -> None:
+    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**fields))
+    assert [*terms] == ["outcome", "found", "read", "no_invalid_id", "cited", "few_sources", "few_turns"]
+    assert [*terms.values()] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("num_sources", "few"), [(1, 0.1), (3, 0.1), (6, 0.05)])
@@ -90,24 +96,9 @@ def test_not_knowing_what_nobody_can_know() -> None:
     assert rewards("read_email", **INVALID) == (0.0, 0.0)
 
 
-def test_the_terms_of_a_wrong_answer_are_named() -> None:
-    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**WRONG, **READ, num_sources=1))
-    assert terms == pytest.approx(
-        {"outcome": -1, "found": 0, "read": 0.1, "no_invalid_id": 0.1, "cited": 0, "few_sources": 0, "few_turns": 0}
-    )
-
-
 def test_a_completion_cut_off_counts_as_a_bad_call() -> None:
     reward = art_e_reward(RewardWeightSettings(), max_turns=10)
     assert sum(reward(played(StopReason.TRUNCATED, **FOUND)).values()) == pytest.approx(-1.8 + 0.2)
-
-
-def test_fewer_turns_earn_more() -> None:
-    reward = art_e_reward(RewardWeightSettings(), max_turns=5)
-    few, many = played(**RIGHT), played(**RIGHT)
-    few.rubric["num_turns"], many.rubric["num_turns"] = 2, 5
-    assert sum(reward(few).values()) == pytest.approx(1.06)
-    assert sum(reward(many).values()) == pytest.approx(1.0)
 
 
 def test_weights_are_settings() -> None:
@@ -157,3 +148,45 @@ def test_a_right_answer_is_worth_most(flags: dict, cited: bool, num_sources: int
     terms = art_e_reward(RewardWeightSettings(), max_turns=10)(trajectory)
     assert 1.0 <= sum(terms.values()) <= 1.49 + 1e-9
     assert all(value >= 0 for value in terms.values())
+
+
+PUMP = Scenario("1", "When is the pump order due?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
+
+
+def completed(message: Message, tokens: int = 25) -> Trajectory:
+    turn = Turn(list(range(tokens)), [0.0] * tokens, "stop")
+    messages = [Message("system", "s"), Message("user", PUMP.question), message]
+    return Trajectory("t", "g", PUMP, mode="simple", messages=messages, turns=[turn])
+
+
+def calls(name: str, /, **arguments: object) -> Message:
+    return Message("assistant", "", [ToolCall(name, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("message", "readable", "valid", "useful"),
+    [
+        (Message("assistant", "<tool_call>{", parse_error="cut off"), -0.25, 0, 0),
+        (Message("assistant", "It is due on May 20."), 0, 0, 0),
+        (calls("find_mail", keywords=["pump"]), 0.25, 0, 0),
+        (calls("search_emails", keywords="pump"), 0.25, 0, 0),
+        (calls("search_emails", keywords=[]), 0.25, 0.25, 0),
+        (calls("search_emails", keywords=["Pump", "order"]), 0.25, 0.25, 0.5),
+        (calls("search_emails", keywords=["pump order"]), 0.25, 0.25, 0.5),
+        (calls("search_emails", keywords=["pump", "valve"]), 0.25, 0.25, 0.25),
+        (calls("search_emails", keywords=["valve"]), 0.25, 0.25, 0),
+        # six words of the question: 0.5 * 6/6 * 3/6
+        (calls("search_emails", keywords=["when is the pump order due"]), 0.25, 0.25, 0.25),
+        (calls("read_email", message_id="<1@x>"), 0.25, 0.25, 0),
+        (calls("return_final_answer", answer="May 20", sources=[]), 0.25, 0.25, 0.5),
+        (calls("return_final_answer", answer="May 21", sources=None), 0.25, 0.25, 0),
+    ],
+)
+def test_terms(message: Message, readable: float, valid: float, useful: float) -> None:
+    terms = heuristic_reward(max_tokens=100)(completed(message))
+    assert terms == pytest.approx({"readable": readable, "valid": valid, "useful": useful, "brevity": 0.075})
+
+
+def test_brevity_never_punishes() -> None:
+    terms = heuristic_reward(max_tokens=100)(completed(Message("assistant", ""), tokens=120))
+    assert terms["brevity"] == 0

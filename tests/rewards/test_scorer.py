@@ -1,21 +1,24 @@
-"""Scoring trajectories in place: verdicts, terms, outages."""
+"""Scoring trajectories in place: verdicts, terms, outages; what an answer looks like, and what a long one costs."""
 
 from __future__ import annotations
 
 import threading
 import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hang import must_end
 
 from emailrl.agent import Rubric
-from emailrl.base.errors import EmailRLError
+from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.measure.evaluation import disagreement
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, Turn
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import simple_reward
-from emailrl.rewards.scorer import Scorer, Terms
+from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer, Terms, count_candidates, measure
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
@@ -119,20 +122,12 @@ def test_an_attempted_answer_is_measured_and_another_is_not() -> None:
     assert [idk.rubric[name] for name in looks] == [None] * 4
 
 
-class Gullible:
-    """Believes whatever begins with "Surely", and nothing else."""
-
-    concurrency = 1
-
-    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
-        return answer.startswith("Surely")
-
-
 def test_a_judge_is_compared_with_the_offline_check_on_a_sample_both_ways() -> None:
+    gullible = SimpleNamespace(concurrency=1, check=lambda question, reference, answer, kind: answer[0] == "S")
     believed = [f"Surely June {number}" for number in range(60)]
     refused = [f"{' ' * number}May 20" for number in range(60)]
     trajectories = [answered(answer) for answer in (*believed, *refused)]
-    Scorer(Gullible(), simple_reward).score(trajectories)
+    Scorer(gullible, simple_reward).score(trajectories)
     offline = [trajectory.rubric["offline_correct"] for trajectory in trajectories]
     compared = [verdict is not None for verdict in offline]
     assert 35 <= sum(compared) <= 85  # half of 120, give or take four and a half standard deviations
@@ -142,7 +137,7 @@ def test_a_judge_is_compared_with_the_offline_check_on_a_sample_both_ways() -> N
         "only_offline_right": sum(compared[60:]),
     }
     again = [answered(trajectory.final_answer or "") for trajectory in reversed(trajectories)]
-    Scorer(Gullible(), simple_reward).score(again)
+    Scorer(gullible, simple_reward).score(again)
     assert [trajectory.rubric["offline_correct"] for trajectory in reversed(again)] == offline  # the same sample
 
 
@@ -154,25 +149,20 @@ def test_named_rewards() -> None:
     assert trajectory.reward_terms == {"outcome": 1.0}
 
 
-class Faulty:
-    """A check with a fault that some answers find, and an interrupt in one."""
-
-    concurrency = 1
-
-    def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
+def test_whatever_a_check_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
+    def check(question: str, reference: str, answer: str, kind: str) -> bool:
         if answer == "stop":
             raise KeyboardInterrupt
         return {"May 20": True, "May 3": False}[answer]
 
-
-def test_whatever_a_check_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
+    scorer = Scorer(SimpleNamespace(concurrency=1, check=check), simple_reward)
     trajectories = [answered("May 20"), answered("https://ann:hush@host"), answered("May 3")]
-    Scorer(Faulty(), simple_reward).score(trajectories)
+    scorer.score(trajectories)
     assert [t.exception for t in trajectories] == [None, "KeyError: 'https://host'", None]
     assert [t.reward for t in trajectories] == [1.0, 0.0, 0.0] and trajectories[1].reward_terms == {}
     assert "an answer could not be judged: KeyError: 'https://host'" in caplog.text and "hush" not in caplog.text
     with pytest.raises(KeyboardInterrupt):
-        Scorer(Faulty(), simple_reward).score([answered("stop")])
+        scorer.score([answered("stop")])
 
 
 def test_whatever_a_reward_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
@@ -205,3 +195,112 @@ def test_whatever_a_reward_of_many_raises_is_theirs(caplog: pytest.LogCaptureFix
     Scorer(FakeJudge(1), Batch()).score(trajectories)
     assert [t.exception for t in trajectories] == ["RuntimeError: " + "x" * 500] * 3
     assert "3 trajectories got no reward" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "candidates"),
+    [
+        ("May 20", 1),
+        ("in Houston, Texas", 1),
+        ("Tuesday, May 20, 2001", 1),  # a year after its day is no item
+        ("On Monday, he said that the meeting would be moved.", 1),  # clauses are no items
+        ("Jill and Tom Reed", 1),  # a pair is an answer
+        ("24/7, on 5/20/01", 1),
+        ("It is in <a/b@x> or so I believe it to be.", 1),
+        ("Tuesday or Friday", 2),
+        ("he/she", 2),
+        ("It is one of 5, 6, 7 or 8.", 4),
+        ("May 3, May 4, or May 5", 3),
+        ("Ida, Jill, Tom and Ben came.", 4),
+        ("5 or 6. Perhaps 7, 8 or 9.", 3),  # the longest list of all sentences
+        ("One of these:\n- red\n- green\n* blue", 3),
+        ("1. red\n2) green", 2),
+        ("", 1),
+    ],
+)
+def test_candidates_are_the_items_of_the_longest_list_or_choice(answer: str, candidates: int) -> None:
+    assert count_candidates(answer) == candidates
+
+
+def test_words_and_capitals_by_hand() -> None:
+    assert measure("MAY 20, at Ida's") == {
+        "answer_words": 4,
+        "answer_candidates": 1,
+        "answer_capitals": pytest.approx(4 / 9),  # M A Y I of M A Y a t I d a s
+    }
+    assert measure("20")["answer_capitals"] == 0.0
+
+
+@pytest.mark.parametrize("piece", [" ", "\n", "<", ", ", "a or ", "/ ", "1. \n", ",\t"])
+def test_a_long_answer_of_anything_is_measured_at_once(piece: str) -> None:
+    with must_end():
+        measure(piece * 200_000)
+
+
+def played(*lengths: int, **fields: Any) -> Trajectory:
+    """A trajectory of completions of these lengths, each followed by a tool result of 1000 tokens."""
+    tokens = TokenSample([], [], [])
+    turns = []
+    for length in lengths:
+        turns.append(Turn([7] * length, [-0.5] * length, "stop"))
+        tokens.append_sampled([7] * length, [-0.5] * length)
+        tokens.append_prompt([8] * 1000)
+    return Trajectory("t", "g", SCENARIO, turns=turns, samples=[tokens], **fields)
+
+
+def overlong(penalty: float = 1.0, buffer: int = 20, terms: dict[str, float] | None = None) -> OverlongScorer:
+    given = {"outcome": 0.75} if terms is None else terms
+    return OverlongScorer(Scorer(OfflineMatcher(), lambda trajectory: given), 100, buffer, penalty)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "penalty", "charge"),
+    [
+        ([80], 1.0, 0.0),  # the ramp begins behind max_tokens - buffer
+        ([81], 1.0, 0.05),
+        ([90], 1.0, 0.5),
+        ([90], 0.4, 0.2),
+        ([100], 1.0, 1.0),
+        ([79, 60, 70], 1.0, 0.0),  # 209 tokens in all, and 3000 of tool results: no completion comes near the limit
+        ([30, 95, 85], 1.0, 0.75),  # the longest alone
+        ([], 1.0, 0.0),
+    ],
+)
+def test_the_longest_completion_is_charged_along_the_buffer(lengths: list[int], penalty: float, charge: float) -> None:
+    assert overlong(penalty).charge(played(*lengths)) == pytest.approx(charge, abs=1e-12)
+
+
+def test_the_charge_is_a_term_and_the_terms_add_up() -> None:
+    trajectory = played(95)
+    overlong().score([trajectory])
+    assert trajectory.reward_terms == {"outcome": 0.75, "overlong": -0.75}
+    assert trajectory.reward == 0.0 == sum(trajectory.reward_terms.values())
+
+
+def test_a_reward_that_has_such_a_term_keeps_it() -> None:
+    trajectory = played(95)
+    overlong(terms={"overlong": 0.5}).score([trajectory])
+    assert trajectory.reward_terms == {"overlong": -0.25} and trajectory.reward == -0.25
+
+
+def test_what_raised_is_not_charged() -> None:
+    trajectory = played(100, exception="OSError: gone")
+    overlong().score([trajectory])
+    assert (trajectory.reward, trajectory.reward_terms) == (0.0, {})
+
+
+@pytest.mark.parametrize("buffer", [101, 0, -1])
+def test_a_buffer_that_does_not_fit_the_limit_is_refused(buffer: int) -> None:
+    with pytest.raises(UsageError, match=f"OVERLONG_BUFFER={buffer} does not fit into MAX_TOKENS=100"):
+        overlong(buffer=buffer)
+
+
+def test_the_narrowest_and_the_widest_buffer() -> None:
+    assert [overlong(buffer=1).charge(played(length)) for length in (99, 100)] == [0.0, 1.0]
+    assert overlong(buffer=100).charge(played(1)) == 0.01
+    assert overlong(buffer=100).charge(played()) == 0.0
+
+
+def test_a_scorer_stays_as_it_was_made() -> None:
+    with pytest.raises(AttributeError):
+        overlong().penalty = 2.0  # type: ignore[misc]

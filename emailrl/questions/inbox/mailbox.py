@@ -15,7 +15,7 @@ from random import Random
 from sqlalchemy import Connection, select, text
 
 from emailrl.facts.mentions import Extractor, Mention
-from emailrl.facts.names import name_of
+from emailrl.facts.reading import name_of
 from emailrl.mail.schema import emails, recipients
 
 _PREFIX = re.compile(r"^(?:\s*(?:re|fw|fwd|aw|wg|tr|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:\s*)+", re.IGNORECASE)
@@ -52,10 +52,8 @@ class Topic:
     """A subject without its prefixes."""
 
     text: str
-    words: frozenset[str]
-    """Its content words in lower case."""
-    key: str
-    """The same for every email of a thread."""
+    words: frozenset[str]  # Its content words in lower case.
+    key: str  # The same for every email of a thread.
     is_reply: bool
     is_forward: bool
 
@@ -98,8 +96,7 @@ class Mail:
     message_id: str
     subject: str
     sender: str
-    sent_at: str
-    """``YYYY-MM-DD HH:MM:SS`` UTC."""
+    sent_at: str  # ``YYYY-MM-DD HH:MM:SS`` UTC.
     body: str
     to: list[str]
     cc: list[str]
@@ -107,17 +104,14 @@ class Mail:
 
     @cached_property
     def day(self) -> date:
-        """The date, UTC."""
         return date.fromisoformat(self.sent_at[:10])
 
     @property
     def thread_key(self) -> str:
-        """Identifies the email's thread."""
         return self.topic.key or self.message_id
 
     @property
     def addresses(self) -> set[str]:
-        """All addresses of the email, including the sender."""
         return {self.sender, *self.to, *self.cc, *self.bcc}
 
     @cached_property
@@ -140,13 +134,10 @@ class Mail:
         return self._facts[extractor]
 
 
-MAX_DAYS_LATER = 30
-"""Maximum days between a source email and its question; the minimum is 1 (as in ART-E)."""
-MIN_SERIES = 5
-"""Number of emails of one pattern that make a series."""
+MAX_DAYS_LATER = 30  # Maximum days between a source email and its question; the minimum is 1 (as in ART-E).
+MIN_SERIES = 5  # Number of emails of one pattern that make a series.
 _FIELDS = ("to", "cc", "bcc")
-_READ_MAILS = 500
-"""Emails read per SQL statement."""
+_READ_MAILS = 500  # Emails read per SQL statement.
 
 
 class Inbox:
@@ -178,7 +169,6 @@ class Inbox:
         return mail.sender != self.me and not self.is_me(mail.sender)
 
     def sent_by(self, address: str) -> Sequence[Mail]:
-        """Return the emails from one address, oldest first."""
         return self._by_sender[address]
 
     def before(self, day: date) -> int:
@@ -305,35 +295,32 @@ class MailReader:
         """Return everything sent or received by an address, except emails without a date."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
+        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
+        mails = select(*columns)
+        rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
+        rows = rows.order_by(recipients.c.email_id, text("rowid"))
         for start in range(0, len(unread), _READ_MAILS):
-            self._read(unread[start : start + _READ_MAILS])
+            part = unread[start : start + _READ_MAILS]
+            people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+            for email_id, address, field in self.connection.execute(rows.where(recipients.c.email_id.in_(part))):
+                people[email_id].append((address, field))
+            for email_id, message_id, subject, sender, sent, body in self.connection.execute(
+                mails.where(emails.c.id.in_(part))
+            ):
+                fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
+                named: set[str] = set()
+                # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
+                for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
+                    if address not in named:
+                        named.add(address)
+                        fields[field].append(address)
+                self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+        if lost := [email_id for email_id in ids if email_id not in self._mails]:
+            raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])
 
     def ids(self, inbox: str) -> set[int]:
-        """Return the ids of the emails that ``open`` reads."""
         is_dated = emails.c.date > ""
         sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
         got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
         return set(self.connection.scalars(sent.union(got)))
-
-    def _read(self, ids: list[int]) -> None:
-        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
-        people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
-        rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
-        for email_id, address, field in self.connection.execute(
-            rows.where(recipients.c.email_id.in_(ids)).order_by(recipients.c.email_id, text("rowid"))
-        ):
-            people[email_id].append((address, field))
-        for email_id, message_id, subject, sender, sent, body in self.connection.execute(
-            select(*columns).where(emails.c.id.in_(ids))
-        ):
-            fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
-            named: set[str] = set()
-            # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
-            for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
-                if address not in named:
-                    named.add(address)
-                    fields[field].append(address)
-            self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
-        if lost := [email_id for email_id in ids if email_id not in self._mails]:
-            raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")

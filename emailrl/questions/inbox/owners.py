@@ -1,10 +1,7 @@
 """Chooses mailboxes by their owners: people, as opposed to lists and machines with similar addresses.
 
-A database keeps no List-Id, but it shows who writes: the owner of an archive does, and a list does not (a list that
-replaces the sender's address by its own sends to itself). The owner of an archive of received mail only does not write
-either, but all mail there is theirs, including mail from people who do write. Such an owner is distinguished from a
-list by its name, by the tag in its subjects, and by replies from people who can only have received the thread through
-the list.
+A database keeps no List-Id, but owners write, and lists write to nobody but themselves. An owner whose archive holds
+only received mail does not write either; a list differs by its name, its subjects' tag, and who answers in it.
 """
 
 from __future__ import annotations
@@ -26,12 +23,9 @@ from emailrl.mail.schema import emails, recipients
 from emailrl.questions.inbox.mailbox import Inbox, MailReader
 
 MAX_INBOXES = 40
-MIN_MAILS = 30
-"""Smaller mailboxes are used only if named."""
-OWN_SHARE = 0.9
-"""An address that sent or received this share of all emails owns the archive."""
-MAX_SEARCHED = 5000
-"""Number of the largest mailboxes searched for a similar address."""
+MIN_MAILS = 30  # Smaller mailboxes are used only if named.
+OWN_SHARE = 0.9  # An address that sent or received this share of all emails owns the archive.
+MAX_SEARCHED = 5000  # Number of the largest mailboxes searched for a similar address.
 NUM_LISTED = 10
 
 _LIST_NAME = re.compile(
@@ -41,18 +35,15 @@ _TAG = re.compile(r"(?:\s*(?:re|aw|fwd?)\s*:)*\s*(\[[^\]]{1,40}\])", re.IGNORECA
 _CMU_FOLDER = re.compile(r"(?:^|/)([a-z]+)-[a-z]\d?/.+/\d+\.$")
 """The owner's last name in a file name such as ``allen-p/inbox/1.``."""
 _FEW = 3
-_MOST_KEEPERS = 100
-"""Number of the largest silent owners to look at: one email can have ten thousand recipients."""
+_MOST_KEEPERS = 100  # Number of the largest silent owners to look at: one email can have ten thousand recipients.
 
 
 class Owner(NamedTuple):
     """An address with a mailbox in the database."""
 
     address: str
-    sent: int
-    """Number of emails written to others."""
-    mails: int
-    """Number of emails sent or received."""
+    sent: int  # Number of emails written to others.
+    mails: int  # Number of emails sent or received.
 
 
 def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
@@ -90,8 +81,8 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
 def find_inbox(db: Path, named: str | None) -> str:
     """Return the mailbox ``named`` in its stored form, or without a name the database's only one.
 
-    A database holds one mailbox if it has one owner, or if exactly one of its owners sent or received ``OWN_SHARE`` of
-    its emails. Raises UsageError, which lists the mailboxes, for an unknown address or if there are several.
+    That of its only owner, or of the only one who sent or received ``OWN_SHARE`` of its emails. Raises UsageError,
+    which lists the mailboxes, for an unknown address or if there are several.
     """
     if named is not None:
         try:
@@ -124,15 +115,14 @@ def unknown_inbox(db: Path, inbox: str) -> UsageError:
 
 
 def listed(found: Iterable[Owner]) -> str:
-    """Return mailboxes with their sizes, separated by commas."""
     return ", ".join(f"{owner.address} ({owner.mails:,} email{'s' * (owner.mails != 1)})" for owner in found)
 
 
 def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
     """Yield the owners of at least ``min_mails`` emails, a third of them received.
 
-    First comes anyone who received the entire archive but never writes, is not a list, and preferably hears from
-    several people. Then those who also write, the largest mailbox first, and those with a folder in CMU's Enron tree.
+    First silent ones with the entire archive (not lists, preferably with several senders), then those who write, the
+    largest mailbox first, then those with a folder in CMU's Enron tree.
     """
     found = [Owner(*row) for row in reader.connection.execute(_addresses(max(1, min_mails // 3), min_mails))]
     least = max(1, min_mails // 10)
@@ -170,8 +160,8 @@ def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
 def is_list(box: Inbox) -> bool:
     """Whether an address that writes to nobody is a mailing list: by its name, by a tag in its subjects, or by answers.
 
-    Those who join the threads of a list are mostly people to whom none of the emails was addressed, and are not rare.
-    Threads without their first email are ignored: it may have been addressed to everyone.
+    Those come mostly from people to whom no email of the thread was addressed. Threads without their first email, which
+    may have been addressed to everyone, are ignored.
     """
     tags = Counter(found[1] for mail in box.mails if (found := _TAG.match(mail.subject)))
     if _LIST_NAME.search(box.me) or max(tags.values(), default=0) > max(_FEW, 0.8 * len(box.mails)):

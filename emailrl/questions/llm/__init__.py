@@ -4,8 +4,7 @@
 and ``harvest`` checks them and builds the questions. Each step can be repeated: nothing is paid for twice.
 """
 
-from emailrl.questions.llm.ask import GenerationError, QuestionWriter, Spending
-from emailrl.questions.llm.harvest import Harvest, harvest
 from emailrl.questions.llm.plan import QuestionPlan, plan_questions
+from emailrl.questions.llm.replies import GenerationError, Harvest, QuestionWriter, Spending, harvest
 
 __all__ = ["GenerationError", "Harvest", "QuestionPlan", "QuestionWriter", "Spending", "harvest", "plan_questions"]

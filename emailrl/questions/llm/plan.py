@@ -1,7 +1,7 @@
 """Plans the prompts of a run, twenty emails of one mailbox in date order as in ART-E, and estimates their cost.
 
-The emails are in the prompt as JSON, so that no text in an email can end its own quotation. That keeps the prompt
-readable but is no defense: an email may still persuade the model of anything, so `harvest` trusts no reply.
+Emails are JSON in the prompt, so that none can end its own quotation. It may still persuade the model of anything:
+`harvest` trusts no reply.
 """
 
 from __future__ import annotations
@@ -26,20 +26,15 @@ from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings
 
-DEFAULT_LIMIT = 1000
-"""Default number of questions: a hundred prompts."""
+DEFAULT_LIMIT = 1000  # Default number of questions: a hundred prompts.
 MAILS_A_PROMPT = 20
 QUESTIONS_A_PROMPT = 10
-MAX_PROMPTS = 20
-"""Maximum prompts per mailbox: 400 emails, as in ART-E."""
+MAX_PROMPTS = 20  # Maximum prompts per mailbox: 400 emails, as in ART-E.
 MIN_BODY_CHARS, MAX_BODY_CHARS = 200, 5000
 """ART-E's bounds: shorter emails state too little, longer ones crowd out the others."""
-EARLIEST = "1995"
-"""Earlier emails are not shown: their sender's clock was not set."""
-MIN_MAILS = 5
-"""Minimum emails of a mailbox; with fewer than ``MAILS_A_PROMPT``, it gives one short prompt."""
-CHARS_A_TOKEN = 3.0
-"""Characters per token of a prompt; JSON with many addresses and ids has fewer than prose."""
+EARLIEST = "1995"  # Earlier emails are not shown: their sender's clock was not set.
+MIN_MAILS = 5  # Minimum emails of a mailbox; with fewer than ``MAILS_A_PROMPT``, it gives one short prompt.
+CHARS_A_TOKEN = 3.0  # Characters per token of a prompt; JSON with many addresses and ids has fewer than prose.
 TOKENS_A_REPLY = QUESTIONS_A_PROMPT * 110
 """Estimated tokens of a full reply; a question has 110, including its message id."""
 
@@ -72,7 +67,6 @@ class Batch:
 
     @property
     def prompt(self) -> str:
-        """Return the user message."""
         shown = [
             {
                 "message_id": mail.message_id,
@@ -104,12 +98,9 @@ class QuestionPlan:
     batches: list[Batch]
     limit: int
     num_cached: int
-    tokens_in: int
-    """Estimated tokens of the prompts still to be sent."""
-    tokens_out: int
-    """Estimated tokens of their replies, at the expected length."""
-    cost: float | None
-    """Dollars; None if prices are unknown."""
+    tokens_in: int  # Estimated tokens of the prompts still to be sent.
+    tokens_out: int  # Estimated tokens of their replies, at the expected length.
+    cost: float | None  # Dollars; None if prices are unknown.
 
     @property
     def num_to_send(self) -> int:
@@ -127,15 +118,47 @@ def plan_questions(
 ) -> QuestionPlan:
     """Choose the emails to show, and estimate; sends and writes nothing.
 
-    ``limit`` is the maximum number of questions (default ``DEFAULT_LIMIT``); it determines the number of prompts,
-    assuming full replies. ``allow_shared`` splits fewer than three mailboxes by subject. Raises UsageError for a file
-    that is not a mail database or an inbox without mail, EmailRLError for a damaged database or if the mailboxes are
-    too small.
+    At most ``limit`` questions (default ``DEFAULT_LIMIT``), which sets the number of prompts. ``allow_shared`` splits
+    fewer than three mailboxes by subject. Raises UsageError for a file that is not a mail database or an inbox without
+    mail, EmailRLError for a damaged database or if the mailboxes are too small.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
-        num_prompts = ceil(limit / QUESTIONS_A_PROMPT)
-        batches = read_batches(MailReader(connection), inboxes, num_prompts, seed, allow_shared=allow_shared)
+        reader = MailReader(connection)
+        fitting = {
+            inbox: [
+                mail
+                for mail in open_inbox(reader, inbox).mails
+                if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
+            ]
+            for inbox in choose_inboxes(reader, inboxes)
+        }
+    sizes = {inbox: Counter(mail.thread_key for mail in mails) for inbox, mails in fitting.items()}
+    split_of = split_of_mail(sizes, allow_shared=allow_shared)
+    shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
+    for inbox, mails in fitting.items():
+        for mail in mails:
+            shown[split_of(inbox, mail.thread_key), inbox].append(mail)
+    members: defaultdict[str, list[str]] = defaultdict(list)
+    for split, inbox in sorted(shown):
+        members[split].append(inbox)
+    # One inbox of every split first, then the splits in proportion to their shares.
+    keyed = [
+        (rank > 0, (rank + 0.5) / len(found), inbox, split)
+        for split, found in members.items()
+        for rank, inbox in enumerate(found)
+    ]
+    owners: dict[str, str] = {}  # an email in mailboxes of two splits is shown for only one of them
+    turns = []
+    for _, _, inbox, split in sorted(keyed):
+        mails = [mail for mail in shown[split, inbox] if owners.setdefault(mail.message_id, split) == split]
+        runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
+        enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
+        runs = [run for run in runs if len(run) >= enough]
+        picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
+        turns.append([Batch(inbox, split, run) for run in picked])
+    batches = [batch for turn in zip_longest(*turns) for batch in turn if batch is not None]
+    batches = batches[: ceil(limit / QUESTIONS_A_PROMPT)]
     if not batches:
         raise EmailRLError(
             f"No mailbox has {MIN_MAILS} emails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
@@ -168,44 +191,3 @@ def cost_of(settings: GenerationSettings, tokens_in: int, tokens_out: int) -> fl
     if price_in is None or price_out is None:
         return None
     return (tokens_in * price_in + tokens_out * price_out) / 1e6
-
-
-def read_batches(
-    reader: MailReader, inboxes: Sequence[str], num_prompts: int, seed: int, *, allow_shared: bool = False
-) -> list[Batch]:
-    """Return at most ``num_prompts`` batches from mailboxes in turn and splits in proportion, deterministic by seed.
-
-    An email in mailboxes of two splits is shown for only one of them. Fewer than three mailboxes are split by subject
-    with ``allow_shared``. Raises UsageError for an inbox without mail.
-    """
-    fitting = {
-        inbox: [
-            mail
-            for mail in open_inbox(reader, inbox).mails
-            if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
-        ]
-        for inbox in choose_inboxes(reader, inboxes)
-    }
-    sizes = {inbox: Counter(mail.thread_key for mail in mails) for inbox, mails in fitting.items()}
-    split_of = split_of_mail(sizes, allow_shared=allow_shared)
-    shown: defaultdict[tuple[str, str], list[Mail]] = defaultdict(list)
-    for inbox, mails in fitting.items():
-        for mail in mails:
-            shown[split_of(inbox, mail.thread_key), inbox].append(mail)
-    # One inbox of every split first, then the splits in proportion to their shares.
-    members = Counter(split for split, _ in shown)
-    ranks: Counter[str] = Counter()
-    keyed = []
-    for split, inbox in sorted(shown):
-        keyed.append((ranks[split] > 0, (ranks[split] + 0.5) / members[split], inbox, split))
-        ranks[split] += 1
-    owners: dict[str, str] = {}
-    turns = []
-    for _, _, inbox, split in sorted(keyed):
-        mails = [mail for mail in shown[split, inbox] if owners.setdefault(mail.message_id, split) == split]
-        runs = [tuple(mails[at : at + MAILS_A_PROMPT]) for at in range(0, len(mails), MAILS_A_PROMPT)]
-        enough = MAILS_A_PROMPT if len(mails) >= MAILS_A_PROMPT else MIN_MAILS
-        runs = [run for run in runs if len(run) >= enough]
-        picked = Random(f"{seed}/{inbox}").sample(runs, min(len(runs), MAX_PROMPTS))
-        turns.append([Batch(inbox, split, run) for run in picked])
-    return [batch for turn in zip_longest(*turns) for batch in turn if batch is not None][:num_prompts]

@@ -19,16 +19,12 @@ from emailrl.questions.template.usual import KINDS, Kind
 from emailrl.records.trajectory import Scenario
 
 DEFAULT_LIMIT = 6000
-MAX_PER_MAIL = 2
-"""Maximum questions per email."""
-EARLIEST = "1990"
-"""Earlier emails are not used: their sender's clock was not set."""
-SPARE = 6
-"""Candidates to find per question, so that there is a choice."""
+MAX_PER_MAIL = 2  # Maximum questions per email.
+EARLIEST = "1990"  # Earlier emails are not used: their sender's clock was not set.
+SPARE = 6  # Candidates to find per question, so that there is a choice.
 
 
-_Candidate = tuple[Scenario, str]
-"""A question, and the thread of its email."""
+_Candidate = tuple[Scenario, str]  # A question, and the thread of its email.
 
 
 def generate(
@@ -44,14 +40,12 @@ def generate(
 ) -> list[Scenario]:
     """Generate questions with one provable answer each, deterministic by ``seed``.
 
-    ``inboxes`` are the mailboxes to ask about (default: the ``MAX_INBOXES`` largest), ``limit`` is the maximum number
-    of questions (default ``DEFAULT_LIMIT``), and ``kinds`` is ``KINDS`` or ``HARD_KINDS``. Kinds and inboxes get equal
-    shares as far as their emails allow. Splits share no source email and no inbox; with ``allow_shared`` and fewer
-    than three inboxes, subjects are split instead. A question with more than ``max_source_mails`` sources is left out
-    unless its kind needs all of them. ``progress(done, total)`` is called after each mailbox.
-
-    Raises ``UsageError`` for a file that is not a mail database or an inbox without mail, ``EmailRLError`` for a
-    damaged database or if no question is found.
+    At most ``limit`` (default ``DEFAULT_LIMIT``), on ``inboxes`` (default: the ``MAX_INBOXES`` largest); kinds and
+    inboxes get equal shares as far as their emails allow. Splits share no source email and no inbox; with
+    ``allow_shared`` and fewer than three inboxes, subjects are split instead. A question with more than
+    ``max_source_mails`` sources is left out unless its kind needs all of them. ``progress(done, total)`` is called
+    after each mailbox. Raises ``UsageError`` for a file that is not a mail database or an inbox without mail,
+    ``EmailRLError`` for a damaged one or if no question is found.
     """
     limit = DEFAULT_LIMIT if limit is None else limit
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)

@@ -7,7 +7,7 @@ from datetime import date, timedelta
 from random import Random
 
 from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
-from emailrl.questions.rows import I_DONT_KNOW
+from emailrl.questions.load import I_DONT_KNOW
 from emailrl.questions.template.usual import (
     FACT_KINDS,
     MAX_COUNT,
@@ -21,10 +21,8 @@ from emailrl.questions.template.usual import (
     subject,
 )
 
-MIN_MAILS = 30
-"""Minimum emails in a mailbox for a question without an answer."""
-MAX_EARLY = 14
-"""Maximum days before an email's arrival for a question that it does not answer yet."""
+MIN_MAILS = 30  # Minimum emails in a mailbox for a question without an answer.
+MAX_EARLY = 14  # Maximum days before an email's arrival for a question that it does not answer yet.
 _ABSENT_FACTS = [usual for usual in FACT_KINDS if usual.name in ("phone", "amount", "percentage", "time")]
 
 

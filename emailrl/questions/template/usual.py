@@ -14,13 +14,12 @@ from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
 from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
 
-THEIR_MAIL = (
+THEIR_MAIL = (  # References to somebody else's email; ``{persons}`` is the possessive.
     '{persons} mail about "{topic}"',
     'the mail "{topic}" from {person}',
     'the message {person} sent about "{topic}"',
     "{persons} message on {topic}",
 )
-"""References to somebody else's email; ``{persons}`` is the possessive."""
 MY_MAIL = ('my mail about "{topic}"', 'the mail "{topic}" that I sent', "the message I wrote on {topic}")
 """References to an email by the mailbox's owner."""
 
@@ -42,16 +41,12 @@ class Kind:
     """One kind of question; ``find`` returns None if the email does not have exactly one answer."""
 
     name: str
-    realism: float
-    """How likely a person is to ask this, 0 to 1, before the email itself is considered."""
+    realism: float  # How likely a person is to ask this, 0 to 1, before the email itself is considered.
     wordings: tuple[str, ...]
     find: Callable[[Inbox, Mail, Random], Finding | None]
-    needs_all: bool = False
-    """Whether the answer needs all sources; such a question is kept however many there are."""
-    answerable: bool = True
-    """False for a kind whose questions provably have no answer in the mailbox."""
-    fact: Extractor | None = None
-    """Extracts the answer if it is a fact in the email's text."""
+    needs_all: bool = False  # Whether the answer needs all sources; such a question is kept however many there are.
+    answerable: bool = True  # False for a kind whose questions provably have no answer in the mailbox.
+    fact: Extractor | None = None  # Extracts the answer if it is a fact in the email's text.
 
 
 def kind(
@@ -74,8 +69,7 @@ def possessive(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
-MAX_COUNT = 9
-"""A search shows at most ten emails, so ten or more cannot be counted with one."""
+MAX_COUNT = 9  # A search shows at most ten emails, so ten or more cannot be counted with one.
 
 # -- one email's header: sender, date, recipients, subject ------------------------------------------------------------
 
@@ -162,12 +156,7 @@ def other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return _about_person(box, mail, others.pop(), rng) if is_told and len(others) == 1 else None
 
 
-@kind(
-    0.6,
-    "Who was copied on {mail}?",
-    "Who was on cc of {mail}?",
-    "Who got a copy of {mail}?",
-)
+@kind(0.6, "Who was copied on {mail}?", "Who was on cc of {mail}?", "Who got a copy of {mail}?")
 def copied(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     is_only = len(mail.cc) == 1 and mail.cc[0] not in (box.me, mail.sender, *mail.to) and not mail.bcc
     return _about_person(box, mail, mail.cc[0], rng) if is_only else None
@@ -195,12 +184,7 @@ def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding 
 # -- threads: who replied, when, and who started them -----------------------------------------------------------------
 
 
-@kind(
-    0.8,
-    'Who replied to my mail about "{topic}"?',
-    "Who answered me on {topic}?",
-    'Who got back to me on "{topic}"?',
-)
+@kind(0.8, 'Who replied to my mail about "{topic}"?', "Who answered me on {topic}?", 'Who got back to me on "{topic}"?')
 def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The only reply to an email of the owner; nobody else writes in the thread."""
     day = box.ask_day(mail, rng)
@@ -372,7 +356,7 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
     return Kind(name, realism, wordings, find, fact=extractor)
 
 
-_FACTS = {
+_FACTS = {  # Name, realism and extractor of a fact, with its wordings.
     ("phone", 0.9, mentions.PHONE): (
         "What phone number is given in {mail}?",
         "Which phone number can I find in {mail}?",
@@ -439,7 +423,6 @@ _FACTS = {
         "What is the flight mentioned in {mail}?",
     ),
 }
-"""Name, realism and extractor of a fact, with its wordings."""
 FACT_KINDS = (
     *(_fact_kind(*fact, *wordings) for fact, wordings in _FACTS.items()),
     *(

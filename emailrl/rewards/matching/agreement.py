@@ -13,9 +13,8 @@ from itertools import pairwise
 from emailrl.facts.dates import Date, Time
 from emailrl.facts.lexicon import STOPWORDS, TITLES
 from emailrl.facts.literals import EMAIL, Literal
-from emailrl.facts.names import Name, name_of, same_token
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Fact, Reading, Unit, agree, read
+from emailrl.facts.reading import Fact, Name, Reading, Unit, agree, name_of, read, same_token
 from emailrl.facts.words import OPPOSITES, clean, has_word, is_i_dont_know, says_something
 from emailrl.rewards.matching.language import COURTESY, DENIAL, FRAME, NO_DENIAL, REFUSAL
 from emailrl.rewards.matching.question import SHORT, WHOLE, Case, clauses, is_whole, read_reference
@@ -33,12 +32,10 @@ _KINDS = {
 }
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in (kind, *names.split())}
 """From a question's kind to its answer's kind; other kinds are unknown."""
-QUOTED = frozenset(("subject", "address", "text"))
-"""Answers compared word for word."""
+QUOTED = frozenset(("subject", "address", "text"))  # Answers compared word for word.
 
 
-LONGEST = 4000
-"""Maximum characters of an answer."""
+LONGEST = 4000  # Maximum characters of an answer.
 _SUBJECT = re.compile(r"\b(?:subject|title)\b", re.IGNORECASE)
 _MARKS = re.compile(r"(?<!\w)(?:(?:re|fwd?)\s?:\s*)+(?=\w)", re.IGNORECASE)
 _NOT_SHOWN = re.compile(r"<!--.*?(?:-->|$)|~~.*?~~|<(del|s|strike)>.*?</\1>", re.IGNORECASE | re.DOTALL)
@@ -141,7 +138,6 @@ def without_framing(answer: str, keep: str, question: str = "") -> str:
 
 
 def covers(case: Case) -> bool:
-    """Whether the answer contains everything that the question requires."""
     asked, expected = case.asked, case.expected
     if asked.quantity and is_zero(expected.full):
         return is_zero(case.given)
@@ -215,7 +211,6 @@ def most(hits: Iterable[bool]) -> bool:
 
 
 def is_zero(reading: Reading) -> bool:
-    """Whether a text states zero or none."""
     numbers = [fact for fact in reading.facts if isinstance(fact, Quantity) and not fact.weak]
     if numbers:
         return all(fact.value == 0 for fact in numbers)
@@ -302,12 +297,11 @@ def side(case: Case) -> bool | None:
 
 
 _FACTUAL = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had)\b", re.IGNORECASE)
-_LIMITED = re.compile(
+_LIMITED = re.compile(  # Tells that a clause qualifies the yes or no before it.
     r"\b(?:will|would|should|shall|can|could|may|might|must|to|only|just|still|some|one|few|most|half|partly|part|yet|but"
     r"|until|if|when|once|after|before|because|as|so|though|although|however|instead|later|than|except)\b",
     re.IGNORECASE,
 )
-"""Tells that a clause qualifies the yes or no before it."""
 _ALL = ("everyone", "everybody")
 _SAID_NO = re.compile(r"\b(?:said|says|answered|replied)\s(?:no|not)\b", re.IGNORECASE)
 

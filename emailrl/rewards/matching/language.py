@@ -17,51 +17,45 @@ DENIAL = _any(
     r"\b(?:not|never|nobody|no one|none|neither|nor|cannot|no|nothing|nowhere|hardly|without|yet to|refus\w+ to)\b",
     r"\bfail(?:ed|s)? to\b|n't\b|\b(?:do|does|did|is|are|was|were|has|have|had|wo|ca|could|would|should)nt\b",
 )
-NO_DENIAL = _any(
+NO_DENIAL = _any(  # Phrases that look like a denial but are not.
     r"\bnot only\b|\b(?:no|not) (?:later|earlier|more|less|fewer) than\b|\b(?:no|without|beyond)(?: a| any)? doubt\b",
     rf"\bwhy not\b|\bno\.? (?={MASK})",
 )
-"""Phrases that look like a denial but are not."""
 NOT_UNTIL = _any(r"(?:\bnot\b|n't\b)(?=.*\buntil\b)")
 """Names the time at which something begins, unless the reference names one until which something lasts."""
-REFUSAL = _any(
+REFUSAL = _any(  # Verbs that negate what they refer to, unless the question asks about them.
     r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
     r"|dropped|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*|oppos(?:e|es|ed|ing)|object\w* to"
     r"|reluctan\w*|unwilling\w*|veto\w*|discourag\w*|rul(?:ed|es|ing) out)\b",
     r"(?:(?m:^)|(?:\b(?:am|is|are|was|were|be|been|st(?:oo|an)ds?|(?:vot|advis|argu|warn|decid|recommend|counsel)\w*"
     r"|spoke|speaks?|c[ao]mes? out)|'(?:m|s|re))(?: \w+ly)? )against\b(?! (?-i:[A-Z]))",
 )
-"""Verbs that negate what they refer to, unless the question asks about them."""
-SUPERSEDED = _any(
+SUPERSEDED = _any(  # States that what it refers to no longer counts, unless question or reference state it too.
     r"\b(?:superseded|overturned|overruled|revoked|rescinded|withdrawn|out of the question"
     r"|(?:is|was|were|been|being|got) replaced(?! by))\b",
     rf"\bwas (?:the|an?|my|our|their) (?:{MASK}+|original|initial|old|earlier|previous|former) (?:plan|idea|theory"
     r"|choice|guess|answer|reply|estimate|date|figure|count|number|price|candidate|version|proposal|explanation)\b",
     r"(?m:^)\s*(?:ignore|disregard|forget|skip|discard)\b",
 )
-"""States that what it refers to no longer counts, unless question or reference state it too."""
-FORWARD = (
+FORWARD = (  # Denies what follows it, not what precedes it.
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
     rf"|anything but|unlike|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
 )
-"""Denies what follows it, not what precedes it."""
-MOVED = _any(
+MOVED = _any(  # Names an old value next to the new one.
     r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"
     r"\w*\b[^,;]{0,40}?\bfrom\s(?P<old>[^,;]{1,40}?)\s(?:to|until|till)\b",
     r"^(?P<gone>.+?\b(?:is|was|were|been|got) )(?:(?:replaced|superseded|succeeded) (?:by|with)|corrected to)\b",
     r"(?:^\s*(?:previously|formerly|originally|initially|(?:extended|moved|changed|up|down) from)|\bused to be)\b"
     r"(?P<former>.*)",
 )
-"""Names an old value next to the new one."""
-DOUBT = _any(
+DOUBT = _any(  # Nothing from here to the end of the sentence is asserted.
     r"(?<!no )(?<!without )(?<!beyond )(?<!without a )(?<!without any )\bdoubt(?!less)\w*",
     r"\b(?:a lie|lies? that|lying|implausible|untrue|false(?:ly|hood)?|myth|hoax|rumou?r\w*|deny|denies|denied that"
     r"|disput\w+|disagree\w*|unlikely|contrary to|no way|far from|hardly|pretend\w*|allegedly|supposedly|if only"
     r"|(?:wrong|incorrect|mistaken|inaccurate|misleading|impossible|nonsense|absurd|fiction)(?:ly)?"
     r"|(?:not|n't|never|no longer)\s(?:\w+\s){0,2}(?:true|correct|right|accurate|the case|believe|think|say))\b",
 )
-"""Nothing from here to the end of the sentence is asserted."""
-RETRACTION = _any(
+RETRACTION = _any(  # Takes back what an answer said.
     r"\b(?:scratch|ignore|disregard|forget|strike|drop|retract|withdraw|take (?:that|it|this) back|scrap|cancel)\s"
     r"(?:that|this|it|what|my|the above|all)\b",
     r"\bi (?:made (?:that|this|it) up|take (?:that|it|this) back|(?:was|am) (?:joking|kidding|wrong|lying)|mis\w+|mean"
@@ -73,34 +67,30 @@ RETRACTION = _any(
     r"[-\u2013\u2014,.(]\s*(?:no|nope|wait|not|wrong|false|incorrect|untrue|sorry)\b[\s,.!)]*"
     r"(?:$|(?:no|wait|sorry|actually|it|that)\b)",
 )
-"""Takes back what an answer said."""
 HEDGE = _any(
     r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
     r"|not sure|guess\w*|supposed\w*|one of|among|candidates?|options?|potential\w*|possible|conceivabl[ey]|if"
     r"|unless|whether|backup|fallback|runner-up|short ?list|probability|plan b"
     r"|(?:first|second|main|spare|alternative) (?:answer|choice|pick))\b"
 )
-ALTERNATIVE = _any(
+ALTERNATIVE = _any(  # Offers another answer besides.
     r"\((?=or\b)|\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
     r"|(?:some(?:one|body)?|others) (?:says?|claims?|wrote|writes?))\b",
     r"\bif (?:not\b|(?:it|that)(?:(?: is|'s) not| isn't)\b)[^;]{1,200},\s*(?:then|it is|it's)\b",
     rf"\b(?:in|from) one {_MAILS}.*\b(?:another|the other|elsewhere)\b|(?-i:\bA\)\s.*\sB\))\s",
 )
-"""Offers another answer besides."""
-GIVES_UP = _any(
+GIVES_UP = _any(  # States that something is missing; the answer gives up if that is what the question asked for.
     r"\b(?:(?:do|did|does|could) not|(?:don|didn|doesn|couldn|can)'t|cannot|unable to|not able to)\s(?:\w+\s)?"
     r"(?:know|find|tell|determine|say|confirm|locate|answer|recall|remember|specify|mention|state|give|provide)\b",
     r"\b(?:unknown|no idea|unclear|unsure|uncertain|not sure|not certain|not clear|idk|no clue|who knows)\b",
     r"(?:\bnot|n't)(?:\s\w+)?\s(?:mentioned|specified|stated|found|available|provided|given|known|disclosed|said)\b",
     r"\bno (?:\w+\s)?(?:mention|information|info|emails?|answer|record|details?|reason|evidence|indication|data)\b",
 )
-"""States that something is missing; the answer gives up if that is what the question asked for."""
-COPIED = _any(
+COPIED = _any(  # Marks of a copied email.
     r"-{4,}|\bforwarded by\b|\boriginal message\b|\b(?:cc|subject|sent|fw|fwd|re):\s|\w/\w+/\w+@\w|\bplease see\b"
     r"|\bfyi\b"
 )
-"""Marks of a copied email."""
-COURTESY = _any(
+COURTESY = _any(  # Openings of sentences without relevant content.
     r"\s*(?:please )?(?:let me know|feel free|(?:i )?(?:really )?hope\b|(?:i am |i'm )?(?:happy|glad) to|thanks"
     r"|thank you|you(?:'re| are) welcome|is there anything|do you (?:need|want)|would you like"
     r"|if you (?:need|have|want|would)|have a (?:great|nice|good)|(?:(?:best|kind|warm) )?regards|hello|hi\b"
@@ -108,8 +98,7 @@ COURTESY = _any(
     r"|do(?:n't| not) hesitate|i (?:checked|searched|looked)|(?:certainly|sure|of course|absolutely)\W*$"
     r"|here(?:'s| is| are)\b[^:]*:?$|no problem|my pleasure|good luck|any(?:thing else| other)|always happy|enjoy\b)"
 )
-"""Openings of sentences without relevant content."""
-FRAME = _any(
+FRAME = _any(  # Introductions of an answer or its source.
     r"(?:^|(?<=[.!?\n]))\s*(?:(?:well|sure(?: thing)?|certainly|of course|absolutely|ok|okay|hi|hello|hey"
     r"|(?:great|good) question)\b[^\w\n]{1,3}"
     r"|(?:according to|based on|per|as (?:\w+)(?: in| by)?|in|from)\s(?:\w+\s){0,2}?(?:\w+'s? )?"
@@ -126,4 +115,3 @@ FRAME = _any(
     r"|\[[^\[\]\n]{0,80}\]\([^()\n]*\)",
     r"\((?:see|source|ref|from|mail|e-?mail|message|id)\b[^()\n]*\)",
 )
-"""Introductions of an answer or its source."""

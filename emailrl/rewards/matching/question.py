@@ -9,16 +9,13 @@ from functools import lru_cache
 
 from emailrl.facts.dates import ZONE, Date, Time
 from emailrl.facts.literals import Literal
-from emailrl.facts.names import Name, find_names
 from emailrl.facts.quantities import UNITS, Quantity
-from emailrl.facts.reading import Fact, Reading, Unit, agree, read
+from emailrl.facts.reading import Fact, Name, Reading, Unit, agree, find_names, read
 from emailrl.facts.words import has_word, stem
 from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL, SUPERSEDED
 
-SHORT = 4
-"""A reference of at most this many facts and words is a bare answer, not a sentence."""
-WHOLE = "whole"
-"""The kind of literal made of a long reference's whole text; it is masked in an answer like a fact."""
+SHORT = 4  # A reference of at most this many facts and words is a bare answer, not a sentence.
+WHOLE = "whole"  # The kind of literal made of a long reference's whole text; it is masked in an answer like a fact.
 _SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:St|Co|vs|No|Jr|Sr))(?<!\bno(?=\.\s\ue000))(?<!\b(?:Inc|Ltd|etc|e\.g|i\.e))(?<!\bCorp)[.]+(?=\s|$)|[!;\n]+|\?(?=\s|$)"
 )
@@ -37,8 +34,7 @@ class Clause:
     """A part of a sentence; ``asserted`` is False if it is denied and None if it is left open."""
 
     start: int
-    text: str
-    """The clause with its facts masked."""
+    text: str  # The clause with its facts masked.
     sentence: int
     asserted: bool | None
     units: tuple[Unit, ...]
@@ -58,7 +54,11 @@ def clauses(reading: Reading, said: str, lasting: bool = False) -> tuple[Clause,
             doubted = doubted or _says_new(DOUBT, piece, said)
             if stop and stop[0] == "?":
                 status = None
-            elif doubted or (status and _denies(piece, said, lasting)):
+            elif status:
+                denial = NO_DENIAL.sub(" ", piece if lasting else NOT_UNTIL.sub(" ", piece))
+                refused = any(found.search(piece) and not found.search(said) for found in (REFUSAL, SUPERSEDED))
+                status = not (doubted or refused or _says_new(DENIAL, denial, said))
+            elif doubted:
                 status = False
             units = tuple(unit for unit in reading.units if first <= unit.start < last)
             found.append(Clause(first, piece, number, status, units))
@@ -81,13 +81,6 @@ def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, i
             yield start, last, status
         if cut:
             start, status = cut.end(), cut["forward"] is None
-
-
-def _denies(text: str, said: str, lasting: bool) -> bool:
-    denial = NO_DENIAL.sub(" ", text if lasting else NOT_UNTIL.sub(" ", text))
-    return _says_new(DENIAL, denial, said) or any(
-        not marker.search(said) and marker.search(text) for marker in (REFUSAL, SUPERSEDED)
-    )
 
 
 def _says_new(marker: re.Pattern[str], text: str, said: str) -> bool:
@@ -142,17 +135,13 @@ class Question:
 
     reading: Reading
     stems: frozenset[str]
-    polar: bool
-    """Whether it is a yes/no question."""
+    polar: bool  # Whether it is a yes/no question.
     temporal: bool
-    numbering: bool
-    """Whether it asks for a version or section, where 2.10 is not 2.1."""
+    numbering: bool  # Whether it asks for a version or section, where 2.10 is not 2.1.
     quantity: bool
     person: bool
-    several: bool
-    """Whether it asks for several things at once, so that everything in the reference counts."""
-    unit: tuple[str, float] | None
-    """Base unit and factor of "how many feet"."""
+    several: bool  # Whether it asks for several things at once, so that everything in the reference counts.
+    unit: tuple[str, float] | None  # Base unit and factor of "how many feet".
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,34 +153,31 @@ class Reference:
     clauses: tuple[Clause, ...]
     names: tuple[Name, ...]
     facts: tuple[Fact, ...]
-    words: tuple[str, ...]
-    """Stems outside names."""
-    wanted: frozenset[str]
-    """Stems that it adds to the question, those of names included."""
-    known: frozenset[str]
-    """Stems of the question, the reference and its alternatives, which an answer may also give."""
+    words: tuple[str, ...]  # Stems outside names.
+    wanted: frozenset[str]  # Stems that it adds to the question, those of names included.
+    known: frozenset[str]  # Stems of the question, the reference and its alternatives, which an answer may also give.
     known_facts: tuple[Fact, ...]
     said: str
     """Text whose denials are ignored: the question, and the reference's titles ("No Free Lunch") and refusals."""
-    lasting: bool
-    """Whether something lasts until a time, so that "not until" denies it."""
+    lasting: bool  # Whether something lasts until a time, so that "not until" denies it.
     kinds: tuple[type, ...]
     """The kinds of fact that answer the question and occur in the reference; empty if everything in it counts."""
 
     @property
     def statuses(self) -> set[bool | None]:
-        """The distinct values of ``asserted`` among its clauses."""
         return {part.asserted for part in self.clauses}
 
     @property
     def denied(self) -> set[str]:
-        """The stems of its denied clauses."""
         return {unit.stem for part in self.clauses if part.asserted is False for unit in part.units}
 
 
 @lru_cache(maxsize=4096)
-def read_question(question: str, kind: str | None) -> Question:
-    """Read a cleaned question; if its ``kind`` is known, it asks for that kind only."""
+def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
+    """Read a cleaned question, which asks for its ``kind`` only if that is known, and its reference.
+
+    ``others`` is the reference with its alternatives.
+    """
 
     def asks(pattern: re.Pattern[str], *kinds: str) -> bool:
         return pattern.search(question) is not None if kind is None else kind in kinds
@@ -199,7 +185,7 @@ def read_question(question: str, kind: str | None) -> Question:
     temporal, numbering = asks(_TEMPORAL, "date"), _NUMBERING.search(question) is not None
     unit = re.search(r"\bhow (?:many|much) (\w+)", question, re.IGNORECASE)
     reading = read(question.rstrip("? "), temporal=temporal, numbering=numbering)
-    return Question(
+    asked = Question(
         reading,
         frozenset(reading.stems),
         polar=asks(_POLAR) and not re.search(r"\bor\b(?! not)", question),
@@ -210,12 +196,6 @@ def read_question(question: str, kind: str | None) -> Question:
         several=asks(_SEVERAL),
         unit=UNITS.get(unit[1].lower()) if unit else None,
     )
-
-
-@lru_cache(maxsize=4096)
-def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
-    """Read a cleaned question and its reference; ``others`` is the reference with its alternatives."""
-    asked = read_question(question, kind)
     bare = _ASIDE_IN_BRACKETS.sub("", reference).strip()
     reading, full, every = (
         read(text, temporal=asked.temporal, numbering=asked.numbering)
@@ -303,12 +283,10 @@ class Case:
 
     @property
     def asserted(self) -> list[Unit]:
-        """The units of the answer's asserted clauses."""
         return [unit for part in self.clauses if part.asserted for unit in part.units]
 
     @property
     def sentences(self) -> dict[int, list[Unit]]:
-        """The units of the answer by sentence number."""
         found: dict[int, list[Unit]] = {}
         for part in self.clauses:
             found.setdefault(part.sentence, []).extend(part.units)
@@ -316,7 +294,6 @@ class Case:
 
     @property
     def texts(self) -> str:
-        """The text of the reference and the question."""
         return f"{self.expected.full.text} {self.asked.reading.text}"
 
     @property
@@ -330,5 +307,4 @@ class Case:
 
 
 def is_whole(fact: Fact) -> bool:
-    """Whether a fact is the whole reference."""
     return isinstance(fact, Literal) and fact.kind == WHOLE

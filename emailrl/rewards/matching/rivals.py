@@ -24,19 +24,17 @@ JOINT = re.compile(
     rf"|\s+(?:{_VERSUS})\s+|\s(?:{_SYMBOL}|[=+]|\.\.+)\s|\s?(?:[\[\]|~]|--+)\s?|(?:^|\s)[A-E]\)\s",
     re.IGNORECASE,
 )
-LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)
-"""Also splits a list at dashes."""
+LAYOUT = re.compile(rf"{JOINT.pattern}|\s-\s", re.IGNORECASE)  # Also splits a list at dashes.
 OR = re.compile(r"\bor\b", re.IGNORECASE)
 _CHOICE = re.compile(rf"^\s*(?:{_VERSUS}|{_SYMBOL}|/|\[|\||\.\.+)\s*$", re.IGNORECASE)
 """Joins two candidates like "or"."""
 _AND = re.compile(r"and|but|plus|as well|&", re.IGNORECASE)
 _BREAK = re.compile(r"[!?:;()\n]|(?<!\.)(?<!\bvs)\.(?!\.)", re.IGNORECASE)
-_IN_FACT = re.compile(
+_IN_FACT = re.compile(  # Introduces what really answers, or what another source says.
     r"(?:\b(?:in fact|actually|in reality|in truth|now|currently|today|elsewhere|another|the other|instead|answer is)\b"
     r"|\banswer:)",
     re.IGNORECASE,
 )
-"""Introduces what really answers, or what another source says."""
 _OTHERWISE = re.compile(rf"{_IN_FACT.pattern}\W*(?:(?:in|on|at|it|is|says?|the)\W+)*$", re.IGNORECASE)
 _PLACED = re.compile(r"\b(?:of|in|at|from|on|for|with|near|via)\s(?:the\s)?$")
 _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
@@ -71,8 +69,10 @@ def lists(reading: Reading, joints: re.Pattern[str]) -> Iterator[list[Item]]:
 def rival_items(case: Case) -> bool:
     """Whether a list or a choice contains the reference as one item and something new as another."""
     person = case.asked.person
-    if person and is_list_of_names(case):
-        return True
+    every = [item for one in lists(case.given, LAYOUT) for item in one] if person else []
+    asserted = all(part.asserted for part in case.clauses) and not re.search("[(:]", case.given.masked)
+    if asserted and all(map(is_bare, every)) and other_names(case, every):
+        return True  # nothing but names, in any layout, and one of them is somebody else's
     chosen = OR.search(case.expected.full.text) is None or case.is_quoted
     chosen = chosen and not (OR.search(case.asked.reading.text) and len(case.given.text.split()) > 8)
     for items in lists(case.given, JOINT):
@@ -87,12 +87,12 @@ def rival_items(case: Case) -> bool:
             continue
         bare = case.is_short and all(map(is_bare, items))
         states = zip((state(case, item, bare) for item in items), items, strict=True)
-        for is_other, group in groupby(states, key=lambda pair: pair[0] == "other"):
+        for _, group in groupby(states, key=lambda pair: pair[0] == "other"):
             run, news = [], 0
             for said, item in group:
                 run.append(item)
                 news += said == "new"
-            if is_other or not 0 < news < len(run) or not touches(case, run):
+            if not 0 < news < len(run) or not touches(case, run):
                 continue
             if any(_AND.search(item.joint) for item in run[1:]) or news > 2 or other_names(case, run) > 1:
                 return True
@@ -138,14 +138,6 @@ def state(case: Case, item: Item, bare: bool) -> str:
     return "new" if new and named and new[0] == item.units[0] and len(new) <= SHORT else "other"
 
 
-def is_list_of_names(case: Case) -> bool:
-    """Whether an answer is nothing but names, in any layout, and one of them is somebody else's."""
-    if re.search("[(:]", case.given.masked) or not all(part.asserted for part in case.clauses):
-        return False
-    items = [item for one in lists(case.given, LAYOUT) for item in one]
-    return all(map(is_bare, items)) and other_names(case, items) > 0
-
-
 def other_names(case: Case, items: Iterable[Item]) -> int:
     """Count the items that consist of somebody else's first and last name."""
     return sum(
@@ -166,8 +158,6 @@ def touches(case: Case, run: Sequence[Item]) -> bool:
 
 def rival_facts(case: Case) -> bool:
     """Whether a fact contradicts the right one: next to it, alone in its sentence, or as the new value of a change."""
-    if not case.expected.kinds and len(case.expected.words) > 6:
-        return False
     units = case.asserted
     values = [unit.fact.value for unit in units if isinstance(unit.fact, Quantity) and not case.holds(unit)]
     totals = [fact.value for fact in case.expected.facts if isinstance(fact, Quantity)]
@@ -222,15 +212,13 @@ def rival_clause(case: Case) -> bool:
 
 
 _JOINING = frozenset(("the", "a", "an", "or", "also", "then", "as", "so", "both", "each", "to"))
-_PLACE = re.compile(
+_PLACE = re.compile(  # Asks for a place, at any level ("where") or at one ("which city").
     r"\bwhere\b|\b(?:what|which)\s(?:(?:is|was|are|were|will be)\s)?(?:(?:the|his|her|their|your|my|our)\s)?(?:\w+\s)?"
     r"(?:place|location|venue|region|address|hotel|airport|inn|restaurant|office|building|floor|room|setting"
     r"|(?P<level>city|town|village|county|country|state(?! of\b)))\b",
     re.IGNORECASE,
 )
-"""Asks for a place, at any level ("where") or at one ("which city")."""
-_WITHIN = re.compile(r"\s*(?:,|\(|\s-\s)?\s*")
-"""Joins a place to a larger one or to a detail."""
+_WITHIN = re.compile(r"\s*(?:,|\(|\s-\s)?\s*")  # Joins a place to a larger one or to a detail.
 _APPOSED = re.compile(r"(?:the|an?)\s|\w+(?:ed|ing|ly)\s\w", re.IGNORECASE)
 """Begins a remark on a candidate ("shipped, awaiting pickup") rather than another one."""
 
@@ -248,7 +236,13 @@ def bare_rivals(case: Case) -> bool:
     items = [item for one in lists(case.given, LAYOUT) for item in one if item.units]
     place = _PLACE.search(case.asked.reading.text)
     if place and place["level"]:
-        return any(is_other_place(case, item.units) for item in items)
+        # Names alone, one of them new and no state or country that contains the right place.
+        own = {token for name in expected.names for token in name.tokens}
+        larger = TITLES if own & COUNTRIES else COUNTRIES | TITLES if own & STATES else COUNTRIES | STATES | TITLES
+        named = [
+            i for i in items if all(u.fact is None and (u.text[0].isupper() or not case.is_mixed) for u in i.units)
+        ]
+        return any(unit.text.lower() not in larger for item in named for unit in case.new(item.units))
     told = any(unit.stem in case.asked.stems and not case.holds(unit) for unit in units)
     if told or not (expected.names or expected.words) or expected.kinds:
         return False
@@ -258,14 +252,6 @@ def bare_rivals(case: Case) -> bool:
     return any(case.holds(*item.units) for item in items) and any(
         is_candidate(case, item) and not (place and _WITHIN.fullmatch(item.joint)) for item in beside
     )
-
-
-def is_other_place(case: Case, units: Sequence[Unit]) -> bool:
-    """Whether words are names alone, one of them new and no state or country that contains the right place."""
-    own = {token for name in case.expected.names for token in name.tokens}
-    larger = frozenset() if own & COUNTRIES else COUNTRIES if own & STATES else COUNTRIES | STATES
-    named = all(unit.fact is None and (unit.text[0].isupper() or not case.is_mixed) for unit in units)
-    return named and any(unit.text.lower() not in larger | TITLES for unit in case.new(units))
 
 
 def is_candidate(case: Case, item: Item) -> bool:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
 
-from emailrl.facts.names import find_names, same_token, word_before
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Unit, agree
+from emailrl.facts.reading import Unit, agree, find_names, same_token, word_before
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 from emailrl.rewards.matching.question import Case, is_whole
@@ -89,7 +88,15 @@ def mixed_up(case: Case) -> bool:
         return True
     if case.is_quoted or len(case.new(given.units)) > 2:
         return False
-    if facts_exchanged(case):
+    # "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %": the words keep the reference's order, the facts do not.
+    at_one = [
+        (*at, unit.fact is None)
+        for unit in given.units
+        if len(at := [at for at, one in enumerate(own.units) if has([one], unit)]) == 1
+    ]
+    words, facts = ([at for at, is_word in at_one if is_word is wanted] for wanted in (True, False))
+    between = any(first < word < last for first, last in pairwise(sorted(facts)) for word in words)
+    if between and words == sorted(words) and len(words) > 1 and facts != sorted(facts):
         return True
     ours, theirs = (
         [item.units for items in lists(reading, _PART) for item in items if item.units] for reading in (own, given)
@@ -109,22 +116,6 @@ def mixed_up(case: Case) -> bool:
         if any(has(early, unit) and not has(late, unit) for unit in behind):
             return True
     return False
-
-
-def facts_exchanged(case: Case) -> bool:
-    """Whether the words keep the reference's order but the facts do not.
-
-    Example: "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %".
-    """
-    own = case.expected.full.units
-    sure = []
-    for unit in case.given.units:
-        places = [at for at, one in enumerate(own) if has([one], unit)]
-        if len(places) == 1:
-            sure.append((*places, unit.fact is None))
-    words, facts = ([at for at, is_word in sure if is_word is wanted] for wanted in (True, False))
-    between = any(first < word < last for first, last in pairwise(sorted(facts)) for word in words)
-    return between and words == sorted(words) and len(words) > 1 and facts != sorted(facts)
 
 
 def others_own(case: Case) -> bool:
@@ -156,14 +147,13 @@ _PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|you
 _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
 _UPPER = r"before|under|below|(?:less|fewer) than|at most"
 _LOWER = r"after|over|above|more than|at least"
-_LIMITS = tuple(
+_LIMITS = tuple(  # Upper and lower limits as a reference states them, and as a question asks for them.
     tuple(re.compile(rf"\b(?:{words}|{more})\b", re.IGNORECASE) for more in (stated, asked))
     for words, stated, asked in (
         (rf"{_UPPER}|most|maximum|limit|cap|latest|highest", "by|until|till|within|up to", "by (?:when|what)"),
         (rf"{_LOWER}|least|minimum|limit|earliest|lowest|since", "from", "from (?:when|what)"),
     )
 )
-"""Upper and lower limits as a reference states them, and as a question asks for them."""
 _STRICT = re.compile(rf"\b(?P<no>not?\s)?(?:(?P<upper>{_UPPER})|{_LOWER})(?:\s\w+)?\s$", re.IGNORECASE)
 
 

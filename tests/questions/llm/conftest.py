@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,12 @@ def mail_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def serve() -> Iterator[Callable[..., ChatStub]]:
     """Starts a server that answers as told; by default it answers well."""
-    stubs: list[ChatStub] = []
 
     def start(answer: Answer = good, **how: Any) -> ChatStub:
-        stubs.append(ChatStub(answer, **how))
-        return stubs[-1]
+        return stubs.enter_context(closing(ChatStub(answer, **how)))
 
-    yield start
-    for stub in stubs:
-        stub.close()
+    with ExitStack() as stubs:
+        yield start
 
 
 @pytest.fixture

@@ -136,21 +136,6 @@ def test_hostile_replies_leave_only_what_the_mails_bear_out(emailrl: Run, serve:
         assert code == 1 and said in err and not (tmp_path / "q.jsonl").exists()
 
 
-def test_an_outage_leaves_no_file_and_the_next_run_goes_on(
-    emailrl: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GENERATOR_RETRIES", "0")
-    monkeypatch.setenv("GENERATOR_CONCURRENCY", "1")
-    stub = serve(lambda body, n: good(body, n) if n <= 4 else (503, "closed"))
-    code, told, err = emailrl(stub.url)
-    assert (code, told) == (1, {}) and "HTTP 503" in err
-    assert [line.split()[0] for line in err.splitlines()] == ["6", "mail", "error:"]  # estimate, host, reason
-    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
-    healthy = serve()
-    code, told, _ = emailrl(healthy.url)
-    assert (code, told["cached"], told["questions"], len(healthy.requests)) == (0, 4, 60, 2)
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_run_keeps_what_was_answered(
     emailrl: Run, serve: Serve, mail_db: Path, tmp_path: Path, how: signal.Signals

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from emailrl.questions.inbox.mailbox import Mail
-from emailrl.questions.llm.harvest import check_item, is_specific, is_stated, read_reply
 from emailrl.questions.llm.plan import Batch
+from emailrl.questions.llm.replies import check_item, is_specific, is_stated, read_reply
 
 ITEM = {"question": "What does the pier cost?", "answer": "$1,200", "message_ids": ["<2@x>"], "how_realistic": 0.8}
 

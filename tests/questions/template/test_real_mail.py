@@ -7,9 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from emailrl.cli.app import app
 from emailrl.questions import load_scenario_set, missing_ids
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Scenario
@@ -18,17 +16,8 @@ from emailrl.settings import DataSettings
 
 
 @pytest.fixture(scope="module")
-def db(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("real") / "enron.db"
-    source = shared_data / "enron" / "enron_mail_subset.tar.gz"
-    built = CliRunner().invoke(app, ["gen-db", "--source", str(source), "--db", str(target)])
-    assert built.exit_code == 0, built.output
-    return target
-
-
-@pytest.fixture(scope="module")
-def generated(db: Path) -> list[Scenario]:
-    return generate(db)
+def generated(enron_db: Path) -> list[Scenario]:
+    return generate(enron_db)
 
 
 def test_five_thousand_questions_over_fifteen_inboxes(generated: list[Scenario]) -> None:
@@ -38,14 +27,14 @@ def test_five_thousand_questions_over_fifteen_inboxes(generated: list[Scenario])
     assert min(Counter(s.split for s in generated).values()) >= 500
 
 
-def test_every_source_is_in_sight(db: Path, generated: list[Scenario]) -> None:
-    coverage = missing_ids(generated, db)
+def test_every_source_is_in_sight(enron_db: Path, generated: list[Scenario]) -> None:
+    coverage = missing_ids(generated, enron_db)
     assert (coverage.missing, coverage.hidden) == ([], [])
 
 
-def test_no_second_mail_has_the_subject_a_sender_question_names(db: Path, generated: list[Scenario]) -> None:
+def test_no_second_mail_has_the_subject_a_sender_question_names(enron_db: Path, generated: list[Scenario]) -> None:
     asked = [s for s in generated if s.kind == "sender"]
-    connection = sqlite3.connect(db)
+    connection = sqlite3.connect(enron_db)
     for s in asked:
         [subject] = connection.execute("SELECT subject FROM emails WHERE message_id = ?", s.message_ids).fetchone()
         topic = next(
@@ -66,9 +55,9 @@ def test_the_offline_matcher_accepts_every_answer_in_a_sentence(generated: list[
     assert len(refused) <= 0.005 * len(generated), refused
 
 
-def test_art_e_s_questions_on_this_database(db: Path, shared_data: Path) -> None:
+def test_art_e_s_questions_on_this_database(enron_db: Path, shared_data: Path) -> None:
     questions = load_scenario_set(
         shared_data / "enron" / "art_e_questions.jsonl", None, limit=None, seed=1, data=DataSettings(max_source_mails=9)
     ).scenarios
-    coverage = missing_ids(questions, db)
+    coverage = missing_ids(questions, enron_db)
     assert (coverage.num_questions, coverage.num_answerable, len(coverage.missing)) == (859, 858, 1)

@@ -1,14 +1,18 @@
-"""A text as facts and words in order."""
+"""A text as facts and words in order; cleaning and stems; what a mail mentions once."""
 
 from __future__ import annotations
 
 import pytest
+from facts.tables import CASES
 
+from emailrl.facts import mentions
 from emailrl.facts.dates import Date, Time
+from emailrl.facts.lexicon import CARDINALS, MONTHS, ORDINALS, TENS, WEEKDAYS
 from emailrl.facts.literals import Literal
-from emailrl.facts.names import find_names, same_token, word_before
+from emailrl.facts.mentions import Extractor
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import MASK, Fact, agree, contradict, read, same_kind
+from emailrl.facts.words import OPPOSITES, clean, has_word, says_something, stem
 
 FIVE = Quantity(5)
 CODE = Literal("code", "inv20448")
@@ -40,33 +44,6 @@ def test_when_is_asked_a_share_is_a_day_and_a_number_a_year() -> None:
     assert read("1/3", temporal=True).facts == [Date(month=1, day=3)]
     assert read("1998", temporal=True).facts == [Date(year=1998)]
     assert read("1998").facts == [Quantity(1998, weak=True)]
-
-
-def names(text: str) -> list[tuple[str, ...]]:
-    return [name.tokens for name in find_names(read(text))]
-
-
-def test_names_are_runs_of_capitals() -> None:
-    assert names("The mail is from Ada Moss and Hye-jin Park of Corvane.") == [
-        ("ada", "moss"),
-        ("hye", "jin", "park"),
-        ("corvane",),
-    ]
-    assert names("Delay it.") == [] and names("Ada will.") == [("ada",)] and names("Employees want it") == []
-    assert names("Vice President Ludwig van der Meer") == [("ludwig", "meer")]
-    assert names("ASK ADA MOSS") == []
-
-
-def test_words_of_names_may_be_short_forms() -> None:
-    assert same_token("bob", "robert") and same_token("a", "ada") and same_token("ste", "suite")
-    assert same_token("marseille", "marseilles")
-    assert not same_token("i", "ii") and not same_token("paul", "paula") and not same_token("ada", "ida")
-
-
-def test_the_word_before() -> None:
-    assert (
-        word_before("sent to Ada", 8) == "to" and word_before("Ada", 0) == "" and word_before("From: Ada", 6) == "from"
-    )
 
 
 @pytest.mark.parametrize(
@@ -223,3 +200,140 @@ def test_an_amount_in_two_units_is_blotted_out_as_one() -> None:
 )
 def test_a_share_behind_a_number_belongs_to_it(text: str, facts: list[Fact]) -> None:
     assert read(text).facts == facts
+
+
+@pytest.mark.parametrize(("text", "cleaned"), CASES["test_one_spelling"])
+def test_one_spelling(text: str, cleaned: str) -> None:
+    assert clean(text) == cleaned
+
+
+def test_a_longer_form_is_the_same_word() -> None:
+    assert has_word("meeting", {"meeting"}) and has_word("volatil", {"volatility"})
+    assert not has_word("gas", {"gasoline"}) and not has_word("tariff", {"target"})
+    assert has_word("pumps", {"pumpset"}) and has_word("pumpset", {"pumps"}) and has_word("pump", {"pump"})
+    assert not has_word("pump", {"pumps"}) and not has_word("pumps", {"pump"})  # four letters are too few
+
+
+def test_grammar_says_nothing() -> None:
+    assert not says_something("The") and not says_something("wouldn't")
+    assert says_something("Tariff")
+
+
+STEMS = """
+    postpone:delay postponed:delay postpones:delay postponing:delay reservations:reserv nations:nation
+    foundation:found ration:ration shipments:shipment statements:stat payment:payment shipment:shipment
+    formations:format formation:format portions:portion portion:portion rings:ring oddly:oddly equipment:equip
+    meeting:meet king:king ring:ring evenings:even relation:relat region:region motions:motion replied:reply
+    studies:study tied:tied ties:tie added:add bed:bed quickly:quick early:early gas:gas dogs:dog boss:boss
+    stopped:stop odd:odd webb:web egg:egg called:call passed:pass buzzed:buzz page:page prices:pric price:pric
+    Moss's:moss lost:lose women:woman growing:rise refused:refus declines:refus
+"""
+"""A word and its stem; a suffix stays where too little would be left."""
+
+
+@pytest.mark.parametrize("pair", STEMS.split())
+def test_stems(pair: str) -> None:
+    word, stemmed = pair.split(":")
+    assert stem(word) == stemmed
+
+
+def test_opposites_are_mutual() -> None:
+    assert stem("closed") in OPPOSITES[stem("open")] and stem("opens") in OPPOSITES[stem("close")]
+    assert OPPOSITES[stem("rises")] == {stem("fall"), stem("cut"), stem("reduce")}
+
+
+def test_numbers_by_their_names() -> None:
+    assert list(dict.fromkeys(CARDINALS.values())) == list(range(20))
+    assert (CARDINALS["once"], CARDINALS["twice"], CARDINALS["nine"], CARDINALS["nineteen"]) == (1, 2, 9, 19)
+    assert list(TENS.values()) == [20, 30, 40, 50, 60, 70, 80, 90]
+    assert (ORDINALS["first"], ORDINALS["twelfth"]) == (1, 12)
+    assert (MONTHS["january"], MONTHS["jan"], MONTHS["december"]) == (1, 1, 12)
+    assert (WEEKDAYS["monday"], WEEKDAYS["tues"], WEEKDAYS["sun"]) == (0, 1, 6)
+
+
+SPELLINGS = """
+    colour:color favourable:favorable organised:organized organisation:organization analysing:analyzing
+    centres:centers fibre:fiber catalogues:catalogs defence:defense cancelled:canceled enrolment:enrollment
+    grey:gray programmes:programs cheque:check
+"""
+"""British and American."""
+
+
+@pytest.mark.parametrize("pair", SPELLINGS.split())
+def test_british_and_american_spellings_are_one(pair: str) -> None:
+    british, american = pair.split(":")
+    assert stem(british) == stem(american)
+
+
+@pytest.mark.parametrize("pair", ["four:for", "hour:horse", "basis:bazaar", "advice:advise", "sell:sel"])
+def test_short_words_keep_their_spelling(pair: str) -> None:
+    one, other = pair.split(":")
+    assert stem(one) != stem(other)
+
+
+def extractor_of(kind: str) -> Extractor:
+    _, is_numbered, noun = kind.partition("numbered ")
+    return mentions.numbered(noun) if is_numbered else getattr(mentions, kind)
+
+
+@pytest.mark.parametrize(("kind", "text", "fact"), CASES["test_the_one_fact_of_a_kind"])
+def test_the_one_fact_of_a_kind(kind: str, text: str, fact: str | None) -> None:
+    found = extractor_of(kind).only(text, text)
+    assert (found.text if found else None) == fact
+
+
+@pytest.mark.parametrize(("kind", "text"), CASES["test_a_part_of_a_token_is_no_fact"])
+def test_a_part_of_a_token_is_no_fact(kind: str, text: str) -> None:
+    assert extractor_of(kind).only(text, text) is None
+
+
+@pytest.mark.parametrize(
+    ("extractor", "text", "fact"),
+    [
+        (mentions.ROOM, "We meet in room 441, then eat", "room 441"),
+        (mentions.ROOM, "We meet (room 441).", "room 441"),
+        (mentions.numbered("invoice"), "Invoice no. 2024118.", "2024118"),
+        (mentions.PERCENT, "It went up by 23.4 %, they say", "23.4 %"),
+        (mentions.AMOUNT, "It costs $1,234.50.", "$1,234.50"),
+        (mentions.QUANTITY, "It took 1,234.5 tons - more", "1,234.5 tons"),
+        (mentions.FLIGHT, "on flight CO 1234 / seat 5", "CO 1234"),
+    ],
+)
+def test_what_ends_a_sentence_is_no_part_of_a_fact(extractor: Extractor, text: str, fact: str) -> None:
+    found = extractor.only(text, text)
+    assert found is not None and found.text == fact
+
+
+def test_two_spellings_of_one_fact_are_one() -> None:
+    for extractor, text in (
+        (mentions.AMOUNT, "$80 million, that is $80,000,000"),
+        (mentions.TIME, "at 4:00 PM (4 pm sharp)"),
+        (mentions.URL, "www.x.org/a or http://x.org/a"),
+        (mentions.DATE, "on May 3, i.e. 5/3/2001"),
+    ):
+        assert len({mention.key for mention in extractor.find(text)}) == 1, text
+        assert len(extractor.find(text)) >= 1
+
+
+def test_a_file_name_states_nothing_but_what_is_attached() -> None:
+    for text in ("Two files:\n - $500 budget.xls\nBye", "It is here (see ATTACHED file: $500 budget.xls)"):
+        assert mentions.AMOUNT.find(text) and mentions.AMOUNT.only(text, text) is None
+    text = "Two files:\n - Budget.xls\nBye"
+    found = mentions.ATTACHMENT.only(text, text)
+    assert found is not None and found.text == "Budget.xls"
+
+
+def test_a_fact_that_also_stands_in_part_is_not_sure() -> None:
+    text = "It is 4 %, and there 23,4 %"
+    assert [(fact.key, fact.is_whole) for fact in mentions.PERCENT.find(text)] == [
+        (mentions.PERCENT.find("4 %")[0].key, whole) for whole in (True, False)
+    ]
+    assert mentions.PERCENT.only(text, text) is None
+
+
+def test_a_number_may_be_another_only_if_it_is_as_long_as_the_first_spelling() -> None:
+    text = "Deal 1483-76 is deal 148376; see {}"
+    deal = mentions.numbered("deal")
+    for other, fact in (("123456", "1483-76"), ("1234567", None)):
+        found = deal.only(text.format(other), text.format(other))
+        assert (found and found.text) == fact
