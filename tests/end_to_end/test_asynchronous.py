@@ -89,8 +89,17 @@ def seeds_asked(stub: VllmStub) -> Counter[int]:
     return Counter(body["seed"] for path, body in stub.http.requests if "prompt" in body and body["seed"])
 
 
+HUNG: set[threading.Thread] = set()
+"""Threads that tests before this one left."""
+
+
+@pytest.fixture(autouse=True)
+def _hung_before() -> None:
+    HUNG.update(threading.enumerate())
+
+
 def step_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("step-")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("step-") and thread not in HUNG]
 
 
 def test_the_next_steps_rollouts_are_played_while_a_step_is_trained(

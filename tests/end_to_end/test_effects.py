@@ -322,7 +322,7 @@ def test_ranks_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_where_the_base_lies(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What of it is cut up over two ranks, and whether its parts stay in the host's memory."""
     policies: list[Any] = []
-    monkeypatch.setattr(shard, "fully_shard", lambda module, **given: policies.append(given["offload_policy"]))
+    monkeypatch.setattr(shard.fsdp, "fully_shard", lambda module, **given: policies.append(given["offload_policy"]))
     mesh: Any = SimpleNamespace(device_type="cpu", size=lambda: 2)
     served = {"model_name": str(tiny_model), "engine": "vllm", "vllm_urls": "http://one:8000"}
     for changes, kinds in (
