@@ -62,7 +62,9 @@ def audit(trajectory: Trajectory) -> int:
                     starts.add(len(trained))
                 trained.append((token, logprob))
             previous = mask
-    if (stale := stale_turns(trajectory)) != trajectory.rubric.get("stale_turns", 0):
+    stamp = trajectory.policy_version, trajectory.adapter_sha256
+    stale = sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
+    if stale != trajectory.rubric.get("stale_turns", 0):
         raise drift(f"{stale} turns were sampled by different weights than the first")
     position = 0
     for number, turn in enumerate(trajectory.turns):
@@ -82,25 +84,12 @@ def audit(trajectory: Trajectory) -> int:
     return position
 
 
-def stale_turns(trajectory: Trajectory) -> int:
-    """How many turns were sampled by weights other than those recorded on the trajectory."""
-    stamp = trajectory.policy_version, trajectory.adapter_sha256
-    return sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
-
-
 MakeEnvironment = Callable[[Scenario, "Mailbox"], Environment]
 """Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
-
-
 Progress = Callable[[Trajectory], None] | None  # Called with each trajectory as it ends
 Play = Callable[[Sequence[Trajectory], SamplingParams, int, Progress], Sequence[Trajectory]]
-"""Plays trajectories that hold only ids and metadata, with a seed; returns them finished.
-
-A trajectory's samples depend only on the seed and its id. An exception in one is recorded in it. Raises TokenDriftError
-if the token audit fails.
-"""
-
-
+"""Plays trajectories that hold only ids and metadata, with a seed; returns them finished. A trajectory's samples depend
+only on the seed and its id. An exception in one is recorded in it. Raises TokenDriftError if the token audit fails."""
 Score = Callable[[Sequence[Trajectory]], None]
 """Sets rewards in place."""
 
@@ -169,9 +158,9 @@ def build_stage(
 
     agent = settings.agent
     task = load_task(MAIL if make_environment else agent.environment, settings)
-    renderer, stale_allowed = ChatRenderer(policy.tokenizer, task.tools), settings.vllm.stale_spans == "correct"
     make = partial(make_environment, agent) if make_environment else task.make
-    return Stage(agent, settings.store.db, make, renderer, stale_allowed)
+    renderer = ChatRenderer(policy.tokenizer, task.tools)
+    return Stage(agent, settings.store.db, make, renderer, settings.vllm.stale_spans == "correct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,31 +176,31 @@ class Noted:
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``."""
+        engine, activity = self.engine, self.activity
+
+        def note_sampling() -> None:
+            if isinstance(engine, LocalEngine):
+                activity.note("sampling", lambda: engine.steps)
+            else:
+                activity.end()
 
         def advanced(completion: Completion) -> Request | None:
+            activity.note(f"in the environment of {completion.trajectory_id}")
             assert advance is not None
-            self.activity.note(f"in the environment of {completion.trajectory_id}")
             following = advance(completion)
-            self._sampling()
+            note_sampling()
             return following
 
-        self._sampling()
+        note_sampling()
         try:
-            return self.engine.generate(requests, None if advance is None else advanced)
+            return engine.generate(requests, None if advance is None else advanced)
         except BaseException:
-            self.activity.end()
+            activity.end()
             raise
 
     def close(self) -> None:
         """See ``Engine.close``."""
         self.engine.close()
-
-    def _sampling(self) -> None:
-        engine = self.engine
-        if isinstance(engine, LocalEngine):
-            self.activity.note("sampling", lambda: engine.steps)
-        else:
-            self.activity.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +233,12 @@ class Collector:
         with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored if they
         have no reward. Raises TokenDriftError if the token audit fails.
         """
-        prefix, agent, played = f"{split_label}-{step:06d}", self.agent, played or {}
-        times = Counter[str]()
-        groups: list[TrajectoryGroup] = []
+        agent, played, times, groups = self.agent, played or {}, Counter[str](), list[TrajectoryGroup]()
         for scenario in scenarios:
             times[scenario.id] += 1
             # A scenario that occurs twice in one step gets two groups.
-            name = f"{prefix}-{scenario.id}" + (f".{times[scenario.id]}" if times[scenario.id] > 1 else "")
+            again = f".{times[scenario.id]}" if times[scenario.id] > 1 else ""
+            name = f"{split_label}-{step:06d}-{scenario.id}{again}"
             made = [
                 Trajectory(f"{name}-{member}", name, scenario, run_id=self.run_id, step=step, mode=self.mode)
                 for member in range(group_size)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Environment(Protocol):
-    """One rollout of one scenario. Its ``rubric`` (a dict or a dataclass), ``final_answer``
-    and ``final_sources`` are read if it has them."""
+    """One rollout of one scenario. Its ``rubric`` (a dict or a dataclass), ``final_answer`` and ``final_sources`` are
+    read if it has them."""
 
     scenario: Scenario
 
@@ -66,11 +66,8 @@ def run(
     }
     if len(rollouts) != len(environments):
         raise ValueError("two trajectories have the same id")
-    first = [rollout.advance(None) for rollout in rollouts.values()]
-    engine.generate(
-        [request for request in first if request is not None],
-        advance=lambda completion: rollouts[completion.trajectory_id].advance(completion),
-    )
+    first = [request for rollout in rollouts.values() if (request := rollout.advance(None)) is not None]
+    engine.generate(first, advance=lambda completion: rollouts[completion.trajectory_id].advance(completion))
     return list(trajectories)
 
 
@@ -102,27 +99,16 @@ class _Rollout:
         """Begin (None) or process a completion; returns the next request, None when the trajectory is over."""
         trajectory = self.trajectory
         try:
-            if self._begin() if completion is None else self._play(completion):
-                turn, ids = len(trajectory.turns), [] if self.renderer is None else trajectory.samples[-1].token_ids
-                return Request(
-                    trajectory.id,
-                    self.sampling,
-                    prompt_ids=list(ids),
-                    messages=list(trajectory.messages),
-                    seed=derive_seed(self.seed, turn),
-                )
+            if completion is None:
+                trajectory.messages += self.environment.start()
+            if completion is None or self._play(completion):
+                ids = [] if self.renderer is None else self._prompt(self.renderer, completion)
+                seed = derive_seed(self.seed, len(trajectory.turns))
+                return Request(trajectory.id, self.sampling, ids, list(trajectory.messages), seed)
         except Exception as error:
             trajectory.exception, trajectory.stop_reason = f"{type(error).__name__}: {error}", StopReason.EXCEPTION
         self._finish()
         return None
-
-    def _begin(self) -> bool:
-        self.trajectory.messages += self.environment.start()
-        if self.renderer is not None:
-            rendered = self.renderer.start(self.trajectory.messages)
-            self.text = rendered.text
-            self._append_prompt(rendered.ids, extends=False)
-        return True
 
     def _play(self, completion: Completion) -> bool:
         """Record a completion and have the environment reply; False when the trajectory is over."""
@@ -168,19 +154,20 @@ class _Rollout:
         trajectory.messages += result.messages
         if result.done:
             trajectory.stop_reason = result.stop_reason
-            return False
-        if self.renderer is not None:
-            so_far = self.text + self.renderer.text_of(completion.token_ids)
-            rendered = self.renderer.extend(so_far, trajectory.messages)
-            self.text = rendered.text
-            self._append_prompt(rendered.ids, extends=rendered.extends)
-        return True
+        return not result.done
 
-    def _append_prompt(self, ids: list[int], *, extends: bool) -> None:
-        """Add ids that were not sampled to the sample, or begin a new one with them."""
-        if not extends:
-            self.trajectory.samples.append(TokenSample())
-        self.trajectory.samples[-1].append_prompt(ids)
+    def _prompt(self, renderer: ChatRenderer, completion: Completion | None) -> list[int]:
+        """The ids of the next prompt. Those that were not sampled are added to the sample, or begin a new one."""
+        trajectory = self.trajectory
+        if completion is None:
+            rendered = renderer.start(trajectory.messages)
+        else:
+            rendered = renderer.extend(self.text + renderer.text_of(completion.token_ids), trajectory.messages)
+        self.text = rendered.text
+        if completion is None or not rendered.extends:
+            trajectory.samples.append(TokenSample())
+        trajectory.samples[-1].append_prompt(rendered.ids)
+        return list(trajectory.samples[-1].token_ids)
 
     def _finish(self) -> None:
         """Copy the environment's verdict and report the trajectory."""

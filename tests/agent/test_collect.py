@@ -13,7 +13,7 @@ from tiny import make_database, make_questions, settings_of
 
 from emailrl.agent.play import Collector, Noted, Stage, TokenDriftError
 from emailrl.agent.task import mail_agent
-from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingParams
+from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory
@@ -35,15 +35,14 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_database(tmp_path_factory.mktemp("mail") / "mail.db")
 
 
+Collect = Callable[..., tuple[list[Trajectory], Any]]
+
+
 @pytest.fixture
-def collect(
-    db: Path, tmp_path: Path, renderer: ChatRenderer, scripted: Callable[..., Any]
-) -> Callable[..., tuple[list[Trajectory], Any]]:
+def collect(db: Path, tmp_path: Path, renderer: ChatRenderer, scripted: Callable[..., Any]) -> Collect:
     """``collect(scripts, scenarios, group_size, **changes)`` → all trajectories, and the engine they came from."""
 
-    def run(
-        scripts: Any, scenarios: Sequence[Scenario], group_size: int, **changes: Any
-    ) -> tuple[list[Trajectory], Any]:
+    def run(scripts: Any, scenarios: Sequence[Scenario], group_size: int, **changes: Any) -> Any:
         settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64)
         engine = scripted(scripts)
         make_environment = changes.pop("make_environment", partial(mail_agent, settings.agent))
@@ -59,9 +58,8 @@ def collect(
 
 
 def test_a_group_is_played_and_scored(collect: Any) -> None:
-    answered, gave_up = collect(
-        lambda name: [SEARCH, ANSWER] if name.endswith("-0") else [DONT_KNOW], make_questions(1), 2
-    )[0]
+    texts = {"0": [SEARCH, ANSWER], "1": [DONT_KNOW]}
+    (answered, gave_up), _ = collect(lambda name: texts[name[-1]], make_questions(1), 2)
     assert answered.messages[3].content.startswith('[{"message_id":"<m0@x>","snippet":')
     assert (answered.rubric["answer_correct"], answered.rubric["sources_correct"]) == (True, True)
     assert answered.reward > 1 > gave_up.reward
@@ -93,13 +91,8 @@ def test_seeds_do_not_depend_on_company_or_order(collect: Any) -> None:
     assert seeds([two], 1, step=4)["train-000004-q1-0"] not in together.values()
     assert seeds([two], 1, seed=2)["train-000003-q1-0"] not in together.values()
     assert seeds([two], 1, split_label="val")["val-000003-q1-0"] not in together.values()
-
-
-def test_a_question_that_comes_twice_in_a_step_is_two_groups(collect: Any) -> None:
-    (question,) = make_questions(1)
-    trajectories, engine = collect([DONT_KNOW], [question, question], 1)
-    assert [t.group_id for t in trajectories] == ["train-000003-q0", "train-000003-q0.2"]
-    assert len({request.seed for request in engine.requests}) == 2
+    twice = seeds([two, two], 1)  # a question that comes twice in a step is two groups
+    assert list(twice) == ["train-000003-q1-0", "train-000003-q1.2-0"] and len(set(twice.values())) == 2
 
 
 def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
@@ -109,9 +102,8 @@ def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
         return mail_agent(AgentSettings(), scenario, mailbox)
 
     ended: list[str] = []
-    broken, sound = collect(
-        [SEARCH, ANSWER], make_questions(2), 1, make_environment=fragile, progress=lambda t: ended.append(t.id)
-    )[0]
+    how = {"make_environment": fragile, "progress": lambda trajectory: ended.append(trajectory.id)}
+    (broken, sound), _ = collect([SEARCH, ANSWER], make_questions(2), 1, **how)
     assert broken.exception is not None and broken.exception.startswith("TypeError")
     assert (broken.reward, broken.reward_terms, broken.stop_reason) == (0.0, {}, StopReason.EXCEPTION)
     assert (sound.exception, sound.rubric["answer_correct"]) == (None, True)
@@ -143,31 +135,12 @@ class Heard(Activity):
         self.notes.append("")
 
 
-class TwoTurns:
-    """Completes each request, and its follow-ups."""
-
-    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        ended = []
-        for first in requests:
-            request: Request | None = first
-            while request is not None:
-                ended.append(Completion(request.trajectory_id, [1], [-0.5], "stop"))
-                request = advance(ended[-1]) if advance else None
-        return ended
-
-    def close(self) -> None: ...
-
-
-class Local(TwoTurns):
-    """The same in this process."""
-
-    steps = 0
-
-
-@pytest.mark.parametrize(("engine", "sampling"), [(Local(), "sampling"), (TwoTurns(), "")])
-def test_every_turn_is_progress_and_names_its_trajectory(engine: Engine, sampling: str) -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_every_turn_is_progress_and_names_its_trajectory(scripted: Callable[..., Any], local: bool) -> None:
     """Servers have time limits of their own: nothing is under way here while they sample."""
-    activity, turns = Heard(), []
+    activity, turns, engine = Heard(), list[Completion](), scripted(["one", "two"])
+    if local:
+        engine.steps = 0
 
     def advance(completion: Completion) -> Request | None:
         assert activity.notes[-1] == "in the environment of train-1"
@@ -176,4 +149,5 @@ def test_every_turn_is_progress_and_names_its_trajectory(engine: Engine, samplin
 
     ended = Noted(engine, activity).generate([Request("train-1", SamplingParams(8))], advance)
     assert ended == turns and len(turns) == 2
+    sampling = "sampling" if local else ""
     assert activity.notes == [sampling, *["in the environment of train-1", sampling] * 2]

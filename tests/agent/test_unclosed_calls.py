@@ -4,7 +4,7 @@ sampled."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from emailrl.agent.mail_env import MailEnvironment
 from emailrl.agent.play import audit
 from emailrl.agent.runner import run
 from emailrl.agent.tools import tool_schemas
-from emailrl.engines.base import Completion, SamplingParams
+from emailrl.engines.base import SamplingParams
 from emailrl.engines.renderer import ChatRenderer, stop_ids
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
@@ -53,28 +53,17 @@ def test_it_is_played_and_trained_as_it_was_sampled(
     said = [f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n" for name, given in CALLS]
     qwen.tokenizer.eos_token = end
     qwen.stop_ids = stop_ids(qwen.tokenizer)
-    [stop] = qwen.tokenize(end)
-    sampled: list[Sequence[int]] = []
-
-    class Engine(type(scripted([]))):  # type: ignore[misc]
-        def complete(self, request: Any, text: str) -> Completion:
-            ids = [*qwen.tokenize(text), stop]
-            sampled.append(ids)
-            return Completion(request.trajectory_id, ids, [-0.5] * len(ids), "stop")
-
-    engine = Engine(qwen, lambda _: said)
-    [trajectory] = run([environment], engine, qwen, SamplingParams(100), seeds=[1])
+    sampled = [[*qwen.tokenize(text), *qwen.tokenize(end)] for text in said]
+    [trajectory] = run([environment], scripted(said, renderer=qwen), qwen, SamplingParams(100), seeds=[1])
     assert trajectory.exception is None
     assert (trajectory.stop_reason, trajectory.final_answer) == (StopReason.ANSWERED, "May 20")
-    assert trajectory.final_sources == ["<1@x>"]
-    assert [turn.tool_name for turn in trajectory.turns] == ["search_emails", "read_email", "return_final_answer"]
+    assert [turn.tool_name for turn in trajectory.turns] == [name for name, _ in CALLS]
     assert [turn.completion_ids for turn in trajectory.turns] == sampled
     # A base model's own end of text is not the template's: each new prompt then begins a sample.
     assert len(trajectory.samples) == num_samples
     trained = [token for ids in sampled for token in ids]
     assert audit(trajectory) == len(trained)
-    group = TrajectoryGroup("g", environment.scenario, [trajectory])
-    samples, left_out = make_samples([group], "sampled")
+    samples, left_out = make_samples([TrajectoryGroup("g", environment.scenario, [trajectory])], "sampled")
     assert not any(left_out.values())
     learnt = [t for sample in samples for t, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
     assert learnt == trained

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,11 +34,6 @@ QUERY_BLOCK = 64
 kernel would compute the masked half too."""
 
 
-def new_table() -> Table:
-    """A table without blocks."""
-    return array("q")
-
-
 class Filled(Exception):
     """Raised when the last layer's keys and values are written, to end a pass that only fills the cache."""
 
@@ -56,18 +50,11 @@ class BlockCache(Cache):
         self.most = 0
         self.users = [0]  # reference count of each block; block 0 is in no table: it receives padding writes
         self._free: list[int] = []
-        # Of this pass: whether it only needs keys and values; the window of its longest row, in whole blocks of tokens;
-        # where its new tokens go, among all places of all blocks and heads [rows · kv_heads · new]; the rows gathered
-        # together: their number, and the block heads that they see [rows · kv_heads · width].
-        self.fills = False
-        self.window = 0
-        self.written = torch.empty(0)
-        self.groups: list[tuple[int, Tensor]] = []
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no block is in a table or in memory."""
-        return len(self.users) == 1
+        # Of this pass:
+        self.fills = False  # whether it only needs keys and values
+        self.window = 0  # tokens of its longest row, in whole blocks
+        self.written = torch.empty(0)  # places of its new tokens, among those of all blocks and heads, flat
+        self.groups: list[tuple[int, Tensor]] = []  # rows gathered together: how many, and the block heads they see
 
     @property
     def taken(self) -> int:
@@ -223,17 +210,15 @@ def block_attention(
     """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
     ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``mask``, [rows, 1, new, longest window], is
     added to the scores. Returns [rows, new, heads, head_dim]."""
-    outs, begun, new = [], 0, query.shape[2]
+    out, begun, new = torch.empty_like(query), 0, query.shape[2]
     block = QUERY_BLOCK if query.device.type == "cpu" else new
     for keys, values in zip(key, value, strict=True):
-        rows, pieces = slice(begun, begun := begun + len(keys)), []
+        rows = slice(begun, begun := begun + len(keys))
         for start in range(0, new, block):
             end = min(start + block, new)
             seen = slice(keys.shape[2] - new + end)  # no query of this block looks further in any row
             part = query[rows, :, start:end], keys[:, :, seen], values[:, :, seen], mask[rows, :, start:end, seen]
-            pieces.append(_folded(*part, scaling))
-        outs.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+            out[rows, :, start:end] = _folded(*part, scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -253,17 +238,6 @@ def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
     new, window]."""
     seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
     return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))
-
-
-@contextmanager
-def block_attention_in(config: Any) -> Iterator[None]:
-    """Let the model of ``config`` attend with ``block_attention`` while inside."""
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 AttentionInterface.register(ATTENTION, block_attention)

@@ -6,10 +6,12 @@ number (inverse CDF), so the i-th token depends only on the request's seed and l
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, PREFILL_TOKENS, blocks_of
-from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask, new_table
+from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask
 from emailrl.engines.local.weights import Weights, device_of
 
 UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
@@ -39,7 +41,7 @@ class Conversation:
     request: Request
     place: int = 0  # index of its first request in the call to ``generate``
     tokens: list[int] = field(init=False)  # prompt and sampled tokens; the model has not read the last one yet
-    blocks: Table = field(default_factory=new_table)  # its cache blocks, in order
+    blocks: Table = field(default_factory=partial(array, "q"))  # its cache blocks, in order
     held: int = 0  # the first ``held`` tokens are cached in the blocks, once ``source`` has read that many
     source: Conversation | None = None  # the conversation that fills its shared prefix blocks
     logprobs: list[float] = field(default_factory=list)
@@ -55,11 +57,6 @@ class Conversation:
     def unread(self) -> int:
         """Unread tokens before the last one, which the sampling step reads."""
         return len(self.tokens) - 1 - self.held
-
-    @property
-    def is_shared_read(self) -> bool:
-        """Whether ``source`` has read the shared prefix."""
-        return self.source is None or self.source.held >= self.held
 
     def rewind(self) -> None:
         """Rewind the random stream after a failed step to the number of the next token."""
@@ -81,11 +78,6 @@ class Schedule:
         self.running: list[Conversation] = []  # in arrival order
         self.paused: deque[Conversation] = deque()  # without blocks; they resume in order before new ones start
 
-    @property
-    def has_place(self) -> bool:
-        """Whether one more conversation may run."""
-        return len(self.running) < self.limit
-
     def admit(self, conversation: Conversation) -> bool:
         """Run a conversation if its tokens fit with one spare block per running one; else pause it. It starts with the
         blocks of the conversation with the longest common prefix; of several, the first."""
@@ -96,8 +88,8 @@ class Schedule:
         if source is not None:
             self.cache.share(source.blocks[:same], conversation.blocks)
             conversation.held, conversation.source = same * BLOCK, source
-        if not self.running:
-            self._let_alone(conversation)
+        if not self.running:  # alone, it ignores a limit lowered after an out-of-memory error
+            self.cache.most = max(self.cache.most, blocks_of(len(conversation.tokens)))
         if not self.cache.extend(conversation.blocks, len(conversation.tokens), spare=len(self.running)):
             self._forget(conversation)
             self.paused.appendleft(conversation)
@@ -110,19 +102,20 @@ class Schedule:
         Returns how many were paused. The first always continues."""
         place = pauses = 0
         if self.running:
-            self._let_alone(self.running[0])
+            self.cache.most = max(self.cache.most, blocks_of(len(self.running[0].tokens)))
         while place < len(self.running):
             if self.cache.extend(self.running[place].blocks, len(self.running[place].tokens)):
                 place += 1
             else:
-                self._pause()
+                self.pause()
                 pauses += 1
         return pauses
 
-    def pause_all(self) -> None:
-        """Release all blocks; running conversations resume first."""
-        while self.running:
-            self._pause()
+    def pause(self) -> None:
+        """Release the blocks of the latest running conversation; it resumes before all that wait."""
+        conversation = self.running.pop()
+        self._forget(conversation)
+        self.paused.appendleft(conversation)
 
     def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
         """Replace a conversation by its next turn, in its blocks; if history changed, from the first that differs.
@@ -132,7 +125,7 @@ class Schedule:
             same = blocks_alike(next_turn, conversation)
             self.cache.release(conversation.blocks, keep=same)
             next_turn.held = same * BLOCK
-        next_turn.blocks, conversation.blocks = conversation.blocks, new_table()
+        next_turn.blocks, conversation.blocks = conversation.blocks, array("q")
         self.running[self.running.index(conversation)] = next_turn
 
     def leave(self, conversation: Conversation) -> None:
@@ -145,15 +138,6 @@ class Schedule:
         self.running.clear()
         self.paused.clear()
         self.cache.free()
-
-    def _let_alone(self, first: Conversation) -> None:
-        """Ignore a limit lowered after an out-of-memory error when only one conversation runs."""
-        self.cache.most = max(self.cache.most, blocks_of(len(first.tokens)))
-
-    def _pause(self) -> None:
-        conversation = self.running.pop()
-        self._forget(conversation)
-        self.paused.appendleft(conversation)
 
     def _forget(self, conversation: Conversation) -> None:
         self.cache.release(conversation.blocks)
@@ -187,7 +171,7 @@ class Passes:
         """Fill the cache with all tokens but the last, shared prefixes first."""
         unread = [each for each in running if each.unread]
         while unread:
-            ready = [each for each in unread if each.is_shared_read]
+            ready = [each for each in unread if each.source is None or each.source.held >= each.held]
             assert ready, "sources are running and precede the conversations that share their blocks"
             waiting = [each for each in unread if each not in ready]
             while ready:
@@ -199,8 +183,7 @@ class Passes:
 
     def read_shortest(self, unread: Sequence[Conversation]) -> None:
         """One pass over the shortest unread prompts."""
-        rows: list[Conversation] = []
-        total = 0
+        rows, total = list[Conversation](), 0
         for row in sorted(unread, key=lambda row: row.unread):
             total += row.unread
             padded = (len(rows) + 1) * row.unread
@@ -264,9 +247,8 @@ def sample(
         # Float64: a float32 sum over 150,000 words loses the rare ones, and u · total must stay below the total.
         cdf = _filtered(logprobs.exp(), sampling).double().cumsum(-1)
         targets = cdf.new_tensor(draws)[:, None] * cdf[:, -1:]
-        tokens = torch.searchsorted(cdf, targets, right=True)[:, 0]
-        if any(greedy):
-            tokens = torch.where(torch.tensor(greedy, device=tokens.device), best, tokens)
+        drawn = torch.searchsorted(cdf, targets, right=True)[:, 0]
+        tokens = torch.where(torch.tensor(greedy, device=best.device), best, drawn)
     return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
 

@@ -47,10 +47,8 @@ SET_BY = {
     "max_lora_rank": "LORA_RANK",
     "kv_cache_memory_bytes": "KV_CACHE_GIB",
 }
-"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead."""
-_OWN = (
-    "served_model_name config host port enable_lora logprobs_mode skip_tokenizer_init disable_log_stats"  # no setting
-)
+"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; ``_OWN`` have none."""
+_OWN = "served_model_name config host port enable_lora logprobs_mode skip_tokenizer_init disable_log_stats"
 VLLM_WORK: Final = 2 * GIB  # part of vLLM's share reserved for activations and CUDA graphs; assumed
 ADAPTER_BYTES: Final = 24
 """Per parameter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's dtype."""
@@ -205,24 +203,18 @@ def read_urls(text: str) -> list[str]:
     for number, address in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
         try:
             parts = urlsplit(address)
-            wrong = {
-                "it does not start with http:// or https://": parts.scheme not in ("http", "https"),
-                "it has a space or a control character": not address.isprintable() or " " in address,
-                "it has a query or a fragment": "?" in address or "#" in address,
-                "it has no host name": not parts.hostname,
-                "port 0 cannot be used": parts.port == 0,  # the attribute raises for all other invalid ports
-            }
-            for reason in (reason for reason, holds in wrong.items() if holds):
-                raise ValueError(reason)
+            is_plain = address.isprintable() and not any(character in address for character in " ?#")
+            if not is_plain or parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise ValueError
             userinfo, at, host = parts.netloc.rpartition("@")
             host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
             urls.append(f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}")
-        except (ValueError, httpx.InvalidURL) as error:
+        except (ValueError, httpx.InvalidURL):  # the port's attribute raises for all that are not one, save 0
             if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
                 hint = "Expected http://user:password@host:8000, percent-encoded."
                 raise UsageError(f"VLLM_URLS: address {number} is not valid.", hint) from None
-            what = f"{without_credentials(address)!r} is not a server's address ({error})"
-            raise UsageError(f"VLLM_URLS: {what}.", "Expected http://host:8000.") from None
+            hint = "Expected http://host:8000, without a query or a fragment."
+            raise UsageError(f"VLLM_URLS: {without_credentials(address)!r} is not a server's address.", hint) from None
     return list(dict.fromkeys(urls))
 
 

@@ -12,11 +12,11 @@ import gc
 import os
 import random
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from emailrl.base.errors import EmailRLError, UsageError
@@ -152,27 +152,26 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        arguments = engine_arguments(
-            self._settings,
-            model=self._model,
-            dtype=self._dtype,
-            lora_rank=max(self._lora_rank, adapter_rank(self._path) if self._path else 0),
-            on_gpu=self.can_sleep,
-            sleeps=self._may_sleep,
-            graphs=self._graphs,
-        )
+        rank = max(self._lora_rank, adapter_rank(self._path) if self._path else 0)
+        names = {"model": self._model, "dtype": self._dtype, "lora_rank": rank}
+        how = {"on_gpu": self.can_sleep, "sleeps": self._may_sleep, "graphs": self._graphs}
         try:
-            engine_args = EngineArgs(**arguments)
+            engine_args = EngineArgs(**engine_arguments(self._settings, **names, **how))
         except TypeError as error:
             raise UsageError(f"vLLM does not take an argument of VLLM_ENGINE_ARGS: {error}.") from error
-        with generators_kept():
-            try:
+        # vLLM seeds the global generators, and a run's draws must not depend on it.
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
                 # As for vllm.LLM, prompts are read in steps of 8,192 or 16,384 tokens; without a context in 2,048.
                 self._engine = LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
-            except (RuntimeError, ValueError, OSError) as error:
-                reason = " ".join(str(error).split())[:300]
-                hint = "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true."
-                raise EmailRLError(f"vLLM failed to start: {reason}", hint) from error
+        except (RuntimeError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())[:300]
+            hint = "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true."
+            raise EmailRLError(f"vLLM failed to start: {reason}", hint) from error
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
     def _prove(self) -> None:
         """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
@@ -228,17 +227,3 @@ class VllmEngine:
 def logprobs_of(sampled: Any) -> list[float]:
     """The log-probabilities of the sampled tokens."""
     return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore the global generators, which vLLM seeds at startup; a run's draws must not depend on it."""
-    import numpy as np
-
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -89,12 +89,27 @@ class VllmServers:
         """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before. Running
         conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the replica),
         or none is left; new conversations then keep using the previous version."""
-        self.run(partial(self.take, self._prepare(path, version)))
+        with closing(self.hand_over(path, version)) as new:
+            new.load()
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
         """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest. Call it, and
         anything else that loads a version, only after the last one's ``load`` has ended and ``settle``."""
-        return PinnedVersion(self, self._prepare(path, version), is_new=True)
+        expected = self._probe(path)  # also checks its files before a server reads them
+        new = Version(version, expected)
+        if path is not None:
+            seen = path.absolute()
+            if self._path_map is not None:
+                here, there = self._path_map
+                if not seen.is_relative_to(here):
+                    raise UsageError(f"The adapter {seen} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
+                seen = there / seen.relative_to(here)
+            plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
+            served = f"emailrl-{self._run}-{plain}-{str(expected.adapter_sha256)[:12]}"
+            new = Version(version, expected, served, path, str(seen))
+        self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
+        self._probed = new
+        return PinnedVersion(self, new, is_new=True)
 
     def pin(self) -> PinnedVersion:
         """An engine pinned to the version loaded now, regardless of later loads."""
@@ -112,14 +127,13 @@ class VllmServers:
         """Check everything sampled since the last call against the trainer's model, before training on it. Raises
         EmailRLError if it is wrong."""
         for version, drawn in self._rollouts.items():
-            for who, kept in list(drawn.items()):  # a copy: other threads add to it
-                if kept is not None:
-                    if version is not self._probed:
-                        self._probe(version.folder)
-                        self._probed = version
-                    request, completion = kept
-                    self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
-                    drawn[who] = None
+            kept = [(who, *pair) for who, pair in list(drawn.items()) if pair]  # a copy: other threads add to it
+            for who, request, completion in kept:
+                if version is not self._probed:
+                    self._probe(version.folder)
+                    self._probed = version
+                self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
+                drawn[who] = None
 
     def keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
         """Keep a replica's first completion by a version that is long enough to be scored."""
@@ -130,24 +144,6 @@ class VllmServers:
     def _probe(self, path: Path | None) -> Expected:
         self._probed = None  # if it fails
         return self.probe.load(path)
-
-    def _prepare(self, path: Path | None, version: str) -> Version:
-        """A version with all that must be computed by the trainer's model."""
-        expected = self._probe(path)  # also checks its files before a server reads them
-        new = Version(version, expected)
-        if path is not None:
-            seen = path.absolute()
-            if self._path_map is not None:
-                here, there = self._path_map
-                if not seen.is_relative_to(here):
-                    raise UsageError(f"The adapter {seen} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
-                seen = there / seen.relative_to(here)
-            plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
-            served = f"emailrl-{self._run}-{plain}-{str(expected.adapter_sha256)[:12]}"
-            new = Version(version, expected, served, path, str(seen))
-        self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
-        self._probed = new
-        return new
 
     async def take(self, version: Version, client: httpx.AsyncClient) -> None:
         """Load and verify a version on all replicas, and unload old ones."""
@@ -267,11 +263,10 @@ class PinnedVersion:
         """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
         self._mending = asyncio.Lock()  # it belongs to one event loop, and so to one call
 
-        async def playing(client: httpx.AsyncClient) -> list[Completion]:
-            complete = partial(self._complete, client)
-            return await converse(requests, complete, advance, limit=self._servers.conversations)
-
-        return self._until_cancelled(playing)
+        limit = self._servers.conversations
+        return self._until_cancelled(
+            lambda client: converse(requests, partial(self._complete, client), advance, limit=limit)
+        )
 
     def _until_cancelled(self, act: Act[T]) -> T:
         """Run ``act(client)``; CancelledError after ``cancel``."""
