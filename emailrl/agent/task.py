@@ -43,13 +43,11 @@ def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
     if ":" not in name:
         raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
     part = load_part(name, "environment")
-    own = getattr(part.call, "tools", None)
-    tools = tool_schemas(settings.agent)
-    if own is not None:
-        tools = [*own] if isinstance(own, list) else [own]
+    own: Any = getattr(part.call, "tools", None)
+    tools = tool_schemas(settings.agent) if own is None else [own]
+    tools = own if isinstance(own, list) else tools
     for tool in tools:
-        named = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
-        if not isinstance(named, str):
+        if not isinstance(tool, dict) or not isinstance(tool.get("function", {}).get("name"), str):
             hint = 'Expected {"type": "function", "function": {"name": …, "parameters": …}}.'
             raise UsageError(f"The environment {part.name} has tools that are not function schemas.", hint)
     return Task(lambda scenario, mailbox: CustomEnvironment(part, scenario, mailbox, settings), tools)
@@ -104,7 +102,7 @@ class CustomEnvironment:
         self._checked("step() of", result.messages)
         if not isinstance(result.done, bool):
             raise self._wrong("step() of", result.done, "a bool as done")
-        if result.stop_reason is not None and not isinstance(result.stop_reason, StopReason):
+        if not isinstance(result.stop_reason, StopReason | None):
             raise self._wrong("step() of", result.stop_reason, "a StopReason (emailrl.records.trajectory) or None")
         self._call("the tool_args of", json.dumps, result.tool_args)
         ran_out = not result.done and self._num_turns >= self._arguments[2].agent.max_turns
@@ -117,11 +115,11 @@ class CustomEnvironment:
 
     def _take_verdict(self, ran_out: bool) -> None:
         """Copy answer, sources and rubric here, so that an error in reading them ends only this trajectory."""
-        answer = getattr(self._inner, "final_answer", None)
-        self.final_answer = None if answer is None else str(answer)
+        answer: Any = getattr(self._inner, "final_answer", None)
+        self.final_answer = answer = None if answer is None else str(answer)
         self.final_sources = [str(source) for source in getattr(self._inner, "final_sources", None) or ()]
-        given_up = self.final_answer is not None and is_i_dont_know(self.final_answer)
-        attempted = self.final_answer is not None and not given_up
+        given_up = answer is not None and is_i_dont_know(answer)
+        attempted = answer is not None and not given_up
         known = Rubric(
             num_turns=self._num_turns + ran_out,  # one more when out of turns, as the mail environment counts
             ran_out_of_turns=ran_out,
@@ -133,9 +131,8 @@ class CustomEnvironment:
         rubric: Any = getattr(self._inner, "rubric", None)
         if is_dataclass(rubric) and not isinstance(rubric, type):
             rubric = asdict(rubric)
-        own = dict(rubric or {})
-        for name, value in own.items():
-            if value is not None and not isinstance(value, bool | int | float | str):
+        for name, value in (own := dict(rubric or {})).items():
+            if not isinstance(value, int | float | str | None):
                 raise TypeError(f"{name!r} is a {type(value).__name__}, not a number, a bool or a string")
         self.rubric = asdict(known) | own
 
@@ -147,12 +144,11 @@ class CustomEnvironment:
             isinstance(message, Message) and isinstance(message.content, str) for message in messages
         ):
             raise self._wrong(what, messages, "a list of Messages (emailrl.records.trajectory) with text")
-        for message in messages:
-            try:
-                message.content.encode()
-            except UnicodeEncodeError as error:  # no tokenizer or server accepts it
-                half = message.content[error.start]
-                raise self._wrong(what, half, "valid Unicode: a Message contains a lone surrogate") from None
+        try:
+            "".join(message.content for message in messages).encode()
+        except UnicodeEncodeError as error:  # no tokenizer or server accepts it
+            half = error.object[error.start]
+            raise self._wrong(what, half, "valid Unicode: a Message contains a lone surrogate") from None
         return messages
 
     def _wrong(self, what: str, value: object, wanted: str) -> EmailRLError:

@@ -112,7 +112,7 @@ def counted(
 
     monkeypatch.setattr(BlockLayer, "grown", growing)
     done = engine.generate(asked)
-    return done, max(held(), *peaks)
+    return done, max([held(), *peaks])
 
 
 def test_one_long_trajectory_takes_no_more_than_it_holds(

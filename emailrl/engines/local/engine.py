@@ -77,15 +77,13 @@ class TransformersEngine:
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
 
     def release(self) -> None:
-        """Free the cache."""
+        """Free the cache; the model belongs to the policy."""
         self.schedule.clear()
+
+    close = release
 
     def resume(self) -> None:
         """Do nothing: the cache grows with the next requests."""
-
-    def close(self) -> None:
-        """Free the cache; the model belongs to the policy."""
-        self.release()
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
@@ -126,12 +124,9 @@ class TransformersEngine:
 
         def begin(place: int, request: Request | None) -> Conversation | None:
             """The next turn with room for a token; turns without room are ended, and their follow-ups requested."""
-            while request is not None and len(request.prompt_ids) >= self.window:
-                tokens = len(request.prompt_ids)
+            while request is not None and (tokens := len(request.prompt_ids)) >= self.window:
                 self._tell_if_cut(tokens)
                 request = end(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
-            if request is not None and not request.prompt_ids:
-                raise ValueError(f"request of trajectory {request.trajectory_id} has no prompt ids")
             return None if request is None else Conversation(request, place)
 
         while waiting or schedule.running or schedule.paused:
@@ -152,9 +147,7 @@ class TransformersEngine:
         rows = None
         try:
             if self.schedule.make_room():
-                self._tell(
-                    "The KV cache is full: the newest trajectories wait and are prefilled again (raise KV_CACHE_GIB)."
-                )
+                self._tell("The KV cache is full: the newest trajectories wait and start again (raise KV_CACHE_GIB).")
             self.passes.read(self.schedule.running)
             rows = self.passes.sample_next(self.schedule.running)
         except torch.OutOfMemoryError:
@@ -177,7 +170,7 @@ class TransformersEngine:
     def _start_over(self) -> None:
         """Restart all running conversations with an empty cache, a smaller one if the old was mostly full."""
         schedule, cache = self.schedule, self.cache
-        ran, longest = len(schedule.running), max(len(conversation.tokens) for conversation in schedule.running)
+        ran, longest = len(schedule.running), max(len(each.tokens) for each in schedule.running)
         used, unused = cache.taken, len(cache.users) - 1 - cache.taken
         while schedule.running:
             schedule.running[-1].rewind()

@@ -171,13 +171,12 @@ class Passes:
         """Fill the cache with all tokens but the last, shared prefixes first."""
         unread = [each for each in running if each.unread]
         while unread:
+            # Sources are running, and precede the conversations that share their blocks.
             ready = [each for each in unread if each.source is None or each.source.held >= each.held]
-            assert ready, "sources are running and precede the conversations that share their blocks"
-            waiting = [each for each in unread if each not in ready]
+            unread = [each for each in unread if each not in ready]
             while ready:
                 self.read_shortest(ready)
                 ready = [each for each in ready if each.unread]
-            unread = waiting
         for each in running:
             each.source = None  # it may end before the next read
 

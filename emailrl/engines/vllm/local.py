@@ -93,12 +93,12 @@ class VllmEngine:
             while running:
                 for output in self._step():
                     place, request, started = running.pop(output.request_id)
-                    drawn, ids = output.outputs[0], list(output.outputs[0].token_ids)
-                    completion = Completion(request.trajectory_id, ids, logprobs_of(drawn), str(drawn.finish_reason))
-                    completion.seconds = time.perf_counter() - started
-                    if drawn.finish_reason not in ("stop", "length"):
-                        completion.finish_reason = "error"
-                        completion.error = f"vLLM ended a completion by {drawn.finish_reason!r}"
+                    drawn, seconds = output.outputs[0], time.perf_counter() - started
+                    ids, reason, error = list(drawn.token_ids), str(drawn.finish_reason), None
+                    if reason not in ("stop", "length"):
+                        reason, error = "error", f"vLLM ended a completion by {drawn.finish_reason!r}"
+                    logprobs = logprobs_of(drawn)
+                    completion = Completion(request.trajectory_id, ids, logprobs, reason, seconds, error=error)
                     begin(place, end(place, completion, request))
         except BaseException:
             self._engine.abort_request(list(running))
@@ -153,10 +153,10 @@ class VllmEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         rank = max(self._lora_rank, adapter_rank(self._path) if self._path else 0)
-        names = {"model": self._model, "dtype": self._dtype, "lora_rank": rank}
-        how = {"on_gpu": self.can_sleep, "sleeps": self._may_sleep, "graphs": self._graphs}
+        given: dict[str, Any] = {"model": self._model, "dtype": self._dtype, "lora_rank": rank, "graphs": self._graphs}
+        given |= {"on_gpu": self.can_sleep, "sleeps": self._may_sleep}
         try:
-            engine_args = EngineArgs(**engine_arguments(self._settings, **names, **how))
+            engine_args = EngineArgs(**engine_arguments(self._settings, **given))
         except TypeError as error:
             raise UsageError(f"vLLM does not take an argument of VLLM_ENGINE_ARGS: {error}.") from error
         # vLLM seeds the global generators, and a run's draws must not depend on it.
