@@ -106,7 +106,7 @@ class _File:
             return []
         if (stamp := _stamp_of(notes_path(self.path))) != self._notes_stamp:
             self._notes, self._notes_stamp = training_notes(self.path, brief=True)[0], stamp
-        return rows(self.path, self._index[readable[0] : readable[-1] + 1], self._notes)
+        return rows(self.path, self._index.entries(readable[0], readable[-1] + 1), self._notes)
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
         position = bisect_left(self._index, offset, key=lambda entry: entry.offset)

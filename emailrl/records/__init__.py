@@ -5,22 +5,6 @@ from emailrl.records.lines import JsonlWriter, Record, encode, finite, read_reco
 from emailrl.records.training import MetricsWriter, TrainingNote, notes_path, read_metrics, training_notes
 from emailrl.records.trajectory import read_trajectories, trajectory_to_dict
 
-__all__ = [
-    "Entry",
-    "JsonlWriter",
-    "MetricsWriter",
-    "Record",
-    "TrainingNote",
-    "TrajectoryIndex",
-    "TrajectoryWriter",
-    "encode",
-    "finite",
-    "notes_path",
-    "read_metrics",
-    "read_records",
-    "read_trajectories",
-    "training_notes",
-    "trajectory_to_dict",
-    "write_records",
-    "write_trajectories",
-]
+__all__ = ["Entry", "JsonlWriter", "MetricsWriter", "Record", "TrainingNote", "TrajectoryIndex", "TrajectoryWriter"]
+__all__ += ["encode", "finite", "notes_path", "read_metrics", "read_records", "read_trajectories", "training_notes"]
+__all__ += ["trajectory_to_dict", "write_records", "write_trajectories"]

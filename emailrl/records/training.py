@@ -6,31 +6,24 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, TypeAdapter
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
+from emailrl.base.disk import replace_bytes
 from emailrl.base.errors import EmailRLError
-from emailrl.records.lines import JsonlWriter, Record, checked, keep_records, readable
+from emailrl.records.lines import JsonlWriter, Record, checked, numbered_lines, parse_line, readable
 from emailrl.records.trajectory import Integer, Mask, Number
 
 
-class _Metrics(BaseModel):
-    """The fields of a metrics record that are not a number or null."""
+class _Metrics(BaseModel, extra="allow"):
+    """The fields of a metrics record; all others are a number or null."""
 
+    __pydantic_extra__: dict[str, Number | None] = Field(init=False)
     step: Integer
     seconds: dict[str, Number] = {}
     dropped: dict[str, Number] = {}
 
 
-_NUMBERS = TypeAdapter(dict[str, Number | None])
-
-
-def _measured(record: Record) -> Record:
-    _Metrics.model_validate(record)
-    _NUMBERS.validate_python({name: value for name, value in record.items() if name not in _Metrics.model_fields})
-    return record
-
-
-_METRICS = TypeAdapter(Annotated[Record, AfterValidator(_measured)])
+_METRICS = TypeAdapter(Annotated[Record, AfterValidator(lambda record: _Metrics.model_validate(record) and record)])
 
 
 class MetricsWriter(JsonlWriter):
@@ -38,16 +31,16 @@ class MetricsWriter(JsonlWriter):
 
     def __init__(self, path: Path, *, after_step: int | None = None) -> None:
         """Open for appending, after removing the lines of steps past ``after_step`` that an interrupted run left."""
-        if after_step is not None:
-            keep_records(path, lambda record: _step_of(path, record) <= after_step)
+        if after_step is not None and path.exists():
+            kept = []
+            for number, line in numbered_lines(path):
+                step = parse_line(path, number, line).get("step", 0)
+                if not isinstance(step, int):
+                    raise EmailRLError(f"{path}: the step {step!r:.40} is not a whole number.", "Delete that line.")
+                if step <= after_step:
+                    kept.append(line)
+            replace_bytes(path, b"".join(kept))  # the bytes of each line as they were
         super().__init__(path)
-
-
-def _step_of(path: Path, record: Record) -> int:
-    step = record.get("step", 0)
-    if not isinstance(step, int):
-        raise EmailRLError(f"{path}: the step {step!r:.40} is not a whole number.", "Delete that line.")
-    return step
 
 
 def read_metrics(path: Path) -> tuple[list[Record], list[str]]:
@@ -80,7 +73,7 @@ class TrainingNote(BaseModel):
 
 
 def notes_path(trajectories: Path) -> Path:
-    """Return the path of training's notes on a trajectory file."""
+    """The file of training's notes on a trajectory file."""
     return trajectories.parent.parent / "training" / trajectories.name
 
 

@@ -61,11 +61,7 @@ class _Counts(BaseModel):
     completion_tokens: Number | None = None
 
 
-def _counted(rubric: dict[str, Any]) -> dict[str, Any]:
-    _Counts.model_validate(rubric)
-    return rubric
-
-
+_Rubric = Annotated[dict[str, Any], AfterValidator(lambda rubric: _Counts.model_validate(rubric) and rubric)]
 _closed = with_config(extra="forbid")
 
 
@@ -205,7 +201,7 @@ class Trajectory:
     samples: list[TokenSample] = field(default_factory=list)
     reward: Number = 0.0
     reward_terms: dict[str, Number] = field(default_factory=dict)  # named parts of the reward, which sum to ``reward``
-    rubric: Annotated[dict[str, Any], AfterValidator(_counted)] = field(default_factory=dict)
+    rubric: _Rubric = field(default_factory=dict)
     """ART-E's rubric fields (``environment.rubric.Rubric`` as a dict)."""
     final_answer: str | None = None
     final_sources: list[str] = field(default_factory=list)
