@@ -113,7 +113,7 @@ def measure(given: Given, case: Row) -> list[Row]:
 
 
 def demo(folder: Path) -> Row:
-    from emailrl.questions.beside import questions_file, write_demo
+    from emailrl.questions.load import questions_file, write_demo
     from emailrl.settings import load_settings
 
     db = folder / "demo.db"
