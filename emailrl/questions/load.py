@@ -149,10 +149,7 @@ def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
-    """Write one question per line, atomically, and return the absolute path.
-
-    Raises EmailRLError if the path cannot be written.
-    """
+    """Write one question per line, atomically, and return the absolute path; raises EmailRLError."""
     path = Path(path).absolute()
     rows = ({name: value for name, value in scenario_fields(s).items() if value is not None} for s in scenarios)
     try:
@@ -164,10 +161,8 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
 
 def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
     """Yield the questions of all splits of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
-
-    Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for a folder that is not a dataset
-    and for invalid rows.
-    """
+    Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for other folders and invalid
+    rows."""
     names = {data.train_split: data.train_split} | SPLIT_NAMES
     for split_name, rows in load_splits(name).items():
         for number, row in enumerate(rows):
@@ -258,12 +253,10 @@ class Questions:
     data: DataSettings
 
     def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> ScenarioSet:
-        """The questions of one split, or all of them for ``split=None``.
-
-        ``limit`` draws a sample that keeps the mix of kinds and inboxes, the same for every seed of validation and test
-        questions; without it the order is the file's. ``check_inboxes=False`` is for reading a single split, with
-        nothing to compare. Raises UsageError for splits that share an inbox and for an empty split.
-        """
+        """The questions of one split, or all of them for ``split=None``. ``limit`` draws a sample that keeps the mix of
+        kinds and inboxes, the same for every seed of validation and test questions; without it the order is the file's.
+        ``check_inboxes=False`` is for reading a single split, with nothing to compare. UsageError for shared inboxes or
+        none."""
         every, source = self.scenarios, self.source
         given = self.data.allow_shared_inbox
         allow_shared = not check_inboxes or (all(s.shares_inbox for s in every) if given is None else given)
@@ -303,11 +296,9 @@ def load_scenario_set(
 
 
 def read_questions(questions: Path | None, data: DataSettings) -> Questions:
-    """Read and check all questions of a JSONL file or a folder that ``datasets`` can load.
-
-    None uses ``data.questions``, or else the hub's ART-E questions. Raises UsageError (file and line) for a bad row
-    and if no question is left, EmailRLError if the hub cannot be reached.
-    """
+    """Read and check all questions of a JSONL file or a folder that ``datasets`` can load. None uses
+    ``data.questions``, or else the hub's ART-E questions. Raises UsageError (file and line) for a bad row and if no
+    question is left, EmailRLError if the hub cannot be reached."""
     questions = questions or data.questions
     check_exists(questions)
     source = str(questions or HUB_QUESTIONS)
@@ -378,10 +369,7 @@ class Coverage:
 
 
 def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
-    """Look up the source emails of all questions.
-
-    Raises UsageError if ``db`` is not a mail database, EmailRLError if it is damaged.
-    """
+    """Look up the source emails of all questions. Raises EmailRLError if ``db`` cannot be read."""
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
@@ -419,8 +407,7 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
 
 
 def questions_file(db: Path) -> Path:
-    """The default path of a database's questions: ``mail.db`` → ``mail_questions.jsonl``; next to a link, else next to
-    its target."""
+    """The default path of a database's questions: ``mail.db`` → ``mail_questions.jsonl``; or of its target."""
     beside = db.with_name(f"{db.stem}_questions.jsonl")
     if db.is_symlink() and not os.path.lexists(beside):
         real = Path(os.path.realpath(db))

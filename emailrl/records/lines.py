@@ -139,8 +139,7 @@ def _is_json(line: bytes) -> bool:
 
 
 class JsonlWriter:
-    """Appends objects to a JSONL file, each in one write; opening it removes an incomplete last line, or completes one
-    that only lacks its newline."""
+    """Appends objects to a JSONL file, each in one write; opening it mends or removes a torn last line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

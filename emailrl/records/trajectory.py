@@ -103,8 +103,7 @@ _UNUSUAL = {"answerable": False, "needs_all": True, "shares_inbox": True}
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """Return a question's fields by name for files and fingerprints; the ``_UNUSUAL`` only if they differ from their
-    defaults."""
+    """Return a question's fields by name for files and fingerprints; the ``_UNUSUAL`` only where they are."""
     usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
     return {name: value for name, value in asdict(scenario).items() if name not in usual}
 
@@ -158,8 +157,7 @@ class Turn:
 @dataclass(slots=True)
 class TokenSample:
     """One training sequence: three lists of equal length. ``loss_mask`` is 1 where the policy sampled the id; elsewhere
-    ``sampler_logprobs`` is None. A trajectory has one, or several if its chat template does not extend the tokens so
-    far."""
+    ``sampler_logprobs`` is None. Several if its chat template does not extend the tokens so far."""
 
     token_ids: TokenIds = field(default_factory=list)
     loss_mask: Mask = field(default_factory=list)
@@ -229,8 +227,7 @@ class TrajectoryGroup:
 
 def trajectory_to_dict(trajectory: Trajectory) -> Record:
     """Return the trajectory in its JSONL form. A single sample is stored at the top level as ``token_ids``,
-    ``loss_mask`` and ``sampler_logprobs`` (without a sample, empty lists); several are stored in ``samples``
-    instead."""
+    ``loss_mask`` and ``sampler_logprobs`` (without one, empty lists), several in ``samples``."""
     record = {name: getattr(trajectory, name) for name in _FIRST} | {
         "scenario": scenario_fields(trajectory.scenario),
         "messages": [_message_to_dict(message) for message in trajectory.messages],

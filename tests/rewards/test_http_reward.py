@@ -17,7 +17,7 @@ from local_server import JsonStub, Reply
 from emailrl.agent import Rubric
 from emailrl.base.errors import UsageError
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory
-from emailrl.rewards.build import build_scorer
+from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import RewardSettings, Settings, load_settings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")

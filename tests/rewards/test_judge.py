@@ -13,9 +13,8 @@ import pytest
 from questions.llm.chat_stub import ChatStub
 
 from emailrl.base.errors import UsageError
-from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge, judge_key, read_verdict
-from emailrl.rewards.scorer import OfflineMatcher
+from emailrl.rewards.scorer import OfflineMatcher, build_scorer
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 KEY = "sk-or-v1-0123456789abcdef"

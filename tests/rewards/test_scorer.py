@@ -15,10 +15,9 @@ from emailrl.agent import Rubric
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.measure.evaluation import disagreement
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, Turn
-from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError
-from emailrl.rewards.rubric import simple_reward
-from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer, Terms, count_candidates, measure
+from emailrl.rewards.rubric import BatchReward, Terms, simple_reward
+from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer, build_scorer, count_candidates, measure
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
@@ -174,12 +173,11 @@ def test_whatever_a_reward_raises_is_its_own_trajectorys(caplog: pytest.LogCaptu
 
 
 def test_whatever_a_reward_of_many_raises_is_theirs(caplog: pytest.LogCaptureFixture) -> None:
-    class Batch:
-        def score_batch(self, trajectories: object) -> list[Terms]:
-            raise RuntimeError("x" * 900)
+    def reward(trajectories: object) -> list[Terms]:
+        raise RuntimeError("x" * 900)
 
     trajectories = [answered("May 20"), answered("May 3"), given_up()]
-    Scorer(FakeJudge(1), Batch()).score(trajectories)
+    Scorer(FakeJudge(1), BatchReward(reward)).score(trajectories)
     assert [t.exception for t in trajectories] == ["RuntimeError: " + "x" * 500] * 3
     assert "3 trajectories got no reward" in caplog.text
 

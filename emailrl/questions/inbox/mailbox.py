@@ -7,7 +7,7 @@ import sqlite3
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import cached_property
 from random import Random
@@ -101,6 +101,7 @@ class Mail:
     to: list[str]
     cc: list[str]
     bcc: list[str]
+    facts: dict[Extractor, Mention | None] = field(default_factory=dict, init=False)  # Those looked for so far.
 
     @cached_property
     def day(self) -> date:
@@ -123,15 +124,11 @@ class Mail:
         """The body without what it quotes."""
         return own_text(self.body)
 
-    @cached_property
-    def _facts(self) -> dict[Extractor, Mention | None]:
-        return {}
-
     def only_fact(self, extractor: Extractor) -> Mention | None:
         """Return the only fact of a kind in the body if the email itself states it, else None."""
-        if extractor not in self._facts:
-            self._facts[extractor] = extractor.only(self.own, self.body)
-        return self._facts[extractor]
+        if extractor not in self.facts:
+            self.facts[extractor] = extractor.only(self.own, self.body)
+        return self.facts[extractor]
 
 
 MAX_DAYS_LATER = 30  # Maximum days between a source email and its question; the minimum is 1 (as in ART-E).
@@ -160,16 +157,9 @@ class Inbox:
         last = re.split(r"[._]+", self.me.partition("@")[0])[-1]
         return address == self.me or (len(last) >= 4 and last in address.partition("@")[0])
 
-    def is_unmistakable(self, address: str) -> bool:
-        """Whether no other address of the mailbox may belong to the same person."""
-        return address in self._unmistakable
-
     def received(self, mail: Mail) -> bool:
         """Whether the owner received the email from somebody else."""
         return mail.sender != self.me and not self.is_me(mail.sender)
-
-    def sent_by(self, address: str) -> Sequence[Mail]:
-        return self._by_sender[address]
 
     def before(self, day: date) -> int:
         """Return the number of emails dated before a day: ``mails[:before(day)]`` are visible on it."""
@@ -180,10 +170,8 @@ class Inbox:
         return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
 
     def matching(self, topic: Topic, until: date) -> list[Mail]:
-        """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word.
-
-        A phone interview therefore also matches a telephone interview, and a meeting meetings.
-        """
+        """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word. A
+        phone interview therefore also matches a telephone interview, and a meeting meetings."""
         if not topic.words:
             return []
         postings = sorted(map(self._with_word, topic.words), key=len)
@@ -198,7 +186,7 @@ class Inbox:
         if not with_sender:
             return not rivals
         return all(
-            other.sender != mail.sender and (self.is_unmistakable(other.sender) or self.is_unmistakable(mail.sender))
+            other.sender != mail.sender and (not self.unmistakable.isdisjoint((other.sender, mail.sender)))
             for other in rivals
         )
 
@@ -206,10 +194,6 @@ class Inbox:
         """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
         matching = self.matching(mail.topic, until)
         return matching if all(other.topic.key == mail.topic.key for other in matching) else []
-
-    def is_boilerplate(self, text: str, mail: Mail) -> bool:
-        """Whether emails outside this email's thread also contain a text, such as a footer that programs add."""
-        return any(text in other.body for other in self.mails if other.topic.key != mail.topic.key)
 
     def is_serial(self, mail: Mail) -> bool:
         """Whether its sender sends a series: ``MIN_SERIES`` or more emails whose topics differ only in digits."""
@@ -242,7 +226,8 @@ class Inbox:
         return named
 
     @cached_property
-    def _unmistakable(self) -> frozenset[str]:
+    def unmistakable(self) -> frozenset[str]:
+        """The addresses of people of whom the mailbox can have no other address."""
         carriers: defaultdict[str, set[str]] = defaultdict(set)
         last_names = {name.split()[-1].lower() for name in self._by_name}
         for address in self._addresses:
@@ -257,7 +242,7 @@ class Inbox:
         )
 
     @cached_property
-    def _by_sender(self) -> defaultdict[str, list[Mail]]:
+    def by_sender(self) -> defaultdict[str, list[Mail]]:
         found: defaultdict[str, list[Mail]] = defaultdict(list)
         for mail in self.mails:
             found[mail.sender].append(mail)
@@ -302,18 +287,18 @@ class MailReader:
         for start in range(0, len(unread), _READ_MAILS):
             part = unread[start : start + _READ_MAILS]
             people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
-            for email_id, address, field in self.connection.execute(rows.where(recipients.c.email_id.in_(part))):
-                people[email_id].append((address, field))
+            for email_id, address, kind in self.connection.execute(rows.where(recipients.c.email_id.in_(part))):
+                people[email_id].append((address, kind))
             for email_id, message_id, subject, sender, sent, body in self.connection.execute(
                 mails.where(emails.c.id.in_(part))
             ):
-                fields: dict[str, list[str]] = {field: [] for field in _FIELDS}
+                fields: dict[str, list[str]] = {kind: [] for kind in _FIELDS}
                 named: set[str] = set()
                 # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
-                for address, field in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
+                for address, kind in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
                     if address not in named:
                         named.add(address)
-                        fields[field].append(address)
+                        fields[kind].append(address)
                 self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
         if lost := [email_id for email_id in ids if email_id not in self._mails]:
             raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")

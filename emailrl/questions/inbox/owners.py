@@ -47,10 +47,8 @@ class Owner(NamedTuple):
 
 
 def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
-    """Return the named mailboxes, or else the first ``MAX_INBOXES`` of ``owners``, ordered by address.
-
-    Raises UsageError if none is named and none is large enough.
-    """
+    """Return the named mailboxes, or else the first ``MAX_INBOXES`` of ``owners``, ordered by address. Raises
+    UsageError if none is named and none is large enough."""
     chosen = sorted(
         {inbox.strip().lower() for inbox in named}
         or {owner.address for owner in islice(owners(reader, MIN_MAILS), MAX_INBOXES)}
@@ -79,11 +77,9 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
 
 
 def find_inbox(db: Path, named: str | None) -> str:
-    """Return the mailbox ``named`` in its stored form, or without a name the database's only one.
-
-    That of its only owner, or of the only one who sent or received ``OWN_SHARE`` of its emails. Raises UsageError,
-    which lists the mailboxes, for an unknown address or if there are several.
-    """
+    """Return the mailbox ``named`` in its stored form, or without a name the database's only one: that of its only
+    owner, or of the only one who sent or received ``OWN_SHARE`` of its emails. Raises UsageError, which lists the
+    mailboxes, for an unknown address or if there are several."""
     if named is not None:
         try:
             with open_mailbox(db, named) as mailbox:
@@ -119,11 +115,9 @@ def listed(found: Iterable[Owner]) -> str:
 
 
 def owners(reader: MailReader, min_mails: int) -> Iterator[Owner]:
-    """Yield the owners of at least ``min_mails`` emails, a third of them received.
-
-    First silent ones with the entire archive (not lists, preferably with several senders), then those who write, the
-    largest mailbox first, then those with a folder in CMU's Enron tree.
-    """
+    """Yield the owners of at least ``min_mails`` emails, a third of them received. First silent ones with the entire
+    archive (not lists, preferably with several senders), then those who write, the largest mailbox first, then those in
+    CMU's tree."""
     found = [Owner(*row) for row in reader.connection.execute(_addresses(max(1, min_mails // 3), min_mails))]
     least = max(1, min_mails // 10)
     writers = [owner for owner in found if owner.sent >= least]
@@ -159,10 +153,8 @@ def _addresses(min_received: int, min_mails: int) -> Select[str, int, int]:
 
 def is_list(box: Inbox) -> bool:
     """Whether an address that writes to nobody is a mailing list: by its name, by a tag in its subjects, or by answers.
-
     Those come mostly from people to whom no email of the thread was addressed. Threads without their first email, which
-    may have been addressed to everyone, are ignored.
-    """
+    may have been addressed to everyone, are ignored."""
     tags = Counter(found[1] for mail in box.mails if (found := _TAG.match(mail.subject)))
     if _LIST_NAME.search(box.me) or max(tags.values(), default=0) > max(_FEW, 0.8 * len(box.mails)):
         return True
@@ -182,10 +174,7 @@ def is_list(box: Inbox) -> bool:
 
 
 def _has_folder(reader: MailReader, address: str) -> bool:
-    """Whether at least a third of its emails are in a folder of CMU's tree with its name.
-
-    Copies of an email are stored once and may therefore be in another folder.
-    """
+    """Whether at least a third of its emails are in a folder of CMU's tree with its name. Copies are stored once."""
     files = select(emails.c.file_name).join(recipients).where(recipients.c.recipient_address == address)
     folders = [_CMU_FOLDER.search(name) for name in reader.connection.scalars(files)]
     return 3 * sum(bool(folder and folder[1] in address.partition("@")[0]) for folder in folders) >= len(folders)
