@@ -95,7 +95,7 @@ def ask(
     json: Json = False,
 ) -> None:
     from emailrl.mail.connection import first_day
-    from emailrl.questions.inbox.owners import find_inbox
+    from emailrl.questions.inbox import find_inbox
 
     settings = load_settings(overrides, trust=trust)
     if words is None and json:

@@ -230,8 +230,7 @@ def _print_summary(report: BuildReport, console: Console) -> None:
 def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.connection import opened
-    from emailrl.questions.inbox.mailbox import MailReader
-    from emailrl.questions.inbox.owners import MIN_MAILS, largest_owners, listed
+    from emailrl.questions.inbox import MIN_MAILS, MailReader, largest_owners, listed
     from emailrl.questions.load import questions_file
     from emailrl.questions.splits import FEW
 

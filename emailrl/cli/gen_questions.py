@@ -77,8 +77,7 @@ def gen_questions(
 ) -> None:
     from emailrl.mail.connection import opened
     from emailrl.questions import write_scenarios
-    from emailrl.questions.inbox.mailbox import MailReader
-    from emailrl.questions.inbox.owners import choose_inboxes
+    from emailrl.questions.inbox import MailReader, choose_inboxes
     from emailrl.questions.load import questions_file
     from emailrl.questions.splits import FEW, split_notes
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from emailrl.facts.dates import DATE, TIME, Date, Time, read_dates, read_time
-from emailrl.facts.lexicon import NICKNAMES, ROLES, STOPWORDS, TITLES
 from emailrl.facts.literals import PATTERNS, Literal, read_literal
 from emailrl.facts.quantities import NUMBER, Quantity, read_quantity
-from emailrl.facts.words import WORD, says_something, stem
+from emailrl.facts.words import NICKNAMES, ROLES, STOPWORDS, TITLES, WORD, says_something, stem
 
 Fact = Date | Time | Quantity | Literal
 MASK = "\ue000"  # Replaces every character of a fact in ``Reading.masked``.

@@ -24,7 +24,8 @@ from emailrl.page.build import dump, served_page
 from emailrl.page.place import Place, file_record, place_of, run_record
 from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
-from emailrl.records import Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
+from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
+from emailrl.records.trajectory import notes_path
 
 MAX_ROWS = 5000  # maximum rows per response
 _Stamp = tuple[int, int, int] | None

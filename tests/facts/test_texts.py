@@ -9,12 +9,22 @@ from facts.tables import CASES
 
 from emailrl.facts import mentions
 from emailrl.facts.dates import Date, Time
-from emailrl.facts.lexicon import CARDINALS, MONTHS, ORDINALS, TENS, WEEKDAYS
 from emailrl.facts.literals import Literal
 from emailrl.facts.mentions import Extractor
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import MASK, Fact, agree, contradict, read, same_kind
-from emailrl.facts.words import OPPOSITES, clean, has_word, says_something, stem
+from emailrl.facts.words import (
+    CARDINALS,
+    MONTHS,
+    OPPOSITES,
+    ORDINALS,
+    TENS,
+    WEEKDAYS,
+    clean,
+    has_word,
+    says_something,
+    stem,
+)
 
 FIVE = Quantity(5)
 CODE = Literal("code", "inv20448")

@@ -14,8 +14,7 @@ from emailrl.base.errors import UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import opened
 from emailrl.mail.sources import RawEmail
-from emailrl.questions.inbox.mailbox import MailReader
-from emailrl.questions.inbox.owners import choose_inboxes, find_inbox, largest_owners
+from emailrl.questions.inbox import MailReader, choose_inboxes, find_inbox, largest_owners
 from emailrl.settings import StoreSettings
 
 ME, ANN, TIM = "me@home.org", "ann@work.org", "tim@club.org"

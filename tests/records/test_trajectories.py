@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from emailrl.base.errors import EmailRLError
 from emailrl.records import (
     JsonlWriter,
-    MetricsWriter,
     TrajectoryWriter,
     encode,
     lines,
@@ -26,6 +25,7 @@ from emailrl.records import (
 )
 from emailrl.records.trajectory import (
     Message,
+    MetricsWriter,
     Scenario,
     StopReason,
     TokenSample,

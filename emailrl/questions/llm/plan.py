@@ -21,8 +21,7 @@ from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import is_this_machine
 from emailrl.mail.connection import opened
-from emailrl.questions.inbox.mailbox import Mail, MailReader
-from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
+from emailrl.questions.inbox import Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings
 

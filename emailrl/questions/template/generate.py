@@ -12,8 +12,7 @@ from random import Random
 
 from emailrl.base.errors import EmailRLError
 from emailrl.mail.connection import opened
-from emailrl.questions.inbox.mailbox import Inbox, Mail, MailReader
-from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
+from emailrl.questions.inbox import Inbox, Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import MANY, in_order, split_of_mail
 from emailrl.questions.template.usual import KINDS, Kind
 from emailrl.records.trajectory import Scenario

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import date, timedelta
 from random import Random
 
-from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
+from emailrl.questions.inbox import Inbox, Mail, spell_day
 from emailrl.questions.load import I_DONT_KNOW
 from emailrl.questions.template.usual import (
     FACT_KINDS,

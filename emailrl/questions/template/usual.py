@@ -12,7 +12,7 @@ from random import Random
 
 from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
-from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
+from emailrl.questions.inbox import Inbox, Mail, spell_day
 
 THEIR_MAIL = (  # References to somebody else's email; ``{persons}`` is the possessive.
     '{persons} mail about "{topic}"',

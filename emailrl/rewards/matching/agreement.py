@@ -11,11 +11,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 from emailrl.facts.dates import Date, Time
-from emailrl.facts.lexicon import STOPWORDS, TITLES
 from emailrl.facts.literals import EMAIL, Literal
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Fact, Name, Reading, Unit, agree, name_of, read, same_token
-from emailrl.facts.words import OPPOSITES, clean, has_word, is_i_dont_know, says_something
+from emailrl.facts.words import OPPOSITES, STOPWORDS, TITLES, clean, has_word, is_i_dont_know, says_something
 from emailrl.rewards.matching.language import COURTESY, DENIAL, FRAME, NO_DENIAL, REFUSAL
 from emailrl.rewards.matching.question import SHORT, WHOLE, Case, clauses, is_whole, read_reference
 from emailrl.rewards.matching.vetoes import stands_against

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.questions.inbox.mailbox import Mail
+from emailrl.questions.inbox import Mail
 from emailrl.questions.llm.plan import Batch
 from emailrl.questions.llm.replies import check_item, is_specific, is_stated, read_reply
 
