@@ -72,8 +72,8 @@ def row_of(tmp_path: Path, gpus: int) -> str:
     shown = [f"**{one:,.0f}**" if one == max(both) else f"{one:,.0f}" for one in both]
     cells = [
         f"{gpus:,}", f"{apart.split.trainers} + {apart.split.servers}", f"{apart.tokens.trajectories:,}",
-        f"{apart.seconds.rollout:.1f}", f"{apart.seconds.update:.1f}", f"{apart.seconds.step:.1f}", shown[0],
-        f"{both[0] / gpus:,.0f}", f"{shared.seconds.step:.1f}", shown[1],
+        f"{apart.use.rollout:.1f}", f"{apart.use.update:.1f}", f"{apart.use.step:.1f}", shown[0],
+        f"{both[0] / gpus:,.0f}", f"{shared.use.step:.1f}", shown[1],
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -85,7 +85,7 @@ def test_the_table_of_several_gpus(tmp_path: Path) -> None:
 
 def test_what_the_text_compares_it_with(tmp_path: Path) -> None:
     one, small = plan_of(tmp_path, engine="vllm"), {"per_device_train_batch_size": 4, "num_generations": 3}
-    assert f"a step takes {one.seconds.step:.0f} s, {one.tokens_per_second:,.0f} tokens/s" in SCALING
+    assert f"a step takes {one.use.step:.0f} s, {one.tokens_per_second:,.0f} tokens/s" in SCALING
     few, many = plan_of(tmp_path, gpus=8, **small), plan_of(tmp_path, gpus=8)
     assert f"reach {few.tokens_per_second:,.0f} tokens/s instead of {many.tokens_per_second:,.0f}" in SCALING
     defaults = load_settings({}, cwd=tmp_path, environ={}).training
@@ -93,7 +93,7 @@ def test_what_the_text_compares_it_with(tmp_path: Path) -> None:
 
 
 def test_the_plan_beside_the_measured_step(tmp_path: Path) -> None:
-    planned = plan_of(tmp_path, engine="vllm", max_model_len=16384).seconds
+    planned = plan_of(tmp_path, engine="vllm", max_model_len=16384).use
     table = PERFORMANCE.partition("## A full step")[2].partition("The plan is for")[0]
     for phase, seconds in (
         ("sampling", planned.rollout), ("log-probabilities of the reference", planned.score),
