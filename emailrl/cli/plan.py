@@ -109,8 +109,9 @@ def plan(
 
 def _print(planned: Plan) -> None:
     table = Table.grid(padding=(0, 2))
-    for options in ({}, {"justify": "right"}, {"overflow": "fold"}):
-        table.add_column(**options)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
     sections = {"Memory, GiB": _memory, "Tokens": _tokens} | ({"Time and cost": _time} if planned.fits else {})
     for title, rows in sections.items():
         table.add_row(Text(title, style="bold"))
