@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,6 @@ from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import (
     Evaluation,
     check_samples,
-    evaluate,
     is_correct,
     is_judged,
     paired_test,
@@ -248,43 +248,18 @@ def _measure(
     progress: Progress | None,
 ) -> tuple[list[Result], bool]:
     """Play and score the remaining questions; returns the results by subject, and whether it was interrupted."""
-    place = {scenario.id: number for number, scenario in enumerate(scenarios)}
-    bench, noted = settings.benchmark, progress or (lambda subject, trajectory: None)
+    bench, noted, interrupted = settings.benchmark, progress or (lambda subject, trajectory: None), False
     num_trajectories = len(scenarios) * bench.bench_samples
-    portions = [[scenario] for scenario in scenarios] if bench.bench_sequential else [list(scenarios)]
+    portions = [[scenario] for scenario in scenarios] if bench.bench_sequential else [scenarios]
+    how = {"seed": settings.training.seed, "temperature": settings.agent.eval_temperature, "split_label": "test"}
     waiting = [subject for subject in subjects if not journals[subject.label].is_whole(num_trajectories)]
-    interrupted = False
     try:
         for subject, collector in players(waiting, settings):
-            journal = journals[subject.label]
-
-            def ended(trajectory: Trajectory, subject: Subject = subject, journal: Journal = journal) -> None:
-                journal.append(trajectory)
-                noted(subject, trajectory)
-
-            played = dict(journal.trajectories)
-            try:
-                for trajectory in played.values():
-                    noted(subject, trajectory)
-                for portion in portions:
-                    evaluate(
-                        collector,
-                        portion,
-                        step=0,
-                        seed=settings.training.seed,
-                        temperature=settings.agent.eval_temperature,
-                        num_samples=bench.bench_samples,
-                        split_label="test",
-                        progress=ended,
-                        played=played,
-                    )
-            except KeyboardInterrupt:
-                interrupted = True
-                collector.score(journal.unscored)
-            journal.finish(lambda trajectory: (place[trajectory.scenario.id], len(trajectory.id), trajectory.id))
-            if interrupted:
-                break
-    except KeyboardInterrupt:  # between two subjects, or a second one
+            journal, ended = journals[subject.label], partial(noted, subject)
+            for trajectory in journal.trajectories.values():
+                ended(trajectory)
+            journal.play(collector, portions, bench.bench_samples, progress=ended, **how)
+    except KeyboardInterrupt:
         interrupted = True
     results = []
     for subject in subjects:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emailrl.base.errors import UsageError
 from emailrl.records import Entry
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory
-
-if TYPE_CHECKING:
-    from emailrl.agent.play import Collector
+from emailrl.records.trajectory import StopReason, Trajectory
 
 
 Z_95 = 1.959963984540054  # The normal distribution's 97.5 % point.
@@ -168,27 +165,6 @@ def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
     answered = [each for each in samples if each.final_answer is not None] or list(samples)
     said = [" ".join(str(each.final_answer).casefold().split()).rstrip(".") for each in answered]
     return answered[said.index(Counter(said).most_common(1)[0][0])]
-
-
-def evaluate(
-    collector: Collector,
-    scenarios: Sequence[Scenario],
-    *,
-    step: int,
-    seed: int,
-    temperature: float,
-    num_samples: int = 1,
-    split_label: str = "val",
-    progress: Callable[[Trajectory], None] | None = None,
-    played: Mapping[str, Trajectory] | None = None,
-) -> Evaluation:
-    """Roll out and score each question ``num_samples`` times with the policy loaded in the collector's engine.
-
-    ``progress`` is called with each trajectory as it ends; those already ``played``, by id, are reused.
-    """
-    how = {"step": step, "seed": seed, "temperature": temperature, "split_label": split_label}
-    groups = collector.collect(scenarios, num_samples, progress=progress, played=played, **how)  # type: ignore[arg-type]
-    return Evaluation([trajectory for group in groups for trajectory in group.trajectories], step)
 
 
 def has_crashed(trajectory: Ended) -> bool:

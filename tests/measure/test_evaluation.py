@@ -13,13 +13,12 @@ from emailrl.measure.evaluation import (
     Evaluation,
     check_samples,
     clustered_interval,
-    evaluate,
     paired_test,
     sign_flip_p_value,
     verdict,
     wilson_interval,
 )
-from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory
 
 
 def scenario(name: str) -> Scenario:
@@ -90,20 +89,6 @@ def test_an_exception_counts_as_wrong_and_enters_no_mean() -> None:
 def test_when_every_question_raised_there_is_an_accuracy_but_no_mean() -> None:
     result = Evaluation([trajectory("a", True, 1.0, exception="OSError: gone", stop_reason=StopReason.EXCEPTION)])
     assert result.accuracy == 0.0 and result.reward is None and result.tokens is None
-
-
-def test_evaluate_asks_for_each_question_once_with_the_stated_decoding() -> None:
-    asked: list[Any] = []
-
-    class Scripted:
-        def collect(self, scenarios: Any, group_size: int, **how: Any) -> list[TrajectoryGroup]:
-            asked.append((len(scenarios), group_size, how))
-            return [TrajectoryGroup(s.id, s, [trajectory(s.id, s.id == "a", 1.0)]) for s in scenarios]
-
-    result = evaluate(Scripted(), [scenario("a"), scenario("b")], step=7, seed=3, temperature=0.0)
-    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": None}
-    assert asked == [(2, 1, expected)]
-    assert (result.step, result.num_questions, result.accuracy) == (7, 2, 0.5)
 
 
 def sample(name: str, correct: bool | None, answer: str | None) -> Trajectory:
