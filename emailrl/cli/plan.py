@@ -1,12 +1,10 @@
 """Estimate the memory, tokens, time and cost of a run, and suggest changes if it does not fit.
 
-Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common
-Qwen models. With several GPUs (--num-gpus, --nnodes) it divides them into trainers and vLLM servers and estimates
-tokens per second; with --engine vllm and no VLLM_URLS, all of them train and sample in turn. Without these options it
-plans the ranks that train starts, EMAILRL_NPROC on each of EMAILRL_NNODES hosts.
-Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
-start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
-and emailrl.toml, as in train.
+Reads the same settings and questions as train; of the model only config.json, and not even that for common Qwen models.
+With several GPUs (--num-gpus, --nnodes) it divides them into trainers and vLLM servers and estimates tokens per second;
+with --engine vllm and no VLLM_URLS, all train and sample in turn. Without these options it plans the ranks that train
+starts, EMAILRL_NPROC on each of EMAILRL_NNODES hosts; without --gpu, for this machine, whose missing packages it also
+reports. Exits 1 if the run does not fit or cannot start.
 
 Examples:
 

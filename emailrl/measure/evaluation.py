@@ -13,7 +13,6 @@ from emailrl.base.errors import UsageError
 from emailrl.records import Entry
 from emailrl.records.trajectory import StopReason, Trajectory
 
-
 Z_95 = 1.959963984540054  # The normal distribution's 97.5 % point.
 MIN_INBOXES = 6
 """Inboxes that a test by inbox needs: five have 32 sign patterns, so that its p could not fall below 2/32."""
