@@ -1,8 +1,6 @@
 """The agent as a library: answers one question at a time from a mailbox, with the rollout loop of training.
 
-from emailrl import EmailAgent
-
-agent = EmailAgent("nano", config={"db": "mail.db"})
+agent = emailrl.EmailAgent("nano", config={"db": "mail.db"})
 print(agent.answer("When does the lease end?", inbox="ann@example.com"))
 """
 
@@ -115,13 +113,11 @@ class EmailAgent:
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")
-            sources = list(dict.fromkeys(trajectory.final_sources))
-            emails = []
+            sources, emails = list(dict.fromkeys(trajectory.final_sources)), []
             for message_id in sources:
                 with suppress(ToolError):  # a model may cite an id that no email has
-                    emails.append(mailbox.read(message_id))
-        found = [email for email in emails if email is not None]
-        return Answer(trajectory.final_answer, sources, found, trajectory.stop_reason, trajectory)
+                    emails += [email] if (email := mailbox.read(message_id)) is not None else []
+        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
         """Release the engine's resources."""
@@ -146,10 +142,10 @@ def _opened(
         raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
     from peft import PeftModel
 
+    changes: dict[str, Any] = {"agent": with_token_limit(settings.agent, model)}
     if "unsloth" in sys.modules:  # its forward only takes its own cache: engines sample from a twin of its model
-        patched = settings.model.model_copy(update={"backend": "unsloth"})
-        settings = settings.model_copy(update={"model": patched})
-    settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, model)})
+        changes["model"] = settings.model.model_copy(update={"backend": "unsloth"})
+    settings = settings.model_copy(update=changes)
     parameter, name = next(model.parameters()), str(getattr(model, "name_or_path", ""))
     policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
     engine = build_engine(settings, policy)

@@ -137,19 +137,15 @@ class MailEnvironment:
     def _play(self, message: Message) -> StepResult:
         rubric, call = self.rubric, message.tool_calls[0] if message.tool_calls else None
         if message.parse_error is not None:
-            rubric.cant_parse_tool_call = True
-            return _refusal(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
+            return self._refuse(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
         if call is None:
-            rubric.bad_tool_call_args = True
-            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
+            return self._refuse(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
         if call.name not in TOOLS:
-            rubric.bad_tool_call_name = True
-            return _refusal(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
+            return self._refuse(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
         try:
             value = call_tool(self.mailbox, call.name, call.arguments)
         except ToolError as error:
-            rubric.bad_tool_call_args = True
-            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
+            return self._refuse(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
         if call.name == "return_final_answer":
             self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
             return StepResult([], True, call.name, call.arguments, None, StopReason.ANSWERED)
@@ -162,6 +158,11 @@ class MailEnvironment:
         content = to_json(value)
         reply = Message("tool", content, tool_call_id=call.id, name=call.name)
         return StepResult([reply], False, call.name, call.arguments, content)
+
+    def _refuse(self, reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
+        setattr(self.rubric, reason, True)  # its fields have the reasons' names
+        name, arguments = (call.name, call.arguments) if call else (None, None)
+        return StepResult([], True, name, arguments, to_json({"error": error}), reason)
 
     def _take_answer(self, answer: str, sources: list[str]) -> None:
         self.final_answer, self.final_sources = answer, sources
@@ -177,15 +178,10 @@ def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
     return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
 
 
-def _refusal(reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
-    name, arguments = (call.name, call.arguments) if call else (None, None)
-    return StepResult([], True, name, arguments, to_json({"error": error}), reason)
-
-
 def system_prompt(scenario: Scenario, max_turns: int) -> str:
     """The system message of one scenario."""
-    inbox, date = scenario.inbox_address, scenario.query_date
-    return SYSTEM_PROMPT.format(max_turns=max_turns, inbox_address=inbox, query_date=date)
+    names = {"inbox_address": scenario.inbox_address, "query_date": scenario.query_date}
+    return SYSTEM_PROMPT.format(max_turns=max_turns, **names)
 
 
 class StaticPromptEnvironment(MailEnvironment):
@@ -212,13 +208,12 @@ class StaticPromptEnvironment(MailEnvironment):
         self.rubric.bad_tool_call_args = message.parse_error is None and call is None
         if call is None:
             return StepResult(done=True, stop_reason=StopReason.COMPLETED)
+        self.rubric.bad_tool_call_name = call.name not in TOOLS
         try:
-            if call.name not in TOOLS:
-                self.rubric.bad_tool_call_name = True
-            else:
+            if call.name in TOOLS:
                 check_arguments(call.name, call.arguments)
-                if call.name == "return_final_answer":
-                    self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
+            if call.name == "return_final_answer":
+                self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
         except ToolError:
             self.rubric.bad_tool_call_args = True
         return StepResult([], True, call.name, call.arguments, None, StopReason.COMPLETED)

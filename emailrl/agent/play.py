@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from emailrl.agent.runner import Environment, derive_seed, run
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import EmailRLError
-from emailrl.engines.base import Advance, Completion, Engine, LocalEngine, Request, SamplingParams
+from emailrl.engines.base import Engine, SamplingParams
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AgentSettings
@@ -35,9 +35,7 @@ class TokenDriftError(EmailRLError):
 
 def audit(trajectory: Trajectory) -> int:
     """Check every trained token of a trajectory and return their number, 0 for that of a chat engine without samples.
-
-    Raises TokenDriftError naming turn and position.
-    """
+    Raises TokenDriftError naming turn and position."""
 
     def drift(what: str) -> TokenDriftError:
         hint = "The tokens to train differ from those sampled; nothing was trained."
@@ -45,8 +43,7 @@ def audit(trajectory: Trajectory) -> int:
 
     if not trajectory.samples:
         return 0
-    trained: list[tuple[int, float]] = []
-    starts: set[int] = set()  # Where in ``trained`` a run of sampled tokens begins
+    trained, starts = list[tuple[int, float]](), set[int]()  # where in the first a run of sampled tokens begins
     for number, sample in enumerate(trajectory.samples):
         if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
             raise drift(f"sample {number}: ids, mask and log-probabilities differ in length")
@@ -76,8 +73,8 @@ def audit(trajectory: Trajectory) -> int:
             if position >= len(trained):
                 raise drift(f"turn {number}, token {offset}: sampled but not in the sample")
             if trained[position] != sampled:
-                found = f"sampled {sampled}, but {trained[position]} in the training sample"
-                raise drift(f"turn {number}, token {offset}: {found}")
+                where = f"turn {number}, token {offset}"
+                raise drift(f"{where}: sampled {sampled}, but {trained[position]} in the training sample")
             position += 1
     if position != len(trained):
         raise drift(f"{len(trained) - position} ids in the training sample were never sampled")
@@ -104,23 +101,21 @@ class Stage:
     renderer: ChatRenderer | None  # None for chat engines
     stale_allowed: bool = False  # Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)
 
-    def on(self, engine: Engine) -> Play:
-        """Play with this engine, all conversations at once; trajectories are filled in place."""
+    def on(self, engine: Engine, activity: Activity | None = None) -> Play:
+        """Play with this engine, all conversations at once, and note progress in ``activity``; trajectories are filled
+        in place."""
+        activity = activity or Activity()
+        activity.note("starting the environments")
 
         def play(
             trajectories: Sequence[Trajectory], sampling: SamplingParams, seed: int, progress: Progress = None
         ) -> Sequence[Trajectory]:
+            seeds = [derive_seed(seed, trajectory.id) for trajectory in trajectories]
             with ExitStack() as opened:
-                run(
-                    [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories],
-                    engine,
-                    self.renderer,
-                    sampling,
-                    seeds=[derive_seed(seed, trajectory.id) for trajectory in trajectories],
-                    trajectories=trajectories,
-                    progress=progress,
-                    stale_allowed=self.stale_allowed,
-                )
+                environments = [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories]
+                given: dict[str, Any] = {"trajectories": trajectories, "progress": progress, "activity": activity}
+                allowed = self.stale_allowed
+                run(environments, engine, self.renderer, sampling, seeds=seeds, stale_allowed=allowed, **given)
             for trajectory in trajectories:
                 if trajectory.exception is None:
                     audit(trajectory)
@@ -128,21 +123,14 @@ class Stage:
 
         return play
 
-    def noted(self, engine: Engine, activity: Activity) -> Play:
-        """The same, with its progress in ``activity``."""
-        activity.note("starting the environments")
-        return self.on(Noted(engine, activity))
-
     def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
         """The environment of a scenario, on its mailbox, which is closed with ``opened``."""
         from emailrl.mail import open_mailbox
 
-        agent = self.agent
-        order, without_keywords = agent.search_order, agent.search_without_keywords
+        order, without_keywords = self.agent.search_order, self.agent.search_without_keywords
         inbox, until = scenario.inbox_address, scenario.query_date
         mailbox = open_mailbox(self.db, inbox, until=until, order=order, without_keywords=without_keywords)
-        opened.enter_context(closing(mailbox))
-        return self.make_environment(scenario, mailbox)
+        return self.make_environment(scenario, opened.enter_context(mailbox))
 
 
 def build_stage(
@@ -161,46 +149,6 @@ def build_stage(
     make = partial(make_environment, agent) if make_environment else task.make
     renderer = ChatRenderer(policy.tokenizer, task.tools)
     return Stage(agent, settings.store.db, make, renderer, settings.vllm.stale_spans == "correct")
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """An engine that notes what its rollouts wait for, so that those who wait for them can tell that they hang.
-
-    ``activity`` gets every turn of a conversation, and every step of a local engine. Waiting for a server is not noted:
-    requests have time limits of their own.
-    """
-
-    engine: Engine
-    activity: Activity
-
-    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """See ``Engine.generate``."""
-        engine, activity = self.engine, self.activity
-
-        def note_sampling() -> None:
-            if isinstance(engine, LocalEngine):
-                activity.note("sampling", lambda: engine.steps)
-            else:
-                activity.end()
-
-        def advanced(completion: Completion) -> Request | None:
-            activity.note(f"in the environment of {completion.trajectory_id}")
-            assert advance is not None
-            following = advance(completion)
-            note_sampling()
-            return following
-
-        note_sampling()
-        try:
-            return engine.generate(requests, None if advance is None else advanced)
-        except BaseException:
-            activity.end()
-            raise
-
-    def close(self) -> None:
-        """See ``Engine.close``."""
-        self.engine.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from emailrl.engines.base import Completion, Engine, Request, SamplingParams
+from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
+from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def run(
     trajectories: Sequence[Trajectory] | None = None,
     progress: Callable[[Trajectory], None] | None = None,
     stale_allowed: bool = False,
+    activity: Activity | None = None,
 ) -> list[Trajectory]:
     """Play every environment to its end; returns one trajectory per environment, in order.
 
@@ -52,7 +54,9 @@ def run(
     (empty, with ids and metadata) are filled in place; by default new ones are created. ``renderer`` is None for chat
     engines, whose trajectories have no samples. ``progress`` is called with each trajectory as it ends. If the weights
     change between two turns, the trajectory ends with an exception, or continues with ``stale_allowed``; either way,
-    turns whose weights differ from the first turn's are counted (``rubric["stale_turns"]``).
+    turns whose weights differ from the first turn's are counted (``rubric["stale_turns"]``). ``activity`` gets every
+    turn, and every step of a local engine, so that others can tell whether rollouts hang; requests to a server have
+    time limits of their own.
 
     An exception inside an environment, or an engine's error for one request, ends only that trajectory and is recorded
     in its ``exception``; other engine exceptions and KeyboardInterrupt propagate.
@@ -67,7 +71,26 @@ def run(
     if len(rollouts) != len(environments):
         raise ValueError("two trajectories have the same id")
     first = [request for rollout in rollouts.values() if (request := rollout.advance(None)) is not None]
-    engine.generate(first, advance=lambda completion: rollouts[completion.trajectory_id].advance(completion))
+    activity = activity or Activity()
+
+    def note_sampling() -> None:
+        if isinstance(engine, LocalEngine):
+            activity.note("sampling", lambda: engine.steps)
+        else:
+            activity.end()
+
+    def advance(completion: Completion) -> Request | None:
+        activity.note(f"in the environment of {completion.trajectory_id}")
+        following = rollouts[completion.trajectory_id].advance(completion)
+        note_sampling()
+        return following
+
+    note_sampling()
+    try:
+        engine.generate(first, advance)
+    except BaseException:
+        activity.end()
+        raise
     return list(trajectories)
 
 

@@ -83,19 +83,18 @@ def return_final_answer(mailbox: Mailbox, answer: str, sources: list[str] | None
     """
 
 
-TOOLS: dict[str, Callable[..., Any]] = {
-    tool.__name__: tool for tool in (search_emails, read_email, return_final_answer)
-}
+Tool = Callable[..., Any]
+TOOLS: dict[str, Tool] = {tool.__name__: tool for tool in (search_emails, read_email, return_final_answer)}
 
-_STRINGS = {"type": "array", "items": {"type": "string"}}
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
 _TYPES: dict[str, tuple[str, dict[str, Any], Callable[[Any], bool]]] = {
     "str": ("string", {"type": "string"}, lambda value: isinstance(value, str)),
     "int": ("integer", {"type": "integer"}, lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    "list[str]": (
-        "a list of strings",
-        _STRINGS,
-        lambda value: isinstance(value, list) and set(map(type, value)) <= {str},
-    ),
+    "list[str]": ("a list of strings", {"type": "array", "items": {"type": "string"}}, _is_texts),
     "None": ("null", {"type": "null"}, lambda value: value is None),
 }
 """What annotations mean: in words, as JSON schema, and as a check."""
@@ -112,7 +111,7 @@ def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
     return schemas
 
 
-def _schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
+def _schema(name: str, tool: Tool) -> dict[str, Any]:
     summary, _, arguments = (inspect.getdoc(tool) or "").partition("Args:")
     descriptions = dict(re.findall(r"^\s+(\w+): (.+)$", arguments, re.MULTILINE))
     properties: dict[str, Any] = {}

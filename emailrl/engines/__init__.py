@@ -64,13 +64,11 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
         from emailrl.model.unsloth_backend import unpatched
 
         model = unpatched(model)
+    rows = most_rows(agent, parameters, on_gpu=policy.device.type == "cuda")
+    cache_bytes = None if agent.kv_cache_gib is None else int(agent.kv_cache_gib * GIB)
+    window, tokens = settings.model.max_model_len, agent.max_tokens_per_rollout_pass
     return TransformersEngine(
-        model,
-        stops,
-        max_rows=most_rows(agent, parameters, on_gpu=policy.device.type == "cuda"),
-        max_model_len=settings.model.max_model_len,
-        max_pass_tokens=agent.max_tokens_per_rollout_pass,
-        cache_bytes=None if agent.kv_cache_gib is None else int(agent.kv_cache_gib * GIB),
+        model, stops, max_rows=rows, max_model_len=window, max_pass_tokens=tokens, cache_bytes=cache_bytes
     )
 
 

@@ -18,11 +18,9 @@ Play = Callable[..., MailEnvironment]
 
 
 def test_first_messages_name_turns_user_and_date(play: Play, scenario) -> None:
-    environment = MailEnvironment(scenario, play().mailbox, max_turns=6)
-    system, user = environment.start()
+    system, user = MailEnvironment(scenario, play().mailbox, max_turns=6).start()
     assert (system.role, user.role, user.content) == ("system", "user", "When is the pump order due?")
-    assert "at most 6 turns" in system.content
-    assert "ida@corvane.test" in system.content and "2002-05-10" in system.content
+    assert all(named in system.content for named in ("at most 6 turns", "ida@corvane.test", "2002-05-10"))
 
 
 def test_a_whole_good_trajectory(play: Play) -> None:
@@ -51,13 +49,10 @@ def test_a_whole_good_trajectory(play: Play) -> None:
         (Message("assistant", "<tool_call>{", parse_error="bad JSON"), "cant_parse_tool_call"),
         (Message("assistant", "It is due on May 20."), "bad_tool_call_args"),
         (call("search_mail", keywords=["x"]), "bad_tool_call_name"),
-        (call("search_emails"), "bad_tool_call_args"),
         (call("search_emails", keywords=[]), "bad_tool_call_args"),
         (call("search_emails", keywords=["x"], max_results=11), "bad_tool_call_args"),
         (call("search_emails", keywords=["x"], sent_before="tomorrow"), "bad_tool_call_args"),
         (call("search_emails", keywords=["x"], inbox="rita@corvane.test"), "bad_tool_call_args"),
-        (call("read_email", message_id=7), "bad_tool_call_args"),
-        (call("return_final_answer", answer=None, sources=[]), "bad_tool_call_args"),
         (call("return_final_answer", answer="x", sources="<1@x>"), "bad_tool_call_args"),
     ],
 )
@@ -82,7 +77,8 @@ def test_only_the_first_of_several_calls_counts(play: Play) -> None:
 
 RIGHT = dict.fromkeys(("ever_found_right_email", "ever_read_right_email", "sources_correct"), True)
 NOODLES, LUNCH, PUMP = (call("search_emails", keywords=[word]) for word in ("noodles", "lunch", "pump"))
-BOTH = {"message_ids": ["<3@x>", "<5@x>"]}
+BOTH: dict[str, Any] = {"message_ids": ["<3@x>", "<5@x>"]}
+ALL = BOTH | {"needs_all": True}
 
 
 def answer(text: str, *sources: str) -> Message:
@@ -105,14 +101,9 @@ def answer(text: str, *sources: str) -> Message:
             Rubric(num_turns=3, attempted_answer=True, num_sources=1),
         ),
         # Where all source emails are needed, all must be cited.
-        (BOTH | {"needs_all": True}, [answer("x", "<5@x>")], Rubric(num_turns=1, attempted_answer=True, num_sources=1)),
+        (ALL, [answer("x", "<1@x>", "<5@x>")], Rubric(num_turns=1, attempted_answer=True, num_sources=2)),
         (
-            BOTH | {"needs_all": True},
-            [answer("x", "<1@x>", "<5@x>")],
-            Rubric(num_turns=1, attempted_answer=True, num_sources=2),
-        ),
-        (
-            BOTH | {"needs_all": True},
+            ALL,
             [answer("x", "<5@x>", "<3@x>", "<1@x>")],
             Rubric(num_turns=1, attempted_answer=True, num_sources=3, sources_correct=True),
         ),
@@ -121,11 +112,7 @@ def answer(text: str, *sources: str) -> Message:
         ({}, [answer("I don\u2019t know.", "<1@x>")], Rubric(num_turns=1, returned_i_dont_know=True, num_sources=1)),
         # An answer in the last turn is in time; running out of turns counts one more.
         ({"max_turns": 1}, [answer("May 20")], Rubric(num_turns=1, attempted_answer=True)),
-        (
-            {"max_turns": 2},
-            [PUMP, LUNCH],
-            Rubric(num_turns=3, ran_out_of_turns=True, ever_found_right_email=True),
-        ),
+        ({"max_turns": 2}, [PUMP, LUNCH], Rubric(num_turns=3, ran_out_of_turns=True, ever_found_right_email=True)),
     ],
 )
 def test_the_rubric_of_whole_trajectories(
@@ -150,18 +137,20 @@ def test_an_invalid_id_is_told_and_noted(play: Play) -> None:
     assert not environment.rubric.ever_read_right_email
 
 
-@pytest.mark.parametrize(
-    ("is_it", "answers"),
-    [
-        (True, ("I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!")),
-        (True, ("IDK", "Don't know")),
-        (True, (' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer.")),
-        (True, ("I do not know the answer to that",)),
-        (False, ("", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero")),
-    ],
-)
-def test_spellings_of_i_dont_know(is_it: bool, answers: tuple[str, ...]) -> None:
-    assert [answer for answer in answers if is_i_dont_know(answer) is not is_it] == []
+def test_spellings_of_i_dont_know() -> None:
+    unknown = [
+        "I don't know",
+        "I don't know.",
+        "I don\u2019t know",
+        "i dont know",
+        "I do not know!",
+        "IDK",
+        "Don't know",
+    ]
+    unknown += [' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer."]
+    unknown += ["I do not know the answer to that"]
+    others = ["", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero"]
+    assert [answer for answer in unknown + others if is_i_dont_know(answer)] == unknown
 
 
 def test_an_environment_plays_once(play: Play) -> None:

@@ -13,6 +13,7 @@ from emailrl.agent.play import TokenDriftError, audit
 from emailrl.agent.runner import derive_seed, run
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
+from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
 
 SCENARIO = Scenario("7", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
@@ -214,3 +215,31 @@ def test_each_turn_has_a_seed_of_its_own(scripted: Any, renderer: ByCharacter) -
     twice = [Trajectory("a", "g", SCENARIO), Trajectory("a", "g", SCENARIO)]
     with pytest.raises(ValueError, match="same id"):
         run([Echo(), Echo()], engine, renderer, SAMPLING, seeds=[1, 2], trajectories=twice)
+
+
+class Heard(Activity):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, what: str, count: Any = None) -> None:
+        self.notes.append(what)
+
+    def end(self) -> None:
+        self.notes.append("")
+
+
+@pytest.mark.parametrize("sampling", ["sampling", ""])
+def test_every_turn_is_progress_and_names_its_trajectory(scripted: Any, renderer: ByCharacter, sampling: str) -> None:
+    """Servers have time limits of their own: nothing is under way here while they sample."""
+    activity, engine = Heard(), scripted(["hi", "bye"])
+    if sampling:
+        engine.steps = 0  # a local engine's
+    run([Echo()], engine, renderer, SAMPLING, seeds=[1], activity=activity)
+    assert activity.notes == [sampling, *["in the environment of 000000", sampling] * 2]
+    engine.scripts = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        run([Echo()], engine, renderer, SAMPLING, seeds=[1], activity=activity)
+    assert activity.notes[-1] == ""

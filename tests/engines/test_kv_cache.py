@@ -133,15 +133,6 @@ def test_one_long_trajectory_takes_no_more_than_it_holds(
     assert 0.6 * budget < peak <= budget
 
 
-def test_a_group_holds_its_prompt_once(model: Qwen3ForCausalLM) -> None:
-    engine, users = TransformersEngine(model, [39], max_rows=8), list[list[int]]()
-    asked = [Request(str(i), SamplingParams(1), prompt(0, 100), seed=i) for i in range(6)]
-    engine.generate(asked, lambda completion: users.append(list(engine.cache.users)))  # type: ignore[func-returns-value]
-    # Three whole blocks in all six tables; the fourth, with the last token and what is sampled, is each one's own.
-    assert sorted(filter(None, users[0])) == [1] * 6 + [6] * 3
-    assert not any(engine.cache.users)
-
-
 def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:
     first = Request("a", SamplingParams(2, 0.0), prompt(0, 20))
     said = TransformersEngine(model, [], max_rows=1).generate([first])[0].token_ids

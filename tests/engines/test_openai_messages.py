@@ -69,7 +69,6 @@ OFF = "Check OPENAI_BASE_URL, and that the server runs."
     ("answer", "error"),
     [
         (echo_key, "HTTP 401: Incorrect API key: ***. Check OPENAI_API_KEY."),
-        (send(401, b""), "HTTP 401: Unauthorized. Check OPENAI_API_KEY."),
         (refuse(402, "No credit"), "HTTP 402: No credit. Add credit to the account."),
         (refuse(403, "Not yours"), "HTTP 403: Not yours. Check what the key in OPENAI_API_KEY may use."),
         (refuse(404, "No model"), "HTTP 404: No model. Check --model (org/big) and OPENAI_BASE_URL (URL)."),
@@ -78,7 +77,6 @@ OFF = "Check OPENAI_BASE_URL, and that the server runs."
             "HTTP 400: No tools. Check that org/big supports tool calls and the sampling settings.",
         ),
         (refuse(429, "Slow down"), "HTTP 429: Slow down. Try again later, or lower ROLLOUT_CONCURRENCY."),
-        (send(500, b"Out of memory"), f"HTTP 500: Out of memory. {LATER}"),
         (send(502, b"<html><h1>nginx</h1></html>"), f"HTTP 502: Bad Gateway. {LATER}"),
         (send(599, b"[[[[[[1]]]]]]"), f"HTTP 599: no message. {LATER}"),
         (send(302, b""), "HTTP 302: Found. The server redirects requests: check OPENAI_BASE_URL (URL)."),

@@ -129,10 +129,14 @@ def reading(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Reading
 
 def test_members_of_a_group_read_their_prompt_once(model: Qwen3ForCausalLM, reading: Reading) -> None:
     engine, read = reading()
-    group = [Request(str(i), SamplingParams(9), prompt(0, 100), seed=i) for i in range(6)]
-    done = engine.generate(group)
+    group, users = [Request(str(i), SamplingParams(9), prompt(0, 100), seed=i) for i in range(6)], list[list[int]]()
+    ended = engine.generate(group, lambda _: users.append(list(engine.cache.users)))  # type: ignore[func-returns-value]
+    done = sorted(ended, key=lambda completion: completion.trajectory_id)
     # The first reads all but the last token; the others begin with its three blocks of 32.
     assert read == [99, 5 * 3]
+    # These are in all six tables; the fourth, with the last token and what is sampled, is each one's own.
+    assert sorted(filter(None, users[0]))[:9] == [1] * 6 + [6] * 3
+    assert not any(engine.cache.users)
     for request, completion in zip(group, done, strict=True):
         same(completion, model, request)
     assert len({tuple(completion.token_ids) for completion in done}) > 1

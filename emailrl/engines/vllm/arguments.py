@@ -158,18 +158,16 @@ def is_filtered(agent: AgentSettings) -> bool:
 
 
 def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
-    """Raise for every problem that can be detected before a model is loaded. EmailRLError if in-process vLLM is not
-    installed; UsageError for unusable addresses, keys, paths and sampling settings, for the Unsloth backend with
-    in-process vLLM (its patches affect vLLM's model too), and for ranks of a host that cannot be divided into
-    engines."""
+    """Raise for every problem that can be detected before a model is loaded: EmailRLError if in-process vLLM is not
+    installed, else UsageError."""
     agent, vllm = settings.agent, settings.vllm
     # vLLM returns log-probabilities before temperature, or after top-p and top-k; training needs those in between.
     if is_filtered(agent) and agent.temperature not in (0, 1):
-        raise UsageError(
-            f"vLLM returns log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
-            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
-            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
+        given = (
+            f"TEMPERATURE={agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained"
         )
+        hint = "vLLM states log-probabilities of one or the other: use TOP_P=1 and TOP_K=0, or TEMPERATURE=1."
+        raise UsageError(f"On vLLM, {given}.", hint)
     if trainable and vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
         hint = "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse."
         raise UsageError("STALE_SPANS=correct needs an importance correction.", hint)
@@ -178,7 +176,7 @@ def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
     if read_urls(vllm.vllm_urls):
         check_key("VLLM_API_KEY", api_key(vllm))
         return
-    if settings.model.backend == "unsloth":
+    if settings.model.backend == "unsloth":  # its patches affect vLLM's model too
         hint = "Set VLLM_URLS, or use --backend transformers or --engine transformers."
         raise UsageError("The unsloth backend does not work with vLLM in the same process.", hint)
     if find_spec("vllm") is None:
@@ -186,10 +184,8 @@ def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
         raise EmailRLError("The vllm engine is not installed.", hint)
     ranks, per_engine = Place.here().local_world, vllm.vllm_tensor_parallel_size
     if Place.here().world > 1 and ranks % per_engine:
-        raise UsageError(
-            f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}.",
-            f"Start a multiple of {per_engine} with --nproc, or set VLLM_URLS.",
-        )
+        what = f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}"
+        raise UsageError(f"{what}.", f"Start a multiple of {per_engine} with --nproc, or set VLLM_URLS.")
 
 
 def api_key(vllm: VllmSettings) -> str:
@@ -275,11 +271,9 @@ def sleeps(agent: AgentSettings, vllm: VllmSettings, trainer: Trainer | None, ca
     with ``auto``, unless both are known to fit."""
     if vllm.vllm_enable_sleep != "auto" or trainer is None:
         return vllm.vllm_enable_sleep != "off"
-    both: float = trainer.weights + trainer.adapter + trainer.activations
-    both += vllm_share(agent, vllm, trainer.weights, card_bytes)
-    if capture_sizes(agent, vllm, card_bytes):
-        both += trainer.graphs
-    return both > SHARE_FOR_BOTH * card_bytes
+    graphs = trainer.graphs if capture_sizes(agent, vllm, card_bytes) else 0
+    both = trainer.weights + trainer.adapter + trainer.activations + graphs
+    return both + vllm_share(agent, vllm, trainer.weights, card_bytes) > SHARE_FOR_BOTH * card_bytes
 
 
 def vllm_share(agent: AgentSettings, vllm: VllmSettings, weight_bytes: int, card_bytes: float) -> float:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
 from emailrl.base.errors import EmailRLError
 from emailrl.base.http import IncompleteReply, may_pass
-from emailrl.base.plain import counted
+from emailrl.base.plain import counted, cut, one_line
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import Expected, Probe
 
@@ -26,6 +26,10 @@ TOO_OLD = "vLLM 0.26 or newer is required."
 OTHERWISE = (
     "Check its base model and --max-model-len, and start it as emailrl serve does: with --generation-config vllm and "
     "--logprobs-mode processed_logprobs."
+)
+NEEDED = (
+    "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's folder "
+    "(VLLM_ADAPTER_PATH_MAP)."
 )
 LONGEST = 200  # characters quoted from a server's error message
 HIGHEST_LOGPROB = 1e-4
@@ -98,12 +102,8 @@ class Replica:
             body = {"lora_name": name, "lora_path": path}
             response = await self._call(client, "/v1/load_lora_adapter", body, refused=True)
             if name not in await self.models(client):
-                raise EmailRLError(
-                    f"{self} did not load the adapter {path}: {self.redact(refusal(response)).rstrip('.')},"
-                    " and does not list it.",
-                    "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
-                    "folder (VLLM_ADAPTER_PATH_MAP).",
-                )
+                why = f"{self.redact(refusal(response)).rstrip('.')}, and does not list it"
+                raise EmailRLError(f"{self} did not load the adapter {path}: {why}.", NEEDED)
         if name not in self.loaded:
             self.loaded.append(name)
 
@@ -235,11 +235,9 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
         first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         raise ReplicaDown(f"HTTP {response.status_code} without a JSON body")
-    place = _short(".".join(str(step) for step in first["loc"])) or "the whole"
-    raise EmailRLError(
-        f"{who} answers {response.request.url.path} in a format other than vLLM's ({place}: {_short(first['msg'])}).",
-        "Check VLLM_URLS; vLLM 0.26 or newer is required.",
-    )
+    wrong = cut(one_line(f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"), LONGEST)
+    path = response.request.url.path
+    raise EmailRLError(f"{who} answers {path} in a format other than vLLM's ({wrong}).", f"Check VLLM_URLS; {TOO_OLD}")
 
 
 def read_choices(
@@ -250,7 +248,7 @@ def read_choices(
     ``vocabulary``, implausible log-probabilities."""
     answer = read_answer(_Completions, who, response)
     if answer.model != name:
-        raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
+        raise EmailRLError(f"{who} answered with {answer.model[:LONGEST]!r} when asked for {name!r}.", "Restart it.")
     if len(answer.choices) != count:
         raise EmailRLError(f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.", TOO_OLD)
     for choice in answer.choices:
@@ -280,7 +278,3 @@ def refusal(response: httpx.Response) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
     return f"HTTP {response.status_code} {text or ''}".strip()
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:LONGEST]

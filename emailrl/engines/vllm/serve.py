@@ -5,7 +5,6 @@ Flags, environment and GPUs of each server; its start, health checks, end and ca
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -102,11 +101,9 @@ def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> li
 def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
     """Each replica's GPUs, consecutive ones; none on a machine without GPUs. UsageError if there are too few."""
     if gpus and len(gpus) < replicas * each:
-        raise UsageError(
-            f"{replicas} replicas on {counted(each, 'GPU')} each need {replicas * each}, and there"
-            f" {'is' if len(gpus) == 1 else 'are'} {len(gpus)}.",
-            "Lower --replicas or --tensor-parallel, or name more with --gpus.",
-        )
+        need = f"{replicas} replicas on {counted(each, 'GPU')} each need {replicas * each}"
+        hint = "Lower --replicas or --tensor-parallel, or name more with --gpus."
+        raise UsageError(f"{need}, and there {'is' if len(gpus) == 1 else 'are'} {len(gpus)}.", hint)
     return [list(gpus[number * each : (number + 1) * each]) for number in range(replicas)]
 
 
@@ -124,11 +121,8 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind(address)
         except OSError as error:
-            other = error.errno == errno.EADDRNOTAVAIL
-            raise UsageError(
-                f"Port {port} on {host} cannot be used: {error.strerror}.",
-                "Choose an address of this machine as --host." if other else "Choose another --port.",
-            ) from None
+            hint = "Choose another --port, or an address of this machine as --host."
+            raise UsageError(f"Port {port} on {host} cannot be used: {error.strerror}.", hint) from None
 
 
 # -- one server
@@ -194,8 +188,7 @@ class Server:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - READ))
             lines = log.read().decode(errors="replace").splitlines()
-        causes = [found[1] for line in lines if (found := _CAUSE.search(line))]
-        if causes:
+        if causes := [found[1] for line in lines if (found := _CAUSE.search(line))]:
             return cut(one_line(causes[-1]), TOLD)
         text = one_line(" | ".join(line.strip() for line in lines if line.strip()))
         return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"

@@ -153,13 +153,13 @@ class VllmServers:
 
     async def _unload(self, client: httpx.AsyncClient, *, kept: int) -> None:
         """Unload all versions but the last ``kept``, those held and those with requests in flight."""
-        for replica in self.replicas:
-            for name in replica.loaded[: max(len(replica.loaded) - kept, 0)]:
-                if replica.alive and not (kept and self.held[name]) and name not in replica.in_flight:
-                    try:
-                        await replica.unload(client, name)
-                    except ReplicaDown as error:
-                        self.leave_out(replica, str(error))
+        for replica in self.alive:
+            old = replica.loaded[: max(len(replica.loaded) - kept, 0)]
+            try:
+                for name in [each for each in old if not (kept and self.held[each]) and each not in replica.in_flight]:
+                    await replica.unload(client, name)
+            except ReplicaDown as error:
+                self.leave_out(replica, str(error))
 
     # -- replicas
 
@@ -215,9 +215,8 @@ class VllmServers:
             if time.monotonic() >= until:
                 raise _none_available(len(self.replicas), why)
             await asyncio.sleep(min(LOOK_AGAIN, self._return_timeout))
-            for replica in self.replicas:
-                if not replica.alive:
-                    await self.bring(client, replica, version)
+            for replica in [each for each in self.replicas if not each.alive]:
+                await self.bring(client, replica, version)
 
     async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> list[str]:
         """After a failed request, the models that the replica lists; it is excluded unless it is healthy."""
@@ -269,8 +268,6 @@ class PinnedVersion:
         )
 
     def _until_cancelled(self, act: Act[T]) -> T:
-        """Run ``act(client)``; CancelledError after ``cancel``."""
-
         async def acting(client: httpx.AsyncClient) -> T:
             task = asyncio.current_task()
             assert task is not None
@@ -292,11 +289,10 @@ class PinnedVersion:
                 under_way[0].call_soon_threadsafe(under_way[1].cancel)
 
     async def _complete(self, client: httpx.AsyncClient, request: Request) -> Completion:
-        started = time.perf_counter()
+        started, version = time.perf_counter(), self.version
         completion = await self._sample(client, request)
-        completion.seconds = time.perf_counter() - started
-        completion.prompt_tokens = len(request.prompt_ids)
-        completion.policy_version, completion.adapter_sha256 = self.version.label, self.version.expected.adapter_sha256
+        completion.seconds, completion.prompt_tokens = time.perf_counter() - started, len(request.prompt_ids)
+        completion.policy_version, completion.adapter_sha256 = version.label, version.expected.adapter_sha256
         return completion
 
     async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:
@@ -314,8 +310,7 @@ class PinnedVersion:
                 others = [each for each in alive if each is not shunned] or alive
                 replica = self._homes[request.trajectory_id] = min(others, key=lambda each: len(each.in_flight))
             window = min(replica.max_model_len or sys.maxsize, servers.max_model_len or sys.maxsize)
-            room = window - len(request.prompt_ids)
-            if room < 1:
+            if (room := window - len(request.prompt_ids)) < 1:
                 return Completion(request.trajectory_id, [], [], "length")
             name = self.version.served or replica.base
             body = completion_body(name, request.sampling, request.prompt_ids, request.seed, room, servers.stop_ids)
