@@ -7,7 +7,7 @@ import io
 import lzma
 import mailbox
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -98,24 +98,19 @@ def test_a_missing_empty_line_loses_no_message_and_a_large_one_is_counted_once(p
     assert names(path, max_message_bytes=40_000) == expected
 
 
-class Trickle(io.BytesIO):
-    """Gives any number of bytes at a time."""
-
-    def __init__(self, content: bytes, seed: int) -> None:
-        super().__init__(content)
-        self.random = random.Random(seed)
-
-    def read1(self, size: int | None = -1, /) -> bytes:
-        return super().read1(self.random.choice([1, 7, 500, 3000]))
+def trickle(content: bytes, seed: int) -> Iterator[bytes]:
+    """Any number of bytes at a time."""
+    stream, rng = io.BytesIO(content), random.Random(seed)
+    return iter(lambda: stream.read(rng.choice([1, 7, 500, 3000])), b"")
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_envelope_astride_two_blocks_is_seen(seed: int) -> None:
     mails = [mail(number, "From x\n" * (number % 5) + "y" * 37 * number) for number in range(60)]
     named = [(f"m#{number}", one) for number, one in enumerate(mails, 1)]
-    assert list(messages_of(Trickle(mbox(*mails), seed), "m", 10_000)) == named
+    assert list(messages_of(trickle(mbox(*mails), seed), "m", 10_000)) == named
     short = [one if len(mbox(one[1])) <= 1000 else Skipped("too_large", one[0]) for one in named]
-    assert list(messages_of(Trickle(mbox(*mails), seed), "m", 1000)) == short
+    assert list(messages_of(trickle(mbox(*mails), seed), "m", 1000)) == short
 
 
 def test_an_mbox_that_breaks_off(path: Path) -> None:
