@@ -1,4 +1,4 @@
-"""tests/base/test_plain.py"""
+"""Files: complete or absent, locked by one, and never reached through a link."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from emailrl.base.errors import UsageError
 from emailrl.records import JsonlWriter, read_records
 
 REPLACE = """
-from pathlib import Path
 from emailrl.base.disk import replace_bytes
 replace_bytes(Path(sys.argv[1]), b"x" * 200)
 """
-
 RECORD = """
-from pathlib import Path
 from emailrl.records import JsonlWriter
 with JsonlWriter(Path(sys.argv[1])) as writer:
     writer.write({"step": 1})
@@ -42,21 +39,16 @@ def test_a_file_that_does_not_fit_leaves_the_old_one_alone(tmp_path: Path) -> No
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+def test_an_error_names_the_file_and_a_temporary_one_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / ("x" * 250)  # the temporary name is longer than file systems allow
     with pytest.raises(OSError) as caught:
         replace_bytes(path, b"new")
     assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
-
-
-def test_a_temporary_file_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk.secrets, "randbelow", lambda limit: 7)
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / ".results.json.7").symlink_to(victim)
+    (tmp_path / ".results.json.7").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
         replace_bytes(tmp_path / "results.json", b"new")
-    assert victim.read_text() == "mine"
+    assert not (tmp_path / "victim").exists()
 
 
 def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: Path) -> None:
@@ -102,13 +94,6 @@ def test_no_file_of_a_cache_is_a_link(tmp_path: Path, suffix: str) -> None:
     assert refused.value.hint == f"Name that place itself: JUDGE_CACHE={tmp_path / 'mine'}"
 
 
-def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic link"):
-        Lock(tmp_path / ".lock")
-    assert not is_locked(tmp_path / ".lock") and not (tmp_path / "elsewhere").exists()
-
-
 def test_a_lock_is_on_the_file_that_the_path_names(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     first = Lock(path)
@@ -124,6 +109,10 @@ def test_a_lock_is_on_the_file_that_the_path_names(tmp_path: Path) -> None:
     assert path.exists() and not is_locked(path)
     with pytest.raises(FileNotFoundError):
         Lock(tmp_path / "missing", create=False)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        Lock(tmp_path / "link")
+    assert not is_locked(tmp_path / "link") and not (tmp_path / "elsewhere").exists()
 
 
 def test_what_is_in_place_of_a_file_has_a_name(tmp_path: Path) -> None:

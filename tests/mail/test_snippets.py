@@ -39,7 +39,7 @@ def search(tmp_path: Path, email: Any) -> Callable[..., tuple[SearchHit, float]]
         ("gas ", ("gas",), " ... " + " ".join(["<b>gas</b>"] * 15) + " ... "),
         ("gas budget ", ("budget", "gas"), " ... " + "<b>gas</b> <b>budget</b> " * 7 + "<b>gas</b> ... "),
         ("gas budget ", ("gas budget",), " ... " + "<b>gas budget</b> " * 7 + "<b>gas</b> ... "),
-        ("gäs. ", ("gas",), " ... " + ". ".join(["<b>gäs</b>"] * 15) + " ... "),
+        ("gäs. ", ("gas",) * 32, " ... " + ". ".join(["<b>gäs</b>"] * 15) + " ... "),
         ("多 ", ("多",), " ... " + " ".join(["<b>多</b>"] * 15) + " ... "),
     ],
     ids=["one word", "two words", "phrase", "sentences", "multibyte"],
@@ -52,19 +52,10 @@ def test_a_megabyte_of_matches_takes_a_moment(
     assert seconds < 5, "FTS5's snippet() takes minutes"
 
 
-def test_repeated_keywords_cost_no_more_than_one(search: Any) -> None:
-    body = "gas " * 2_000_000
-    (one, seconds), (many, longer) = search(body, "gas"), search(body, *["gas"] * 32)
-    assert many == one
-    assert longer < 10 * seconds
-
-
-@pytest.mark.parametrize(
-    "body", ["gas " + "y" * 1_000_000 + " end", "gas" + "!" * 1_000_000 + "end"], ids=["word", "gap"]
-)
-def test_a_snippet_is_short_even_if_its_words_are_not(search: Any, body: str) -> None:
-    hit, _ = search(body, "gas")
-    assert hit.snippet.startswith(" ... <b>gas</b>") and len(hit.snippet) <= LONGEST_SNIPPET
+def test_a_snippet_is_short_even_if_its_words_are_not(search: Any) -> None:
+    for body in ("gas " + "y" * 1_000_000 + " end", "gas" + "!" * 1_000_000 + "end"):
+        hit, _ = search(body, "gas")
+        assert hit.snippet.startswith(" ... <b>gas</b>") and len(hit.snippet) <= LONGEST_SNIPPET
 
 
 @pytest.mark.parametrize("keywords", [("gas",), ("gas", "price"), ("gas price",), ("GÁS",)], ids=" ".join)

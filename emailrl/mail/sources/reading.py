@@ -67,10 +67,7 @@ class _AsItComes(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer)
-        data = self._stream.read1(len(view))
-        view[: len(data)] = data
-        return len(data)
+        return self._stream.readinto1(buffer)
 
 
 def decompressed(file: io.BufferedReader) -> io.BufferedReader:
