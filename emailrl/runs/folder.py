@@ -23,6 +23,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints, remove_checkpoints
 
 OPTION = "--out"
+STATE_FILE = "trainer_state.pt"  # in a checkpoint: what a resumed run needs besides the weights
 REPLACED = ".replaced"
 REPLACING = ".replacing"
 RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
