@@ -16,6 +16,8 @@ from emailrl.mail import open_mailbox
 from emailrl.mail.mailbox import Order
 from emailrl.mail.sources import RawEmail, open_source
 
+TABLES = json.loads((Path(__file__).parent / "cases" / "tables.json").read_text(encoding="utf-8"))
+"""Cases of tests, by the name of the test."""
 ENVELOPE = b"From ann@x.org Mon May 14 16:39:00 2001\n"
 EXPECTED = RawEmail(
     "<1@x>", "s1", "ann@x.org", ["bob@x.org"], [], [], datetime(2001, 5, 14, 23, 39, tzinfo=UTC), "b1", "a/1."

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from mail.mails import TABLES
 
 from emailrl.mail.sources.text import codec_of, decode
 
 
-@pytest.mark.parametrize(
-    ("label", "codec"),
-    [
-        ("x-sjis", "shift_jis"), ("cp-850", "cp850"), ("iso-8859-8-i", "iso8859_8"), ("x-mac-roman", "mac_roman"),
-        ("macintosh", "mac_roman"), ("ks_c_5601-1987", "euc_kr"), ("Windows-1252", "cp1252"), ("utf8", "utf_8"),
-        ("unicode-1-1-utf-7", "utf_7"), ("windows-874", "cp874"), ("ISO_8859-1:1987", "latin_1"), ("KOI8-R", "koi8_r"),
-        ("x-gbk", "gbk"), ("utf-8*en", "utf_8"), ("csISO2022JP", "iso2022_jp"), ("us-ascii", "ascii"),
-        ("punycode", None), ("idna", None), ("zip", None), ("hex", None), ("rot13", None), ("base64", None),
-        ("unicode_escape", None), ("raw_unicode_escape", None), ("undefined", None), ("x-unknown", None), ("", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("label", "codec"), TABLES["test_labels"])
 def test_labels(label: str, codec: str | None) -> None:
     assert codec_of(label) == codec
 
 
-@pytest.mark.parametrize(
-    ("label", "codec", "text"),
-    [
-        ("gb2312", "gb18030", "镕是朱的名字"), ("gbk", "gb18030", "中文㐀"), ("euc-kr", "cp949", "똠방각하 한국어"),
-        ("ks_c_5601-1987", "cp949", "펲시콜라"), ("shift_jis", "cp932", "①②㈱ 日本語"), ("x-sjis", "cp932", "髙橋"),
-        ("big5", "big5hkscs", "香港嘅㗎"), ("euc-jp", "euc_jis_2004", "①日本語"), ("iso-8859-9", "cp1254", "“İyi”"),
-        ("iso-8859-1", "cp1252", "“It’s 5 €”"), ("us-ascii", "cp1252", "It’s"), ("tis-620", "cp874", "ไทย…"),
-        ("iso-8859-1", "utf-8", "Æ 中文"), ("gb2312", "utf-8", "中文 text"),  # UTF-8 under another label is UTF-8
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("label", "codec", "text"), TABLES["test_a_sign_of_the_superset_spoils_nothing"])
 def test_a_sign_of_the_superset_spoils_nothing(label: str, codec: str, text: str) -> None:
     defects: list[str] = []
     assert (decode(text.encode(codec), label, defects), defects) == (text, ["bad_charset"])

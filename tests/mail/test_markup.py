@@ -6,29 +6,12 @@ import pytest
 from hang import must_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mail.mails import TABLES
 
 from emailrl.mail.sources.text import MAX_HTML_CHARS, flowed_to_text, html_to_text
 
 
-@pytest.mark.parametrize(
-    ("html", "text"),
-    [
-        ("<p>Gas &amp; oil</p><p>caf&eacute;<br>two</p>", "Gas & oil\n\ncafé\ntwo"),
-        ("<head><style>p {}</style><script>if (a<b) x()</script></head><body>seen", "seen"),
-        ("a<!-- hidden -->b<!-- <p>never closed", "ab"),
-        ("one<DIV\nclass=x>two</DIV>three", "one\ntwo\nthree"),
-        ("<table><tr><td>Pay</td><td>5 $</td></tr><tr><td>to<td>Ann</table>", "Pay 5 $\n\nto Ann"),
-        ("<b>bo</b>ld <a href='http://x'>a\n link</a>", "bold a link"),
-        ("<![if !supportEmptyParas]>&nbsp;<![endif]>office", "office"),
-        ("5 < 6 and a <b", "5 < 6 and a <b"),
-        ("&#0;&#x110000;x\0y", "\ufffd\ufffdxy"),
-        ("a<pre class=x>\none <b\nid=y>1</b>\ntwo\n</pre>b\nc", "a\none 1\ntwo\n\nb c"),
-        ("<head><title>News</title></head><p>seen", "seen"),
-        ("<div style='color:red; DISPLAY: none'>preview <b>x</b></div><p>seen</p>", "seen"),
-        ("<div style='display:none'>all there is</div>", "all there is"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("html", "text"), TABLES["test_visible_text"])
 def test_visible_text(html: str, text: str) -> None:
     defects: list[str] = []
     assert (html_to_text(html, defects), defects) == (text, [])

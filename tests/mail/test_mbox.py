@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mail.mails import ENVELOPE, emails, mail, mbox, names
+from mail.mails import ENVELOPE, TABLES, emails, mail, mbox, names
 
 from emailrl.base.errors import EmailRLError
 from emailrl.mail.sources.archive import messages_of
@@ -27,20 +27,7 @@ def test_an_mbox_whatever_its_name(path: Path) -> None:
         assert second.defects == ("no_date",)
 
 
-@pytest.mark.parametrize(
-    "envelope",
-    [
-        "From ann@x.org Mon May 14 16:39:00 2001", "From - Mon May  4 16:39:00 2001",
-        "From MAILER-DAEMON Fri Jul  8 12:08 2011",
-        "From 1234@xxx Mon May 14 16:39:00 +0000 2001", "From ann@x Mon May 14 16:39:00 PDT 2001",
-        "From ann at x.org  Mon May 14 16:39:00 2001",
-        "From ann@x Mon May 14 16:39:00 MET DST 2001", "From ann@x Mon May 14 16:39:00 2001 -0700",
-        "From a Mon May 14 16:39:00 2001 remote from b",
-        "From ann@x Mon, 14 May 2001 16:39:00 +0000", "From 0123456789abcdef Mon Sep 17 00:00:00 2001",
-        "From ", "From - ", "From -", "From 1844347792267117879@xxx", "From MAILER-DAEMON",
-        "From - 2001-05-14 16:39:00", "From ann@x lun. mai 14 16:39",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("envelope", TABLES["test_envelope_lines_as_programs_write_them"])
 def test_envelope_lines_as_programs_write_them(path: Path, envelope: str) -> None:
     for content in (mails := mbox(mail(1), mail(2), envelope=envelope.encode() + b"\n"), mails.replace(b"\n", b"\r\n")):
         path.write_bytes(content)
@@ -48,15 +35,7 @@ def test_envelope_lines_as_programs_write_them(path: Path, envelope: str) -> Non
         assert len(mailbox.mbox(path)) == 2
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "\nFrom here on we drill.\n", "\nFrom: not a header\n", "From ann Mon May 14 16:39:00 2001 we met.\nTo: her",
-        "\nFrom ann@x.org Mon May 14 16:39:00 2001\nwas written above.", "\nFrom Monday on: gas", "From ",
-        "\nFrom\nFrom \n", "\nFrom ann@x.org:\nTo: her", "\nFrom ann@x.org we heard\nSubject: gas", "\nFrom -\nGas: 3",
-        "we heard\nFrom ann@x.org\nTo: her", "\nFrom : ann@x.org\nTo: her",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("body", TABLES["test_from_inside_a_body_stays_there"])
 def test_from_inside_a_body_stays_there(path: Path, body: str) -> None:
     path.write_bytes(mbox(mail(1, body), mail(2)))
     assert [one.body for one in emails(path)] == [body + "\n", "2\n"]

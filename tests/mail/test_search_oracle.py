@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mail.mails import rows
 
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
@@ -85,24 +84,3 @@ def test_the_hits_are_those_of_a_plain_search(
     assume(keywords or any(filters))
     hits = open_mailbox(db, inbox).search(keywords, *filters, max_results=limit)
     assert [hit.message_id for hit in hits] == oracle(inbox, keywords, *filters)[:limit]
-
-
-ART_E_QUERY = """
-    SELECT e.message_id, snippet(emails_fts, -1, '<b>', '</b>', ' ... ', 15) FROM emails e
-    JOIN emails_fts fts ON e.id = fts.rowid WHERE emails_fts MATCH ? AND (e.from_address = ? OR EXISTS (
-        SELECT 1 FROM recipients r WHERE r.recipient_address = ? AND r.email_id = e.id))
-    ORDER BY e.date DESC, e.message_id DESC LIMIT 10"""
-
-
-def test_every_word_and_many_phrases_with_the_snippets_of_art_es_query(db: Path) -> None:
-    found = 0
-    for number, keyword in enumerate([*VOCABULARY, *PHRASES[::7]]):
-        inbox = OWNERS[number % len(OWNERS)]
-        hits = open_mailbox(db, inbox).search([keyword])
-        assert [hit.message_id for hit in hits] == oracle(inbox, [keyword])[:10], keyword
-        if number % 5 == 0:
-            assert [(hit.message_id, hit.snippet) for hit in hits] == rows(
-                db, ART_E_QUERY, f'"{keyword}"', inbox, inbox
-            )
-        found += bool(hits)
-    assert found > 100

@@ -215,10 +215,11 @@ def _headers(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
         continue
 
 
-def read_archive(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of a decompressed archive as (name, bytes), also those of its mboxes; ``EOFError`` if it is
-    cut off."""
-    for name, size, kind in _headers(stream):
+def read_archive(stream: IO[bytes], inside: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+    """Yield the messages of a decompressed archive as (name after ``inside``, bytes), also those of its mboxes;
+    ``EOFError`` if it is cut off."""
+    for member, size, kind in _headers(stream):
+        name = inside + member
         padded = size + -size % BLOCK
         if kind not in _REGULAR or name.endswith("/"):
             for _ in _blocks(stream, 0 if kind in _WITHOUT_DATA else padded):

@@ -131,8 +131,8 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
     size = path.stat().st_size
     if size == 0:
         raise UsageError(f"{path} is empty.", _KINDS)
-    if opened := _open_many(path, path.name, largest, allow_truncated):
-        items, file, _ = opened
+    if opened := _open_many(path, path.name, "", largest, allow_truncated):
+        items, file = opened
         # pyarrow opens the Parquet file itself
         return Source(items, lambda: 1.0 if file.closed else min(file.tell() / size, 1.0) or None, largest)
     with path.open("rb") as single:
@@ -179,31 +179,24 @@ def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iter
             start = file.read(archive.BLOCK)
         looks_like_many = not _HEADER.match(start) and (start.startswith(_MANY_STARTS) or rows.is_mail_table(start))
         is_many = looks_like_many or archive.is_tar_header(start)
-        opened = _open_many(Path(path), name, largest, allow_truncated) if is_many else None
+        opened = _open_many(Path(path), name, f"{name}/", largest, allow_truncated) if is_many else None
     except OSError:
         yield Skipped("unreadable", name)
         return
     if opened is None:
         yield name, Path(path)
-        return
-    items, _, has_own_names = opened
-    for item in items:
-        if not has_own_names or isinstance(item, RawEmail):
-            yield item
-        elif isinstance(item, Skipped):
-            yield Skipped(item.reason, f"{name}/{item.file_name}" if item.file_name else name)
-        else:
-            yield f"{name}/{item[0]}", item[1]
+    else:
+        yield from opened[0]
 
 
 def _open_many(
-    path: Path, name: str, largest: int, allow_truncated: bool
-) -> tuple[Iterator[Item], BufferedReader, bool] | None:
+    path: Path, name: str, inside: str, largest: int, allow_truncated: bool
+) -> tuple[Iterator[Item], BufferedReader] | None:
     """Open a file of many messages; None if it is of no known kind.
 
-    Returns its messages, the open file, whose position is how far reading has got, and whether the messages have names
-    of their own; others are named after ``name``. A truncated file raises ``EmailRLError`` where it breaks off, or with
-    ``allow_truncated`` yields ``Skipped("truncated")``. Raises ``OSError`` if the file cannot be opened.
+    Returns its messages, and the open file, whose position is how far reading has got. Messages with names of their own
+    are named after ``inside``, others after ``name``. A truncated file raises ``EmailRLError`` where it breaks off, or
+    with ``allow_truncated`` yields ``Skipped("truncated")``. Raises ``OSError`` if the file cannot be opened.
     """
     start = start_of(path, _START_BYTES)
     is_tar, is_mbox = archive.is_tar_header(start[: archive.BLOCK]), archive.is_mbox(start)
@@ -213,13 +206,13 @@ def _open_many(
     content = decompressed(file)
     found: Iterator[Item]
     if is_tar:
-        found = archive.read_archive(content, largest)
+        found = archive.read_archive(content, inside, largest)
     elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
         found = rows.read_parquet(path, name, largest)
     elif is_mbox:
         found = archive.messages_of(iter(lambda: content.read1(archive.READ_BYTES), b""), name, largest)
     elif is_table:
-        found = rows.read_table(content)
+        found = rows.read_table(content, inside)
     elif start.startswith(_JSON_STARTS) and rows.is_mail_line(start_of(path, largest, line=True)):
         found = rows.read_lines(content, name, largest)
     else:
@@ -241,9 +234,9 @@ def _open_many(
                         "Nothing was written. Download the file again, or keep the readable part with "
                         "--allow-truncated.",
                     ) from error
-                yield Skipped("truncated", "" if is_tar or is_table else f"{name}#{seen + 1}")
+                yield Skipped("truncated", inside.rstrip("/") if is_tar or is_table else f"{name}#{seen + 1}")
 
-    return items(), file, is_tar or is_table
+    return items(), file
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:

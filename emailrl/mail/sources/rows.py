@@ -235,8 +235,8 @@ def is_mail_table(start: bytes) -> bool:
         return False
 
 
-def read_table(stream: IO[bytes]) -> Iterator[tuple[str, TableMail] | Skipped]:
-    """Yield the messages of the table as (file, bytes)."""
+def read_table(stream: IO[bytes], inside: str) -> Iterator[tuple[str, TableMail] | Skipped]:
+    """Yield the messages of the table as (file after ``inside``, bytes)."""
     csv.field_size_limit(_LARGEST_FIELD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = csv.reader(text, strict=True)
@@ -245,8 +245,8 @@ def read_table(stream: IO[bytes]) -> Iterator[tuple[str, TableMail] | Skipped]:
         file_column, message_column = (header.index(name) for name in _TABLE_COLUMNS)
         for number, row in enumerate(filter(None, rows), 1):
             if len(row) == len(header):
-                yield row[file_column], TableMail(row[message_column], "utf-8", "surrogateescape")
+                yield inside + row[file_column], TableMail(row[message_column], "utf-8", "surrogateescape")
             else:
-                yield Skipped("bad_row", f"row {number}")
+                yield Skipped("bad_row", f"{inside}row {number}")
     except csv.Error as error:
         raise EOFError(str(error)) from error
