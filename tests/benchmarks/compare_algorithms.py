@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -32,7 +31,6 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -62,9 +60,8 @@ class Spec:
     @property
     def name(self) -> str:
         """What its files are called."""
-        return (
-            f"{self.judged_on}-{self.algorithm}-{self.mode}-lr{self.learning_rate:g}-seed{self.seed}-steps{self.steps}"
-        )
+        of = f"{self.judged_on}-{self.algorithm}-{self.mode}"
+        return f"{of}-lr{self.learning_rate:g}-seed{self.seed}-steps{self.steps}"
 
     @property
     def label(self) -> str:
@@ -78,22 +75,22 @@ def prepare(out: Path) -> None:
     from emailrl.questions.load import load_scenario_set, write_scenarios
     from emailrl.settings import DataSettings, StoreSettings
 
-    database = out / "demo.db"
     if (out / "judged_on_test.jsonl").exists():
         return
-    write_demo(database, settings=StoreSettings(), seed=DEMO_SEED, overwrite=True)
-
-    def load(split: Any, limit: int | None) -> list[Any]:
-        file = questions_file(database)
-        return load_scenario_set(file, split, limit=limit, seed=DEMO_SEED, data=DataSettings()).scenarios
-
-    for judge in ("val", "test"):
-        asked = [replace(scenario, split="val") for scenario in load(judge, EVAL_QUESTIONS)]
-        write_scenarios(out / f"judged_on_{judge}.jsonl", [*load("train", None), *asked])
+    write_demo(out / "demo.db", settings=StoreSettings(), seed=DEMO_SEED, overwrite=True)
+    train, val, test = (
+        load_scenario_set(
+            questions_file(out / "demo.db"), split, limit=limit, seed=DEMO_SEED, data=DataSettings()
+        ).scenarios
+        for split, limit in (("train", None), ("val", EVAL_QUESTIONS), ("test", EVAL_QUESTIONS))
+    )
+    for judge, asked in (("val", val), ("test", test)):
+        write_scenarios(out / f"judged_on_{judge}.jsonl", [*train, *(replace(one, split="val") for one in asked)])
 
 
 def train_one(spec: Spec, out: Path) -> dict[str, Any]:
     """Train one run in this process and return its record."""
+    from emailrl.records import read_records
     from emailrl.settings import load_settings
     from emailrl.training.algorithms import ALGORITHMS
     from emailrl.training.loop import train
@@ -115,25 +112,20 @@ def train_one(spec: Spec, out: Path) -> dict[str, Any]:
     never = settings.evaluation.model_copy(update={"target_accuracy": 2.0})
     started = time.monotonic()
     result = train(settings.model_copy(update={"evaluation": never}), overwrite=True, progress=lambda line: None)
-    lines = (result.run_dir / "evaluations.jsonl").read_text().splitlines()
-    kept = ("step", "accuracy", "accuracy_low", "accuracy_high")
-    curve = [{name: one[name] for name in kept} for one in map(json.loads, lines)]
-    metrics = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    evaluations, metrics = (list(read_records(result.run_dir / f"{name}.jsonl")) for name in ("evaluations", "metrics"))
     shutil.rmtree(out / "runs" / spec.name)
-    return asdict(spec) | {
-        "label": spec.label,
-        "seconds": time.monotonic() - started,
-        "curve": curve,
-        "num_trajectories": sum(step["num_trajectories"] for step in metrics),
-        "trainable_tokens": sum(step["trainable_tokens"] for step in metrics),
-    }
+    kept = ("step", "accuracy", "accuracy_low", "accuracy_high")
+    curve = [{name: one[name] for name in kept} for one in evaluations]
+    sums = {name: sum(step[name] for step in metrics) for name in ("num_trajectories", "trainable_tokens")}
+    return asdict(spec) | {"label": spec.label, "seconds": time.monotonic() - started, "curve": curve} | sums
 
 
 def collect(specs: Sequence[Spec], out: Path, jobs: int) -> list[dict[str, Any]]:
     """The records of the runs that ended, now or before; ``jobs`` 0 runs nothing. A failure is told on stderr."""
+    from emailrl.base.disk import replace_bytes
+
     records = {spec: out / "records" / f"{spec.name}.json" for spec in specs}
     todo = [spec for spec in specs if jobs and not records[spec].exists()]
-    print(f"{len(todo)} runs, {jobs} at a time", file=sys.stderr, flush=True)
     with ProcessPoolExecutor(max(jobs, 1), mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(train_one, spec, out): spec for spec in todo}
         for future in as_completed(futures):
@@ -143,9 +135,7 @@ def collect(specs: Sequence[Spec], out: Path, jobs: int) -> list[dict[str, Any]]
             except Exception:
                 print(f"FAILED {spec.name}: {traceback.format_exc()}", file=sys.stderr, flush=True)
                 continue
-            beside = records[spec].with_suffix(".part")
-            beside.write_text(json.dumps(record) + "\n")
-            beside.rename(records[spec])
+            replace_bytes(records[spec], json.dumps(record).encode())
             told = " ".join(f"{point['accuracy']:.0%}" for point in record["curve"])
             print(f"{spec.name}: {told} ({record['seconds']:.0f} s)", file=sys.stderr, flush=True)
     return [json.loads(path.read_text()) for path in records.values() if path.exists()]
@@ -169,7 +159,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--schedule", default="linear", help="constant, linear, cosine: the rate of the comparison")
     parser.add_argument("--algorithms", nargs="+", default=list(NAMES))
-    parser.add_argument("--search-only", action="store_true", help="choose the learning rates and stop")
     parser.add_argument("--report", action="store_true", help="train nothing: tell what has been trained")
     parser.add_argument("--figure", type=Path, help="draw the curves here (SVG or PNG)")
     wanted = parser.parse_args()
@@ -188,8 +177,6 @@ def main() -> None:
     search = collect(searched, out, jobs)
     rates = choose_rates(search)
     print(json.dumps(rates), file=sys.stderr, flush=True)
-    if wanted.search_only:
-        return
     specs = [
         Spec(spec.algorithm, spec.mode, seed, rates[spec.label], wanted.steps, EVAL_STEPS, "test", wanted.schedule)
         for spec in searched[:: len(LEARNING_RATES)]
@@ -197,8 +184,6 @@ def main() -> None:
         if spec.label in rates
     ]
     records = collect(specs, out, jobs)
-    facts = {"date": datetime.now(UTC).date().isoformat(), "machine": platform.processor() or platform.machine()}
-    (out / "results.json").write_text(json.dumps({"facts": facts, "rates": rates, "runs": records}) + "\n")
     print(table(records))
     if wanted.figure:
         draw(records, wanted.figure)

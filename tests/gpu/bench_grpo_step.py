@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -105,7 +104,6 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     engine, begun = ENGINES[given.engine], time.monotonic()
     lengths = (given.completion, given.completion) if given.completion else (SHORTEST, LONGEST)
     groups: list[Any] = []
-    seen: Counter[str] = Counter()
     memory: dict[str, float] = {}
 
     def generate(inner: Any, self: Any, requests: Sequence[Any], advance: Any) -> Any:
@@ -140,31 +138,13 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     def end_step(inner: Any, run: Any, metrics: Row | None = None) -> None:
         inner(run, metrics)
         seconds, own = clocks.cut()
-        row = {"step": run.state.step, "seconds": seconds, "own": own, "vllm": dict(seen), "memory": dict(memory)}
+        row = {"step": run.state.step, "seconds": seconds, "own": own, "memory": dict(memory)}
         rows.append(row | by_phase(own) | batch_of(groups, metrics or {}))
         print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
         groups.clear()
-        seen.clear()
         if run.state.step == given.steps or time.monotonic() - begun > given.limit:
             raise Enough
         clocks.cut()  # what was told here belongs to no step
-
-    def start(inner: Any, self: Any) -> None:
-        """Clock vLLM's start, and from then on tell its steps that read prompts from those that only sample."""
-        with clocks.span("start"):
-            inner(self)
-        scheduler = self._engine.engine_core.engine_core.scheduler
-        take = scheduler.update_from_output
-
-        def update_from_output(scheduled: Any, *args: Any, **named: Any) -> Any:
-            rows = len(scheduled.num_scheduled_tokens)
-            if rows and clocks.now.name == "sampling/engine":  # not an adapter's proof
-                kind = "prompts" if scheduled.total_num_scheduled_tokens > rows else "tokens"
-                clocks.now.name = f"sampling/{kind}"
-                seen[f"{kind[:-1]}_steps"] += 1
-            return take(scheduled, *args, **named)
-
-        scheduler.update_from_output = update_from_output
 
     for path, name in CLOCKS.items() | {(f"{engine}.{method}", name) for method, name in OF_ENGINE.items()}:
         clocks.time(path, name)
@@ -176,7 +156,7 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     clocks.put(f"{engine}.generate", generate)
     clocks.put(f"{engine}.release", release)
     if given.engine == "vllm":
-        clocks.put(f"{engine}._start", start)
+        clocks.time(f"{engine}._start", "start")
         clocks.time(f"{engine}._step", None)  # sampling, or an adapter's proof
         clocks.time("emailrl.engines.vllm.probe:Probe.load", "adapter/read")
         clocks.time("emailrl.engines.vllm.probe:Probe._logits", "adapter/trainer")

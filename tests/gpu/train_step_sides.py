@@ -64,11 +64,7 @@ def lora_settings(folder: Path, *, dtype: str = "bf16", backend: str = "transfor
 def policy_side(settings: Settings, max_tokens: int) -> Side:
     """emailrl's own way, over whatever backend and layers ``settings`` choose."""
     policy = load_policy(settings, trainable=True)
-    return model_side(policy.model, settings, policy.device, max_tokens)
-
-
-def model_side(model: Any, settings: Settings, device: torch.device, max_tokens: int) -> Side:
-    """emailrl's own way with a model that is prepared for training."""
+    model, device = policy.model, policy.device
     if settings.model.backend == "transformers" and settings.training.fused_layers and device.type == "cpu":
         from emailrl.model.fused import enable_fused
 
