@@ -68,12 +68,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Demo mail and settings that make a run small."""
     db = tmp_path_factory.mktemp("demo") / "mail.db"
     write_demo(db, seed=42, settings=StoreSettings())
-    return {
-        "model_name": "nano", "db": db, "questions": questions_file(db), "max_steps": 2, "warmup_steps": 0,
-        "learning_rate": 1e-3, "temperature": 1.0, "max_turns": 5, "max_tokens": 96,
-        "per_device_train_batch_size": 2, "num_generations": 3, "eval_dataset_size": 2, "eval_steps": 2,
-        "judge": "offline", "wandb_mode": "disabled",
-    }  # fmt: skip
+    small = {"model_name": "nano", "db": db, "questions": questions_file(db), "judge": "offline"}
+    small |= {"max_steps": 2, "warmup_steps": 0, "learning_rate": 1e-3, "temperature": 1.0, "wandb_mode": "disabled"}
+    small |= {"max_turns": 5, "max_tokens": 96, "per_device_train_batch_size": 2, "num_generations": 3}
+    return small | {"eval_dataset_size": 2, "eval_steps": 2}
 
 
 def left_by(run_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
