@@ -60,7 +60,6 @@ def test_what_a_script_takes_from_the_package_is_there() -> None:
     ("name", "words", "shown"),
     [
         ("bench_train_step", [], {"computed", "mfu", "seconds"}),
-        ("bench_sampling", [], {"trajectories_per_second", "tools", "wake"}),
         ("bench_sft", [], {"tokens_per_second", "loss"}),
         ("bench_scaling", ["--ranks", "1"], {"of_one", "grad_norm", "hash"}),
         ("bench_grpo_trl", [], {"rest", "rate", "hand-over"}),

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import bench_grpo_step
-from bench_sampling import demo
+from bench_grpo_step import demo
 from runner import Bench, Given, Row, now, peak_gib
 from shapes import LINEAR
 

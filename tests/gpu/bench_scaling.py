@@ -30,6 +30,7 @@ def cases(given: Given) -> list[Row]:
         for shape in given.shape
         for number in given.ranks
         for base in given.base
+        if number > 1 or base == "whole"
     ]
 
 
@@ -86,9 +87,8 @@ def make_updater(shape: str, base: str, settings: Any, ranks: Any) -> Any:
     if notes := prepare_training(model, settings.training, "random", device):
         raise SystemExit(f"not trained as the step of emailrl train is: {notes}")
     tokenizer: Any = SimpleNamespace(pad_token_id=257)
-    lora = {"rank": settings.lora.lora_rank}
-    policy = Policy(model, tokenizer, "random", "random", device, dtype, trainable=True, lora=lora)
-    policy.sharded = base != "whole"
+    facts = {"trainable": True, "lora": {"rank": settings.lora.lora_rank}, "sharded": base != "whole"}
+    policy = Policy(model, tokenizer, "random", "random", device, dtype, **facts)
     return build_updater(policy, settings, ranks=ranks)
 
 
