@@ -162,7 +162,7 @@ def report(name: str, work: Callable[[], tuple[int, str]]) -> float:
                     continue
             peak = max(peak, total)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     cpu, started = cpu_seconds(), time.monotonic()
     messages, said = work()
