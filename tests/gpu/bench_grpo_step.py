@@ -252,14 +252,15 @@ def batch_of(groups: Sequence[Any], metrics: Row) -> Row:
 
 
 def add_mean(rows: list[Row]) -> None:
-    """A last row with the means of the steps that count."""
-    counted = [row for row in rows if row.get("step", 0) > 1]
-    if counted:
-        names = [name for name, value in counted[0].items() if isinstance(value, float)]
-        mean = {name: statistics.fmean(row[name] for row in counted) for name in names}
-        rows.append(rows[-1] | mean | {"step": "mean", "sampled_tokens": None, "tokens": None})
-        parts = {name: statistics.fmean(row["own"].get(name, 0.0) for row in counted) for name in counted[-1]["own"]}
-        print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(parts.items())}))
+    """A last row for each case with the means of the steps that count."""
+    for case in dict.fromkeys(row["case"] for row in rows):
+        counted = [row for row in rows if row["case"] == case and row.get("step", 0) > 1]
+        if counted:
+            names = [name for name, value in counted[0].items() if isinstance(value, float)]
+            mean: Row = {name: statistics.fmean(row[name] for row in counted) for name in names}
+            own = {name: statistics.fmean(row["own"].get(name, 0.0) for row in counted) for name in counted[-1]["own"]}
+            rows.append(counted[-1] | mean | {"step": "mean", "sampled_tokens": None, "tokens": None, "own": own})
+            print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(own.items())}))
 
 
 BENCH = Bench(
@@ -279,7 +280,7 @@ BENCH = Bench(
         "--set": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "further settings: beta=0"},
         "--completion": {"type": int, "help": "one turn of so many tokens"},
     },
-    lambda given: [{"case": given.shape}],
+    lambda given: [{"case": " ".join([given.shape, given.engine, *given.set])}],
     smoke={"shape": "nano", "completion": 4},
     shapes=lambda given: [] if given.smoke else [given.shape],
     add=add_mean,
