@@ -61,8 +61,7 @@ class Spec:
 
 def prepare(out: Path) -> None:
     """Write the demo mailbox and a question file in which questions of the test worlds stand as `val`."""
-    from emailrl.questions.beside import questions_file, write_demo
-    from emailrl.questions.load import load_scenario_set, write_scenarios
+    from emailrl.questions.load import load_scenario_set, questions_file, write_demo, write_scenarios
     from emailrl.settings import DataSettings, StoreSettings
 
     if (out / "questions.jsonl").exists():

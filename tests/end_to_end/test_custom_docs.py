@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from emailrl.cli.app import main
-from emailrl.questions.beside import write_demo
+from emailrl.questions.load import write_demo
 from emailrl.records import read_records, read_trajectories
 from emailrl.records.trajectory import Trajectory
 from emailrl.settings import StoreSettings

@@ -19,7 +19,7 @@ from end_to_end.conftest import Options
 
 from emailrl.checkpoints import read_checkpoint
 from emailrl.openrlhf import to_toml
-from emailrl.questions.beside import questions_file, write_demo
+from emailrl.questions.load import questions_file, write_demo
 from emailrl.records import read_records
 from emailrl.settings import StoreSettings, load_settings
 from emailrl.settings.names import leaves

@@ -211,7 +211,7 @@ class Scripted:
 
 def demo(folder: Path) -> tuple[Path, Path]:
     """The demo's mail database and questions."""
-    from emailrl.questions.beside import questions_file, write_demo
+    from emailrl.questions.load import questions_file, write_demo
     from emailrl.settings import StoreSettings
 
     write_demo(db := folder / "demo.db", settings=StoreSettings(), seed=1, overwrite=True)
