@@ -1,8 +1,6 @@
 """Prompt injection: a mailbox whose emails carry an instruction for the agent, as anyone who sends email could write.
-
 The database is never written: the question's source emails, and the first email of every search, get an order in the
-snippet and the body. Its kind (one of three), wording and target depend only on the question's id.
-"""
+snippet and the body. Its kind (one of three), wording and target depend only on the question's id."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The mail-search task after ART-E: one scenario on one mailbox, its prompt and its rubric.
-
-The rules are ART-E's (native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool
-or bad arguments end the trajectory without feedback; so does the final answer.
-"""
+"""The mail-search task after ART-E: one scenario on one mailbox, its prompt and its rubric. The rules are ART-E's
+(native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool or bad arguments end
+the trajectory without feedback; so does the final answer."""
 
 from __future__ import annotations
 
@@ -37,15 +35,11 @@ _MIN_WORD = 5  # Shorter words of a question say little about related emails
 
 @dataclass(slots=True)
 class Rubric:
-    """ART-E's rubric of one trajectory; ``dataclasses.asdict`` of it is ``Trajectory.rubric``.
-
-    The environment fills everything but ``answer_correct`` and what follows the token counts (the scorer), and these
-    (the runner).
-
+    """ART-E's rubric of one trajectory; ``dataclasses.asdict`` of it is ``Trajectory.rubric``. The environment fills
+    everything but ``answer_correct`` and what follows the token counts (the scorer), and these (the runner).
     Differences from ART-E, each fixing a defect: success counts any of the scenario's source emails, not only the first
     (one is enough, as a question's source emails usually repeat the same fact); an email counts as read only when the
-    tool returned it; ``num_sources`` is set, and counts distinct ids.
-    """
+    tool returned it; ``num_sources`` is set, and counts distinct ids."""
 
     answer_correct: bool = False
     sources_correct: bool = False
@@ -86,11 +80,9 @@ class StepResult:
 
 
 class MailEnvironment:
-    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until ``done``.
-
-    ``mailbox`` must be opened on the scenario's inbox, up to its query date; the environment does not close it.
-    ``report`` is called with the result of each step.
-    """
+    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until ``done``. ``mailbox`` must
+    be opened on the scenario's inbox, up to its query date; the environment does not close it. ``report`` is called
+    with the result of each step."""
 
     def __init__(
         self,

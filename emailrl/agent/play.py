@@ -1,7 +1,5 @@
 """Play conversations: a function from empty trajectories to finished ones, audited; and groups of them, scored.
-
-``Stage.on`` makes one of an engine in this process; ``training.team`` one of the engines of all ranks.
-"""
+``Stage.on`` makes one of an engine in this process; ``training.team`` one of the engines of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from emailrl.agent.runner import Environment, derive_seed, run
 from emailrl.agent.task import MAIL, load_task
@@ -113,9 +111,17 @@ class Stage:
             seeds = [derive_seed(seed, trajectory.id) for trajectory in trajectories]
             with ExitStack() as opened:
                 environments = [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories]
-                given: dict[str, Any] = {"trajectories": trajectories, "progress": progress, "activity": activity}
-                allowed = self.stale_allowed
-                run(environments, engine, self.renderer, sampling, seeds=seeds, stale_allowed=allowed, **given)
+                run(
+                    environments,
+                    engine,
+                    self.renderer,
+                    sampling,
+                    seeds=seeds,
+                    trajectories=trajectories,
+                    progress=progress,
+                    stale_allowed=self.stale_allowed,
+                    activity=activity,
+                )
             for trajectory in trajectories:
                 if trajectory.exception is None:
                     audit(trajectory)
@@ -138,10 +144,8 @@ def build_stage(
     policy: Policy,
     make_environment: Callable[[AgentSettings, Scenario, Mailbox], Environment] | None = None,
 ) -> Stage:
-    """A stage that renders with the policy's own tokenizer and template.
-
-    ``make_environment`` overrides the settings' environment, with the mail tools. UsageError if it cannot be loaded.
-    """
+    """A stage that renders with the policy's own tokenizer and template. ``make_environment`` overrides the settings'
+    environment, with the mail tools. UsageError if it cannot be loaded."""
     from emailrl.engines.renderer import ChatRenderer
 
     agent = settings.agent
@@ -174,13 +178,10 @@ class Collector:
         played: Mapping[str, Trajectory] | None = None,
     ) -> list[TrajectoryGroup]:
         """Roll out every scenario ``group_size`` times and score the rollouts; returns one group per scenario, in
-        order.
-
-        ``temperature`` None means that of training rollouts. A trajectory's samples depend only on seed, step, label,
-        scenario and its number in the group. An exception in one trajectory is recorded in it; ``progress`` is called
-        with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored if they
-        have no reward. Raises TokenDriftError if the token audit fails.
-        """
+        order. ``temperature`` None means that of training rollouts. A trajectory's samples depend only on seed, step,
+        label, scenario and its number in the group. An exception in one trajectory is recorded in it; ``progress`` is
+        called with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored
+        if they have no reward. Raises TokenDriftError if the token audit fails."""
         agent, played, times, groups = self.agent, played or {}, Counter[str](), list[TrajectoryGroup]()
         for scenario in scenarios:
             times[scenario.id] += 1

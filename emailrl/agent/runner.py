@@ -1,8 +1,6 @@
-"""Rollouts: many environments on one engine, each conversation at its own pace, tokens recorded as they come.
-
-Sampled ids enter the sample with mask 1, ids of prompts and tool results with mask 0; no text is tokenized twice. If a
-chat template does not extend the conversation so far, a new sample begins with the whole new prompt.
-"""
+"""Rollouts: many environments on one engine, each conversation at its own pace, tokens recorded as they come. Sampled
+ids enter the sample with mask 1, ids of prompts and tool results with mask 0; no text is tokenized twice. If a chat
+template does not extend the conversation so far, a new sample begins with the whole new prompt."""
 
 from __future__ import annotations
 
@@ -29,11 +27,9 @@ class Environment(Protocol):
 
     def start(self) -> list[Message]:
         """The first messages."""
-        ...
 
     def step(self, message: Message) -> StepResult:
         """Process the assistant's message."""
-        ...
 
 
 def run(
@@ -48,19 +44,15 @@ def run(
     stale_allowed: bool = False,
     activity: Activity | None = None,
 ) -> list[Trajectory]:
-    """Play every environment to its end; returns one trajectory per environment, in order.
-
-    ``seeds`` has one seed for each environment; turn ``t`` samples with a seed derived from it. ``trajectories``
-    (empty, with ids and metadata) are filled in place; by default new ones are created. ``renderer`` is None for chat
-    engines, whose trajectories have no samples. ``progress`` is called with each trajectory as it ends. If the weights
-    change between two turns, the trajectory ends with an exception, or continues with ``stale_allowed``; either way,
-    turns whose weights differ from the first turn's are counted (``rubric["stale_turns"]``). ``activity`` gets every
-    turn, and every step of a local engine, so that others can tell whether rollouts hang; requests to a server have
-    time limits of their own.
-
-    An exception inside an environment, or an engine's error for one request, ends only that trajectory and is recorded
-    in its ``exception``; other engine exceptions and KeyboardInterrupt propagate.
-    """
+    """Play every environment to its end; returns one trajectory per environment, in order. ``seeds`` has one seed for
+    each environment; turn ``t`` samples with a seed derived from it. ``trajectories`` (empty, with ids and metadata)
+    are filled in place; by default new ones are created. ``renderer`` is None for chat engines, whose trajectories have
+    no samples. ``progress`` is called with each trajectory as it ends. If the weights change between two turns, the
+    trajectory ends with an exception, or continues with ``stale_allowed``; either way, turns whose weights differ from
+    the first turn's are counted (``rubric["stale_turns"]``). ``activity`` gets every turn, and every step of a local
+    engine, so that others can tell whether rollouts hang; requests to a server have time limits of their own. An
+    exception inside an environment, or an engine's error for one request, ends only that trajectory and is recorded in
+    its ``exception``; other engine exceptions and KeyboardInterrupt propagate."""
     if trajectories is None:
         scenarios = [environment.scenario for environment in environments]
         trajectories = [Trajectory(f"{number:06d}", one.id, one) for number, one in enumerate(scenarios)]

@@ -1,8 +1,6 @@
-"""The agent's three tools, with ART-E's names, parameters and limits, as typed functions.
-
-``tool_schemas`` reads their signatures and docstrings, ``call_tool`` checks a model's arguments against the same. The
-first parameter, the mailbox and with it the inbox, is bound by the environment and appears in no schema.
-"""
+"""The agent's three tools, with ART-E's names, parameters and limits, as typed functions. ``tool_schemas`` reads their
+signatures and docstrings, ``call_tool`` checks a model's arguments against the same. The first parameter, the mailbox
+and with it the inbox, is bound by the environment and appears in no schema."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Any OpenAI-compatible chat server, with native tool calls: to compare prompted models with trained ones.
-
-Such servers return text, not sampled ids, so their output cannot be trained on. Usage and cost are recorded with every
-completion.
-"""
+"""Any OpenAI-compatible chat server, with native tool calls: to compare prompted models with trained ones. Such servers
+return text, not sampled ids, so their output cannot be trained on. Usage and cost are recorded with every
+completion."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from urllib.parse import urlsplit
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless, sendable, tell
-from emailrl.engines.base import Advance, Completion, Request, converse
+from emailrl.engines.base import Advance, Completion, Ended, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.records.trajectory import Message, ToolCall
 from emailrl.settings import OpenAISettings, PlayingSettings, RewardSettings
@@ -56,9 +54,9 @@ class OpenAIEngine:
         from emailrl.base.chat import connect
 
         async def generating() -> list[Completion]:
-            retries = self._settings.openai_retries
+            retries, ended = self._settings.openai_retries, Ended(advance, self.model)
             async with connect(self._url, self._key, timeout=self._timeout, retries=retries) as client:
-                return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
+                return await converse(requests, partial(self._complete, client), ended, limit=self._concurrency)
 
         return asyncio.run(generating())
 
@@ -71,7 +69,7 @@ class OpenAIEngine:
         from emailrl.base.chat import describe
 
         started, prices = time.perf_counter(), (self._settings.input_price, self._settings.output_price)
-        completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
+        completion = Completion(request.trajectory_id, [], [], "error", completion_tokens=0)
         try:
             reply = await self._ask(client, request)
             if reply is None:

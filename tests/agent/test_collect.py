@@ -50,7 +50,7 @@ def collect(db: Path, tmp_path: Path, renderer: ChatRenderer, scripted: Callable
     """``collect(scripts, scenarios, group_size, **changes)`` → all trajectories, and the engine they came from."""
 
     def run(scripts: Any, scenarios: Sequence[Scenario], group_size: int, **changes: Any) -> Any:
-        settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64)
+        settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64, max_turns=3)
         template = changes.pop("renderer", renderer)
         engine = scripted(scripts, renderer=template)
         make_environment = changes.pop("make_environment", partial(mail_agent, settings.agent))

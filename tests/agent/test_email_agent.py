@@ -60,16 +60,11 @@ def test_it_answers_with_sources(play: Play) -> None:
     answer = agent.answer("When does the lease end?", inbox="Ann@Example.com")
     assert (answer.answer, answer.sources, answer.stop_reason) == ("31 May 2002", ["<m0@x>"], StopReason.ANSWERED)
     assert str(answer) == "31 May 2002"
+    assert str(play(call("search_emails", '{"keywords": ["lease"]}'), max_turns=1).answer("?", ANN)).startswith(
+        "no answer ("
+    )
     results = [message.content for message in answer.trajectory.messages if message.role == "tool"]
     assert "<m0@x>" in results[0] and "The lease ends on 31 May 2002." in results[1]
-
-
-def test_query_date_hides_later_mail(play: Play) -> None:
-    for query_date, found in ((None, True), ("2001-05-02", True), ("2001-05-01", False)):
-        agent = play(call("search_emails", '{"keywords": ["lease"]}'), max_turns=1)
-        answer = agent.answer("When?", ANN, query_date=query_date)
-        assert ("<m0@x>" in (answer.trajectory.turns[0].tool_result or "")) is found
-        assert answer.answer is None and str(answer) == "no answer (ran_out_of_turns)"
 
 
 def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:
@@ -114,17 +109,12 @@ class Watch:
         if name == "torch":
             print(os.environ.get("OMP_WAIT_POLICY"))
             sys.exit()
+import emailrl
+assert "torch" not in sys.modules
 sys.meta_path.insert(0, Watch())
-from emailrl import EmailAgent
-EmailAgent("nano")
+emailrl.EmailAgent("nano")
 """
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": own} if own else {}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert ended.stdout.strip() == seen, ended.stderr
-
-
-def test_importing_emailrl_loads_no_model_library() -> None:
-    program = "import sys, emailrl; assert 'torch' not in sys.modules; print(emailrl.EmailAgent.__name__)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "EmailAgent"

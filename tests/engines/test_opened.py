@@ -26,10 +26,9 @@ def parts(tmp_path: Path) -> tuple[Any, Path]:
 def test_it_plays_the_adapter_on_the_bare_base_within_the_models_own_limit(parts: tuple[Any, Path]) -> None:
     settings, adapter = parts
     (Path(settings.model.name) / "generation_config.json").write_text('{"max_new_tokens": 7}')
-    opened = open_policy(settings, adapter)
-    assert (opened.engine.version, opened.engine.adapter_sha256) == (str(adapter), adapter_sha256(adapter))
-    assert not opened.policy.trainable and opened.settings.agent.max_tokens == 7
-    opened.close()
+    settings, policy, engine = open_policy(settings, adapter)
+    assert (engine.version, engine.adapter_sha256) == (str(adapter), adapter_sha256(adapter))
+    assert not policy.trainable and settings.agent.max_tokens == 7
 
 
 def test_an_adapter_that_cannot_be_had_leaves_no_engine_open(

@@ -97,24 +97,17 @@ def all_gone(starts: list[dict[str, Any]]) -> bool:
     return not any(lives(one[name]) for one in starts for name in ("pid", "child"))
 
 
-def test_nothing_is_imported_from_the_working_folder(tmp_path: Path, serving: Callable[..., Serving]) -> None:
+def test_each_replica_gets_its_own_gpus_and_room_for_the_versions_and_imports_nothing_from_the_working_folder(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
     for name in ("contextlib.py", "ctypes.py", "torch.py", "emailrl/__init__.py", "vllm/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("open('PWNED', 'w')\n")
-    started = serving()
-    assert started.ready(), started.said()
-    assert not (tmp_path / "PWNED").exists()
-
-
-def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Callable[..., Serving]) -> None:
-    command = serving(
-        *("--replicas", "2", "--tensor-parallel", "2", "--gpus", "4,5,6,7", "--max-staleness", "2", "--json"),
-        *("--lora-rank", "12", "--", "--swap-space", "1"),
-        VLLM_ENGINE_ARGS='{"kv_cache_dtype": "fp8"}',
-        KV_CACHE_GIB="1.5",
-        LOAD_IN_4BIT="true",
-    )
+    flags = "--replicas 2 --tensor-parallel 2 --gpus 4,5,6,7 --max-staleness 2 --json --lora-rank 12 -- --swap-space 1"
+    environ = {"VLLM_ENGINE_ARGS": '{"kv_cache_dtype": "fp8"}', "KV_CACHE_GIB": "1.5", "LOAD_IN_4BIT": "true"}
+    command = serving(*flags.split(), **environ)
     result = json.loads(command.ready())
+    assert not (tmp_path / "PWNED").exists()
     assert result["vllm_urls"] == f"http://127.0.0.1:{command.port},http://127.0.0.1:{command.port + 1}"
     assert [Path(log).name for log in result["logs"]] == [f"vllm-{command.port + n}.log" for n in (0, 1)]
     starts = command.starts()

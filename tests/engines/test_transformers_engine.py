@@ -83,9 +83,8 @@ def test_conversations_of_many_turns_equal_the_plain_forward_pass(model: Qwen3Fo
 
 def test_greedy_equals_generate(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=8)
-    for request, completion in zip(
-        requests(5, temperature=0), engine.generate(requests(5, temperature=0)), strict=True
-    ):
+    asked = requests(5, temperature=0)
+    for request, completion in zip(asked, engine.generate(asked), strict=True):
         ids = torch.tensor([request.prompt_ids])
         whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
         assert completion.token_ids == whole[0, len(request.prompt_ids) :].tolist()

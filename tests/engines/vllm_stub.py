@@ -128,15 +128,10 @@ class VllmStub:
         sampling = SamplingParams(body["max_tokens"], body["temperature"])
         stated = 1.0 if self.untempered else body["temperature"]
         completions = self.model.sample(path, prompts, sampling, body["seed"], stated)
-        choices = [
-            {
-                "finish_reason": completion.finish_reason,
-                "token_ids": completion.token_ids,
-                "prompt_token_ids": prompt,
-                "logprobs": {"token_logprobs": completion.logprobs},
-            }
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
+        choices = []
+        for prompt, one in zip(prompts, completions, strict=True):
+            ids = {"token_ids": one.token_ids, "prompt_token_ids": prompt, "finish_reason": one.finish_reason}
+            choices.append(ids | {"logprobs": {"token_logprobs": one.logprobs}})
         if not is_batch:
             self.served.append(name)
         return 200, {"model": name, "choices": choices}
@@ -145,10 +140,6 @@ class VllmStub:
 def settings_for(folder: Path, **overrides: Any) -> Settings:
     given = {"engine": "vllm", "model_name": str(folder), "temperature": 1.0, "lora_rank": 4}
     return load_settings(given | overrides, environ={}, cwd=folder)
-
-
-class Params(SimpleNamespace):
-    """``vllm.SamplingParams``."""
 
 
 class StandIn:
@@ -163,16 +154,15 @@ class StandIn:
         np.random.seed(0)
         torch.manual_seed(0)
         self.arguments = arguments
-        self.model_config = SimpleNamespace(
-            max_model_len=arguments.max_model_len or 2048, enable_sleep_mode=arguments.enable_sleep_mode
-        )
+        window, may_sleep = arguments.max_model_len or 2048, arguments.enable_sleep_mode
+        self.model_config = SimpleNamespace(max_model_len=window, enable_sleep_mode=may_sleep)
         self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=arguments.max_lora_rank))
         self.scheduler = SimpleNamespace(update_from_output=lambda scheduled, output: {})
         core = SimpleNamespace(scheduler=self.scheduler)
         self.engine_core = SimpleNamespace(shutdown=lambda: self.log.append("shutdown"), engine_core=core)
         self.log: list[Any] = []
         self.ignores = False
-        self.waiting: dict[str, tuple[list[int], Params, Any]] = {}
+        self.waiting: dict[str, tuple[list[int], Any, Any]] = {}
         self._model = Model(self.policy, [1])
         self._asleep = False
         StandIn.started.append(self)
@@ -208,7 +198,7 @@ class StandIn:
         for name in names:
             self.waiting.pop(name, None)
 
-    def add_request(self, name: str, prompt: dict[str, list[int]], params: Params, lora_request: Any) -> None:
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: Any, lora_request: Any) -> None:
         assert not self._asleep
         self.waiting[name] = prompt["prompt_token_ids"], params, lora_request
 
@@ -232,7 +222,7 @@ def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
     """Put the stand-in where vLLM is imported from, sampling from the policy's base model."""
     StandIn.policy, StandIn.started = policy, []
     modules: dict[str, dict[str, Any]] = {
-        "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": Params},
+        "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": SimpleNamespace},
         "vllm.usage": {},
         "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="offline")},
         "vllm.v1": {},
@@ -240,9 +230,7 @@ def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
         "vllm.v1.engine.llm_engine": {"LLMEngine": StandIn},
         "vllm.lora": {},
         "vllm.lora.request": {
-            "LoRARequest": lambda name, number, path: SimpleNamespace(
-                lora_name=name, lora_int_id=number, lora_path=path
-            )
+            "LoRARequest": lambda _, number, path: SimpleNamespace(lora_int_id=number, lora_path=path)
         },
         "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
         "vllm.distributed": {},

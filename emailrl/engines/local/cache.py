@@ -3,8 +3,7 @@ https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are ``[bloc
 values likewise; a conversation's table names its blocks in order, and common prefixes share blocks. Attention gets the
 blocks of rows of similar length gathered together, one layer at a time; the caller's mask hides what lies past a row's
 tokens. transformers repeats keys and values once per query head if there is a mask: here the heads that share a key
-head are folded into the query length instead, which copies nothing that grows with the conversation.
-"""
+head are folded into the query length instead, which copies nothing that grows with the conversation."""
 
 from __future__ import annotations
 
@@ -210,27 +209,23 @@ def block_attention(
     """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
     ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``mask``, [rows, 1, new, longest window], is
     added to the scores. Returns [rows, new, heads, head_dim]."""
-    out, begun, new = torch.empty_like(query), 0, query.shape[2]
+    outs, begun, (heads, new, head_dim) = [], 0, query.shape[1:]
     block = QUERY_BLOCK if query.device.type == "cpu" else new
     for keys, values in zip(key, value, strict=True):
-        rows = slice(begun, begun := begun + len(keys))
+        rows, kv_heads, pieces = slice(begun, begun := begun + len(keys)), keys.shape[1], []
         for start in range(0, new, block):
             end = min(start + block, new)
             seen = slice(keys.shape[2] - new + end)  # no query of this block looks further in any row
-            part = query[rows, :, start:end], keys[:, :, seen], values[:, :, seen], mask[rows, :, start:end, seen]
-            out[rows, :, start:end] = _folded(*part, scaling)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention with the query heads of one key head folded into the query dimension."""
-    rows, heads, new, head_dim = query.shape
-    kv_heads = key.shape[1]
-    groups = heads // kv_heads
-    if groups > 1:
-        query = query.reshape(rows, kv_heads, groups * new, head_dim)
-        mask = mask.repeat(1, 1, groups, 1)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling).reshape(rows, heads, new, -1)
+            # The query heads of one key head are folded into the query dimension.
+            asked, masked = query[rows, :, start:end], mask[rows, :, start:end, seen]
+            if heads > kv_heads:
+                asked = asked.reshape(len(keys), kv_heads, -1, head_dim)
+                masked = masked.repeat(1, 1, heads // kv_heads, 1)
+            keys_seen, values_seen = keys[:, :, seen], values[:, :, seen]
+            found = scaled_dot_product_attention(asked, keys_seen, values_seen, attn_mask=masked, scale=scaling)
+            pieces.append(found.reshape(len(keys), heads, end - start, -1))
+        outs.append(torch.cat(pieces, dim=2))
+    return torch.cat(outs).transpose(1, 2).contiguous(), None
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,7 @@
 """The in-process engine: any full-attention ``transformers`` model, with continuous batching. Every step prefills new
 tokens (new prompts, tool results), then samples one token for every running conversation. A next turn reuses the KV
 cache of earlier ones; members of a group read their prompt once. When the cache's budget is used up, the latest
-conversations pause: their tokens are prefilled again later, and they continue with the same samples.
-"""
+conversations pause: their tokens are prefilled again later, and they continue with the same samples."""
 
 from __future__ import annotations
 
@@ -24,14 +23,11 @@ from emailrl.model.layout import free_memory
 
 class TransformersEngine:
     """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
-    sets a version.
-
-    ``stop_ids`` end a completion, in addition to those of the model's generation config. At most ``max_rows``
-    conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None:
-    ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``) the key-value cache.
+    sets a version. ``stop_ids`` end a completion, in addition to those of the model's generation config. At most
+    ``max_rows`` conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens``
+    (None: ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``) the key-value cache.
     Identical requests give identical completions. Raises EmailRLError for a model with state other than the keys and
-    values of all tokens.
-    """
+    values of all tokens."""
 
     def __init__(
         self,
@@ -87,7 +83,11 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
-        ended, device, attention = Ended(advance), device_of(self.weights.model), self._config._attn_implementation
+        ended, device, attention = (
+            Ended(advance, self.version, self.adapter_sha256),
+            device_of(self.weights.model),
+            self._config._attn_implementation,
+        )
         if len(self.cache.users) == 1:  # no block is in memory
             budget = self._cache_bytes or FREE_SHARE[device.type] * free_memory(device)
             self.cache.most = self._blocks = blocks_within(budget, *self._shape)
@@ -118,15 +118,11 @@ class TransformersEngine:
     def _run(self, waiting: deque[tuple[int, Request]], ended: Ended) -> None:
         schedule = self.schedule
 
-        def end(place: int, completion: Completion) -> Request | None:
-            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
-            return ended.add(place, completion)
-
         def begin(place: int, request: Request | None) -> Conversation | None:
             """The next turn with room for a token; turns without room are ended, and their follow-ups requested."""
             while request is not None and (tokens := len(request.prompt_ids)) >= self.window:
                 self._tell_if_cut(tokens)
-                request = end(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
+                request = ended.add(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
             return None if request is None else Conversation(request, place)
 
         while waiting or schedule.running or schedule.paused:
@@ -136,7 +132,7 @@ class TransformersEngine:
                     break
             for conversation, finish_reason in self._pass():
                 completion = conversation.completion(finish_reason)
-                if (next_turn := begin(conversation.place, end(conversation.place, completion))) is not None:
+                if (next_turn := begin(conversation.place, ended.add(conversation.place, completion))) is not None:
                     schedule.go_on(conversation, next_turn)
                 else:
                     schedule.leave(conversation)

@@ -1,7 +1,6 @@
 """Forward passes over conversations: prefill new prompt tokens into the cache, then sample one token for each; logits
 exist at sampled positions only. A token is the first whose cumulative probability exceeds the request's next uniform
-number (inverse CDF), so the i-th token depends only on the request's seed and logits, not on the rest of the batch.
-"""
+number (inverse CDF), so the i-th token depends only on the request's seed and logits, not on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -81,11 +80,8 @@ class Schedule:
     def admit(self, conversation: Conversation) -> bool:
         """Run a conversation if its tokens fit with one spare block per running one; else pause it. It starts with the
         blocks of the conversation with the longest common prefix; of several, the first."""
-        same, source = 0, None
-        for other in self.running:
-            if (longer := blocks_alike(conversation, other, same)) > same:
-                same, source = longer, other
-        if source is not None:
+        source = max(self.running, key=partial(blocks_alike, conversation), default=None)
+        if source is not None and (same := blocks_alike(conversation, source)):
             self.cache.share(source.blocks[:same], conversation.blocks)
             conversation.held, conversation.source = same * BLOCK, source
         if not self.running:  # alone, it ignores a limit lowered after an out-of-memory error
@@ -144,16 +140,12 @@ class Schedule:
         conversation.held, conversation.source = 0, None
 
 
-def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
-    """The number of another's blocks that a new conversation can share, at least ``least``. Only whole blocks, which
-    their owner no longer writes to once it has read its tokens."""
+def blocks_alike(new: Conversation, other: Conversation) -> int:
+    """The number of another's blocks that a new conversation can share. Only whole blocks, which their owner no longer
+    writes to once it has read its tokens."""
     most = min((len(new.tokens) - 1) // BLOCK, (len(other.tokens) - 1) // BLOCK, len(other.blocks))
-    if least >= most or new.tokens[: least * BLOCK] != other.tokens[: least * BLOCK]:
-        return least
-    for start in range(least * BLOCK, most * BLOCK, BLOCK):
-        if new.tokens[start : start + BLOCK] != other.tokens[start : start + BLOCK]:
-            return start // BLOCK
-    return most
+    parts = (slice(start, start + BLOCK) for start in range(0, most * BLOCK, BLOCK))
+    return next((number for number, part in enumerate(parts) if new.tokens[part] != other.tokens[part]), most)
 
 
 class Passes:

@@ -1,7 +1,6 @@
 """The weights the in-process engine samples from. Small models get a separate copy with merged weights, which decodes
 faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
-accumulate. Large models are used directly, with the version's adapter active while sampling.
-"""
+accumulate. Large models are used directly, with the version's adapter active while sampling."""
 
 from __future__ import annotations
 

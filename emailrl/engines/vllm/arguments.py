@@ -1,8 +1,6 @@
-"""What vLLM is started with, in this process and in servers, from the settings; does not import vLLM.
-
-Whether in-process vLLM sleeps while the trainer works, and for how many tokens it captures CUDA graphs on large GPUs,
-is decided here too, for the engine and for ``emailrl plan``.
-"""
+"""What vLLM is started with, in this process and in servers, from the settings; does not import vLLM. Whether
+in-process vLLM sleeps while the trainer works, and for how many tokens it captures CUDA graphs on large GPUs, is
+decided here too, for the engine and for ``emailrl plan``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
-
 With several ranks, each group of VLLM_TENSOR_PARALLEL_SIZE neighbors shares one engine (vLLM's ``external_launcher``):
 they start and stop it together, and make the same calls in the same order. Adapters are loaded under a new id for each
 version and after each wake, never merged or updated in place, and their log-probabilities are verified before sampling
-(``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
-"""
+(``probe``): vLLM has served stale and damaged adapters (#42125, #53888)."""
 
 from __future__ import annotations
 
@@ -71,21 +69,18 @@ class VllmEngine:
         if not self._proven:
             self._prove()
         running: dict[str, tuple[int, Request, float]] = {}
-        ended = Ended(advance)
+        ended = Ended(advance, self.version, self.adapter_sha256)
 
         def begin(place: int, request: Request | None) -> None:
             while request is not None:
-                room = int(self._engine.model_config.max_model_len) - len(request.prompt_ids)
+                tokens = len(request.prompt_ids)
+                room = int(self._engine.model_config.max_model_len) - tokens
                 if room >= 1:
                     params = self._params(request.sampling, request.seed, min(request.sampling.max_tokens, room))
                     running[self._add(request.prompt_ids, params)] = place, request, time.perf_counter()
                     return
-                request = end(place, Completion(request.trajectory_id, [], [], "length"), request)
-
-        def end(place: int, completion: Completion, request: Request) -> Request | None:
-            completion.prompt_tokens = len(request.prompt_ids)
-            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
-            return ended.add(place, completion)
+                full = Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens)
+                request = ended.add(place, full)
 
         try:
             for place, request in enumerate(requests):
@@ -97,9 +92,8 @@ class VllmEngine:
                     ids, reason, error = list(drawn.token_ids), str(drawn.finish_reason), None
                     if reason not in ("stop", "length"):
                         reason, error = "error", f"vLLM ended a completion by {drawn.finish_reason!r}"
-                    logprobs = logprobs_of(drawn)
-                    completion = Completion(request.trajectory_id, ids, logprobs, reason, seconds, error=error)
-                    begin(place, end(place, completion, request))
+                    parts = request.trajectory_id, ids, logprobs_of(drawn), reason, seconds, len(request.prompt_ids)
+                    begin(place, ended.add(place, Completion(*parts, error=error)))
         except BaseException:
             self._engine.abort_request(list(running))
             raise
@@ -153,10 +147,17 @@ class VllmEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         rank = max(self._lora_rank, adapter_rank(self._path) if self._path else 0)
-        given: dict[str, Any] = {"model": self._model, "dtype": self._dtype, "lora_rank": rank, "graphs": self._graphs}
-        given |= {"on_gpu": self.can_sleep, "sleeps": self._may_sleep}
+        arguments = engine_arguments(
+            self._settings,
+            model=self._model,
+            dtype=self._dtype,
+            lora_rank=rank,
+            on_gpu=self.can_sleep,
+            sleeps=self._may_sleep,
+            graphs=self._graphs,
+        )
         try:
-            engine_args = EngineArgs(**engine_arguments(self._settings, **given))
+            engine_args = EngineArgs(**arguments)
         except TypeError as error:
             raise UsageError(f"vLLM does not take an argument of VLLM_ENGINE_ARGS: {error}.") from error
         # vLLM seeds the global generators, and a run's draws must not depend on it.

@@ -2,8 +2,7 @@
 prefixes of a text: they must agree with those of the trainer's own model to rounding; and if the trainer's changed
 between two adapters, bit-identical output means unchanged weights. A silently ignored or stale adapter is the costliest
 failure of a separate sampler (verl #7495, vLLM #42125, #53888). The log-probabilities of a prompt would say as much,
-but asking for them beside other requests may crash vLLM (#16668).
-"""
+but asking for them beside other requests may crash vLLM (#16668)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""One vLLM server: what is asked of it over HTTP, its loaded adapters, and strict reading of its answers.
-
-Pydantic parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it.
-"""
+"""One vLLM server: what is asked of it over HTTP, its loaded adapters, and strict reading of its answers. Pydantic
+parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""``emailrl serve``: vLLM servers as supervised child processes, one per replica, none left behind.
-
-Flags, environment and GPUs of each server; its start, health checks, end and cause of death; and restarts.
-"""
+"""``emailrl serve``: vLLM servers as supervised child processes, one per replica, none left behind. Flags, environment
+and GPUs of each server; its start, health checks, end and cause of death; and restarts."""
 
 from __future__ import annotations
 

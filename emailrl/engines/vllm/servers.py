@@ -1,10 +1,8 @@
-"""One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version.
-
-An adapter is loaded on every replica and verified by its log-probabilities (``probe``) before it is sampled from; one
+"""One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version. An
+adapter is loaded on every replica and verified by its log-probabilities (``probe``) before it is sampled from; one
 completion per version and replica is scored by the trainer's model too. Conversations keep the version they started
 with, in several threads, each call in its own event loop. A replica that dies is reported and excluded, its requests go
-to the others, and it is readmitted once it is healthy and its adapter is verified.
-"""
+to the others, and it is readmitted once it is healthy and its adapter is verified."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ import httpx
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Client, may_pass, pause_asked_for, tell
-from emailrl.engines.base import Advance, Completion, Request, SamplingParams, converse, report
+from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, converse, report
 from emailrl.engines.budget import most_requests
 from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
 from emailrl.engines.vllm.probe import SHORTEST, Expected, Probe
@@ -262,9 +260,12 @@ class PinnedVersion:
         """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
         self._mending = asyncio.Lock()  # it belongs to one event loop, and so to one call
 
-        limit = self._servers.conversations
+        limit, ended = (
+            self._servers.conversations,
+            Ended(advance, self.version.label, self.version.expected.adapter_sha256),
+        )
         return self._until_cancelled(
-            lambda client: converse(requests, partial(self._complete, client), advance, limit=limit)
+            lambda client: converse(requests, partial(self._complete, client), ended, limit=limit)
         )
 
     def _until_cancelled(self, act: Act[T]) -> T:
@@ -289,10 +290,9 @@ class PinnedVersion:
                 under_way[0].call_soon_threadsafe(under_way[1].cancel)
 
     async def _complete(self, client: httpx.AsyncClient, request: Request) -> Completion:
-        started, version = time.perf_counter(), self.version
+        started = time.perf_counter()
         completion = await self._sample(client, request)
         completion.seconds, completion.prompt_tokens = time.perf_counter() - started, len(request.prompt_ids)
-        completion.policy_version, completion.adapter_sha256 = version.label, version.expected.adapter_sha256
         return completion
 
     async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:
