@@ -10,8 +10,9 @@ are on its methods (``clocks``). Random weights of the true shapes say nothing s
 every trajectory makes the same real calls (search, read, search, read, answer) on the question's own inbox, each after
 a completion of ``--tokens`` tokens (by its seed), and its prompt grows by the tools' real results. Rewards are drawn by
 seed, so that every group is trained. The first step warms up (vLLM starts, kernels are compiled) and does not count in
-the mean. Evaluation is left out. ``--completion N``: one turn of exactly N tokens instead, as ``bench_grpo_trl``
-compares. No step begins after ``--limit``. ``own`` in the rows has the seconds of every clock.
+the mean. Evaluation is left out. What vLLM holds of the GPU awake and asleep stands beside what is planned.
+``--completion N``: one turn of exactly N tokens instead, as ``bench_grpo_trl`` compares. No step begins after
+``--limit``. ``own`` in the rows has the seconds of every clock.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from clocks import OTHER, Clocks
-from runner import Bench, Given, Row, forget_peak, now
+from runner import Bench, Given, Row, now
 
 RESULTS = 5
 """Of a search: with two rounds of it and 120 to 320 tokens, about a quarter of a trajectory is trained."""
@@ -81,8 +82,7 @@ def measure(given: Given, case: Row) -> list[Row]:
     from emailrl.settings import load_settings
     from emailrl.training.loop import train
 
-    rows: list[Row] = []
-    clocks = Clocks(now)
+    rows, planned, clocks = list[Row](), Row(), Clocks(now)
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
         overrides = SETTINGS | {"output_dir": Path(folder) / "run", "max_steps": given.steps + 1}
         overrides |= {"engine": given.engine, "max_tokens": given.completion or given.tokens[1]}
@@ -91,7 +91,9 @@ def measure(given: Given, case: Row) -> list[Row]:
         overrides |= {"db": db, "questions": questions} | dict(one.split("=", 1) for one in given.set)
         try:
             put_on(clocks, given, rows)
-            train(load_settings(overrides, environ={}), progress=partial(print, file=sys.stderr, flush=True))
+            settings = load_settings(overrides, environ={})
+            planned = planned_of(settings)
+            train(settings, progress=partial(print, file=sys.stderr, flush=True))
         except Enough:
             pass
         except Exception as error:
@@ -99,7 +101,20 @@ def measure(given: Given, case: Row) -> list[Row]:
             rows.append({"error": f"{error!r:.200}"})
         finally:
             clocks.restore()
-    return rows
+    return [row | planned for row in rows]
+
+
+def planned_of(settings: Any) -> Row:
+    """What ``emailrl plan`` takes vLLM to hold of this GPU, in GiB and tokens; nothing on a CPU."""
+    from emailrl.plan import make_plan, this_machine
+
+    if not used():
+        return {}
+    memory = make_plan(settings, this_machine()).memory
+    parts = {"awake": memory.sampling, "asleep": memory.training}
+    return {f"planned_{name}": part.get("vLLM", 0) / 2**30 for name, part in parts.items()} | {
+        "planned_cache_tokens": memory.cache_tokens
+    }
 
 
 def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
@@ -139,16 +154,23 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
         groups.extend(made)
         return made
 
+    def start(inner: Any, self: Any) -> None:
+        before = used()
+        with clocks.span("start"):
+            inner(self)
+        if before:
+            cache = self._engine.vllm_config.cache_config
+            memory.update(awake=used() - before, cache_tokens=cache.num_gpu_blocks * cache.block_size)
+
     def release(inner: Any, self: Any) -> None:
-        memory["sampling"] = used()
+        memory["taken"] = used()
         inner(self)
-        memory["asleep"] = used()
-        forget_peak()
+        memory["asleep"] = memory.get("awake", 0.0) - memory["taken"] + used()
 
     def end_step(inner: Any, run: Any, metrics: Row | None = None) -> None:
         inner(run, metrics)
         seconds, own = clocks.cut()
-        row = {"step": run.state.step, "seconds": seconds, "own": own, "memory": dict(memory)}
+        row = {"step": run.state.step, "seconds": seconds, "own": own} | memory
         row |= by_phase(own) | batch_of(groups, metrics or {})
         row |= {"trajectories_per_second": row["trajectories"] / row["sampling"]}
         rows.append(row | {"tokens_per_second": row["sampled_tokens"] / row["sampling"]})
@@ -168,7 +190,7 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     clocks.put(f"{engine}.generate", generate)
     clocks.put(f"{engine}.release", release)
     if given.engine == "vllm":
-        clocks.time(f"{engine}._start", "start")
+        clocks.put(f"{engine}._start", start)
         clocks.time(f"{engine}._step", None)  # sampling, or an adapter's proof
         clocks.time("emailrl.engines.vllm.probe:Probe.load", "adapter/read")
         clocks.time("emailrl.engines.vllm.probe:Probe._logits", "adapter/trainer")
@@ -267,9 +289,12 @@ BENCH = Bench(
     __file__,
     __doc__,
     measure,
-    {"shape": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
+    {"case": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
      "sampled": "sampled_tokens:,", "sampled a second: trajectories": "trajectories_per_second:.2f",
-     " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f"} | {phase: f"{phase}:.2f" for phase in PHASES},
+     " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f"} | {phase: f"{phase}:.2f" for phase in PHASES} | {
+         "vLLM awake, GiB": "awake:.2f", "planned": "planned_awake:.2f", "asleep": "asleep:.2f",
+         "planned ": "planned_asleep:.2f", "cache tokens": "cache_tokens:,", "planned  ": "planned_cache_tokens:,",
+     },
     {
         "--shape": {"default": "14B"},
         "--engine": {"default": "vllm", "choices": ENGINES},
