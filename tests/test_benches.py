@@ -62,7 +62,6 @@ def test_what_a_script_takes_from_the_package_is_there() -> None:
         ("bench_train_step", [], {"computed", "mfu", "seconds"}),
         ("bench_sft", [], {"tokens_per_second", "loss"}),
         ("bench_scaling", ["--ranks", "1"], {"of_one", "grad_norm", "hash"}),
-        ("bench_grpo_trl", [], {"rest", "rate", "hand-over"}),
     ],
 )
 def test_a_rehearsal_ends_with_a_table(

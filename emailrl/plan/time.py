@@ -49,7 +49,7 @@ ON_CPU_PER_LAYER: Final = 0.3e-3
 BANDWIDTH: Final = 0.7  # Share of the bandwidth reached when reading weights and cache. Assumed.
 HANDOVER: Final = 0.7
 """Seconds to write an adapter, load it into vLLM and verify it: 0.54 and 0.68 were measured on 4B, 0.80 and 0.87 on
-14B (``tests/gpu/bench_grpo_trl.py`` and ``bench_grpo_step.py``)."""
+14B (``tests/gpu/bench_grpo_step.py``)."""
 HANDED_OVER: Final = 0.5
 """The trainer's part of it if servers do the rest during the next update: it saves the adapter, reads it and copies it
 into its model. 0.42 were measured on 4B and 0.58 on 14B, in the same steps."""
