@@ -382,7 +382,9 @@ def add_mean(rows: list[Row]) -> None:
             names = [name for name, value in counted[0].items() if isinstance(value, float)]
             mean: Row = {name: statistics.fmean(row[name] for row in counted) for name in names}
             own = {name: statistics.fmean(row["own"].get(name, 0.0) for row in counted) for name in counted[-1]["own"]}
-            rows.append(counted[-1] | mean | {"step": "mean", "sampled_tokens": None, "tokens": None, "own": own})
+            tokens = statistics.fmean(row["tokens"] for row in counted)
+            mean |= {"step": "mean", "tokens": round(tokens), "rate": tokens / mean["seconds"], "own": own}
+            rows.append(counted[-1] | mean | {"sampled_tokens": None})
             print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(own.items())}))
     means = {row["case"]: row for row in rows if row.get("step") == "mean"}
     for case, row in means.items():
@@ -397,7 +399,7 @@ BENCH = Bench(
     {
         "case": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
         "sampled": "sampled_tokens:,", "sampled a second: trajectories": "trajectories_per_second:.2f",
-        " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f", "x TRL": "x_trl:.2f",
+        " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f", "tokens/s": "rate:,.0f", "x TRL": "x_trl:.2f",
         **{phase: f"{phase}:.2f" for phase in PHASES},
         "vLLM awake, GiB": "awake:.2f", "planned": "planned_awake:.2f", "asleep": "asleep:.2f",
         "planned ": "planned_asleep:.2f", "cache tokens": "cache_tokens:,", "planned  ": "planned_cache_tokens:,",
