@@ -125,7 +125,7 @@ def test_a_base_that_does_not_fit_is_sharded() -> None:
     ("model", "cards", "gib"), [("14B", 1, 31.7), ("14B", 2, 20.1), ("32B", 1, 67.7), ("32B", 2, 39.8)]
 )
 def test_measured_peaks_of_a_sharded_base(model: str, cards: int, gib: float) -> None:
-    """``tests/gpu/shard_memory.py`` on H200s: six trajectories of 3,641 tokens, no optimizer."""
+    """On H200s: six trajectories of 3,641 tokens, no optimizer."""
     values = {"shard": "host", "gradient_checkpointing": "on", "max_tokens_per_micro_batch": 8192}
     values |= {"per_device_train_batch_size": 1, "num_generations": 6}
     job = plan_for(model=model, tokens=3641, **SERVED, **values).job
