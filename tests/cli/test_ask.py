@@ -250,30 +250,25 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "error"),
+    ("arguments", "error"),
     [
-        (("",), 2, "The question is empty. For example: "),
-        (("\udcff",), 2, "The question is not valid UTF-8."),
-        (("When?", "--db", "none.db"), 2, "No such mail database: none.db."),
-        (("When?", "--db", "text"), 2, "text cannot be read as a mail database"),
-        (("When?", "--inbox", "an@example.com"), 2, f"Did you mean {ANN}?"),
-        (("When?", "--inbox", " "), 2, "Invalid inbox ' '"),
-        (("When?", "--date", "yesterday"), 2, "'yesterday' is not a date like 2001-05-14."),
-        (("When?", "--checkpoint", "best", "--model", "nano"), 2, "--model and --checkpoint are mutually exclusive."),
-        (("When?", "--checkpoint", "best"), 2, "No run has a checkpoint (output folder: outputs/grpo)."),
-        (("When?", "--checkpoint", "empty"), 2, "empty has no metadata.json."),
-        (("When?", "--checkpoint", "best", "--engine", "openai"), 2, "The openai engine cannot run a checkpoint."),
-        (("--json",), 2, "--json needs a question."),
+        (("",), "The question is empty. For example: "),
+        (("\udcff",), "The question is not valid UTF-8."),
+        (("When?", "--db", "text"), "text cannot be read as a mail database"),
+        (("When?", "--inbox", "an@example.com"), f"Did you mean {ANN}?"),
+        (("When?", "--inbox", " "), "Invalid inbox ' '"),
+        (("When?", "--date", "yesterday"), "'yesterday' is not a date like 2001-05-14."),
+        (("When?", "--checkpoint", "best", "--model", "nano"), "--model and --checkpoint are mutually exclusive."),
+        (("When?", "--checkpoint", "best", "--engine", "openai"), "The openai engine cannot run a checkpoint."),
     ],
 )
 def test_what_is_wrong_is_said_on_one_line(
-    emailrl, tmp_path: Path, db: Path, arguments: tuple[str, ...], code: int, error: str
+    emailrl, tmp_path: Path, db: Path, arguments: tuple[str, ...], error: str
 ) -> None:
     (tmp_path / "text").write_text("no database")
-    (tmp_path / "empty").mkdir()
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\n')
     found, out, err = emailrl("ask", *arguments)
-    assert (found, out) == (code, "")
+    assert (found, out) == (2, "")
     [line] = err.splitlines()
     assert line.startswith("error: ") and error in line
 
@@ -282,9 +277,6 @@ def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, mo
     (tmp_path / "model.safetensors").write_bytes(b"no model")
     monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo
     demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
-    code, out, err = emailrl("ask", "When?", "--db", demo)
-    assert (code, out) == (2, "")
-    assert "demo.db holds several mailboxes. Choose one with --inbox: " in err and err.count(" emails)") == 10
     data = load_settings({"questions": questions_file(demo)}, environ={}, cwd=tmp_path).data
     asked = load_scenario_set(None, "test", limit=300, seed=1, data=data).scenarios
     scenario = next(each for each in asked if each.kind == "room")

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import make_checkpoint, make_questions
+from tiny import make_checkpoint
 
 from emailrl.agent.mail_env import Rubric
 from emailrl.agent.play import Collector
-from emailrl.questions import load, write_scenarios
+from emailrl.questions import load
 from emailrl.records import read_trajectories
 
 
@@ -76,62 +76,52 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
 
 
 def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: Path) -> None:
-    make_checkpoint(here / "outputs" / "grpo_masked-2" / "best_model", here / "model")
-    second = here / "outputs" / "grpo_masked-2" / "best_model"
-    first = here / "outputs" / "grpo_masked" / "best_model"
-    arguments = ("benchmark", "--limit", 1, "--checkpoint", first, "--checkpoint", second)
+    runs = [here / "outputs" / name / "best_model" for name in ("grpo_masked", "grpo_masked-2")]
+    make_checkpoint(runs[1], here / "model")
+    arguments = ("benchmark", "--limit", 1, "--checkpoint", runs[0], "--checkpoint", runs[1])
     code, out, _ = emailrl(*arguments)
     assert code == 0 and str(here) not in out.partition("results:")[0]
     assert out.startswith("=== Benchmark Results ===\noutputs/grpo_masked/best_model: accuracy 0.0% (95% interval ")
-    _, table = out.split("Test split", 1)
-    assert table.splitlines()[2].split() == ["outputs/grpo_masked/", "outputs/grpo_masked-2/"]
-    assert table.splitlines()[3].split() == ["best_model", "best_model"]
+    head = out.split("Test split", 1)[1].splitlines()[2:4]
+    assert [line.split() for line in head] == [["outputs/grpo_masked/", "outputs/grpo_masked-2/"], ["best_model"] * 2]
     assert "outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: the first" in out
     records = json.loads(emailrl(*arguments, "--json")[1])
-    assert [record["model"] for record in records] == [str(first), str(second)]
+    assert [record["model"] for record in records] == list(map(str, runs))
 
 
 def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emailrl, here: Path) -> None:
-    make_checkpoint(here / "outputs" / "grpo_masked-2" / "best_model", here / "model", metrics={"accuracy": 0.96})
-    third = here / "outputs" / "grpo_masked-3" / "best_model"
+    better, third = (here / "outputs" / f"grpo_masked-{number}" / "best_model" for number in (2, 3))
+    make_checkpoint(better, here / "model", metrics={"accuracy": 0.96})
     make_checkpoint(third, here / "model", metrics={"accuracy": 0.5}, step=0)
     line = (
         f"outputs/grpo_masked-3/best_model has the weights of {here / 'model'}, unchanged (step 0); "
         "grpo_masked-2 reached 96.0%: --checkpoint outputs/grpo_masked-2/best_model"
     )
-    for command in (("rollout", "--limit", 1), ("ask", "When?")):
+    for command in (("rollout", "--limit", 1), ("ask", "When?"), ("benchmark", "--limit", 1), ("export",)):
         assert emailrl(*command)[2].splitlines().count(line) == 1
     for command in (("benchmark", "--limit", 1), ("export",)):
-        code, _, error = emailrl(*command)
-        assert code == 0 and error.splitlines().count(line) == 1
-        code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked-2/best_model", "--out", command[0])
+        code, _, error = emailrl(*command, "--checkpoint", better, "--out", command[0])
         assert code == 0 and "unchanged" not in error
-    make_checkpoint(here / "outputs" / "grpo_masked-2" / "final", here / "model", step=9)  # now the newest run
-    assert "unchanged" not in emailrl("export", "--out", "newest")[2]
-    _, _, error = emailrl("export", "--out", "named", "--checkpoint", "outputs/grpo_masked-3/best_model")
-    assert error.splitlines()[0] == line
 
 
 def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(emailrl, here: Path) -> None:
     """The file named in the metadata does not exist, so loading it would end each command with an error."""
-    given = {"environment": "theirs.py:Oracle", "reward": "theirs.py:short"}
-    run = here / "outputs" / "grpo_masked-2"
-    for name in ("best_model", "final"):
-        make_checkpoint(run / name, here / "model", **given)
-    start = "Note: outputs/grpo_masked-2/best_model was trained with --environment theirs.py:Oracle"
-    used = "this command uses --environment mail --reward art_e."
-    for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1)):
+    names = [f"outputs/grpo_masked-2/{name}" for name in ("best_model", "final")]
+    for name in names:
+        make_checkpoint(here / name, here / "model", environment="theirs.py:Oracle", reward="theirs.py:short")
+    one = "--limit", 1
+    used = "--reward theirs.py:short; this command uses --environment mail --reward art_e."
+    for command, ending in (
+        (("benchmark", *one), f" {used}"), (("rollout", *one), f" {used}"),
+        (("ask", "When?"), "; this command uses the mail environment."),
+    ):  # fmt: skip
         code, _, error = emailrl(*command)
-        assert code == 0 and error.splitlines().count(f"{start} --reward theirs.py:short; {used}") == 1
-    both = ("--checkpoint", "outputs/grpo_masked-2/best_model", "--checkpoint", "outputs/grpo_masked-2/final")
-    code, _, error = emailrl("benchmark", "--limit", 1, *both)
-    assert code == 0 and error.count("Note: ") == 1
-    assert "Note: outputs/grpo_masked-2/best_model and outputs/grpo_masked-2/final were trained with " in error
-    code, _, error = emailrl("ask", "When?")
-    assert code == 0 and f"{start}; this command uses the mail environment.\n" in error
-    for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1), ("ask", "When?")):
-        code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked/best_model")
-        assert code == 0 and "was trained with" not in error
+        told = f"Note: {names[0]} was trained with --environment theirs.py:Oracle{ending}"
+        assert code == 0 and error.splitlines().count(told) == 1
+        error = emailrl(*command, "--checkpoint", "outputs/grpo_masked/best_model")[2]
+        assert "was trained with" not in error
+    error = emailrl("benchmark", *one, "--checkpoint", names[0], "--checkpoint", names[1])[2]
+    assert error.count("Note: ") == 1 and f"Note: {names[0]} and {names[1]} were trained with " in error
 
 
 def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch) -> None:
@@ -221,16 +211,6 @@ def test_the_next_step_is_named_with_its_reason(emailrl, here: Path, monkeypatch
     assert again.endswith(" --index 0 # a wrong answer\n")
 
 
-def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:
-    shared = make_questions(2)
-    shared[1].split = "train"
-    write_scenarios(here / "questions.jsonl", shared)
-    code, _, error = emailrl("benchmark")
-    assert code == 2 and "allow-shared-inbox" in error and error.count("\n") == 1
-    code, out, _ = emailrl("benchmark", "--allow-shared-inbox")
-    assert code == 0 and "note:" in out and "share" in out
-
-
 def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None:
     (here / "mine.py").write_text("def fixed(trajectory):\n    return 7.5\n")
     arguments = ("benchmark", "--model", "model", "--limit", 2)
@@ -239,10 +219,6 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
     [record] = json.loads((here / "bench" / "results.json").read_text())["results"]
     assert (record["reward"], record["reward_name"]) == (7.5, "mine.py:fixed")
     assert "reward" not in emailrl(*arguments)[1].splitlines()[0]
-    code, _, error = emailrl(*arguments, "--reward", "http://:8000/x")
-    assert code == 2 and "has no host" in error.splitlines()[-1] and "Traceback" not in error
-    code, _, error = emailrl(*arguments, "--reward", "mine.py:absent")
-    assert code == 2 and "absent" in error
 
 
 def test_several_samples_a_question(emailrl, here: Path) -> None:

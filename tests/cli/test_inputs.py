@@ -8,18 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import ANN, make_database
+from tiny import make_database
 
 from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import suggest, suggest_benchmark
-from emailrl.questions import write_scenarios
-from emailrl.questions.splits import SPLITS
-from emailrl.records.trajectory import Scenario
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.data import source_of
 
@@ -81,32 +77,6 @@ def test_sft_takes_the_questions_beside_the_database_or_says_that_it_is_not_used
     assert said.startswith("Questions: mail_questions.jsonl (next to the database)\n")
     assert [settings.data.questions for settings in asked] == [None, Path("mail_questions.jsonl")]
     assert [source_of(settings) for settings in asked] == ["demo", "questions"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (
-            ("--questions", "shared.jsonl"),
-            "error: shared.jsonl: inbox ann@example.com is in the splits train, val and test.",
-        ),
-        (("--questions", "q.jsonl"), "error: The transformers engine cannot sample from a sharded base model"),
-        (("--questions", "q.jsonl", "--engine", "vllm"), "error: No vLLM server available (1 configured): "),
-    ],
-)
-def test_train_refuses_what_needs_no_model_before_loading_one(
-    emailrl, tmp_path: Path, monkeypatch, arguments: tuple[str, ...], error: str
-) -> None:
-    make_database(tmp_path / "mail.db")
-    rows = [Scenario(f"q{split}", "When?", "Now.", ["<m0@x>"], ANN, "2001-06-01", split=split) for split in SPLITS]
-    write_scenarios(tmp_path / "shared.jsonl", rows)
-    write_scenarios(tmp_path / "q.jsonl", [replace(rows[0], split=None)])
-    monkeypatch.setenv("VLLM_URLS", "http://127.0.0.1:9")
-    if arguments == ("--questions", "q.jsonl"):
-        monkeypatch.setenv("SHARD", "host")
-    code, _, said = emailrl("train", "--db", "mail.db", "--model", "nano", *arguments)
-    assert code and said.splitlines()[-1].startswith(error), said
-    assert "Loading the model" not in said and not (tmp_path / "outputs").exists()
 
 
 # -- the next command

@@ -186,6 +186,11 @@ def test_what_lies_beyond_the_step_is_removed(tmp_path: Path) -> None:
     assert left == kept | {"policy/v-000004", "skipped/step-000004-1.json", "training/thesis.txt"}
     assert [item.path.name for item in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
     assert said == [f"removed {name}, which is after step 4" for name in ("checkpoint-6", "final")]
+    write(tmp_path / "final", "final", step=4)
+    (tmp_path / "final" / "metadata.json").unlink()
+    (told,) = rewind(tmp_path, RunState(step=4))
+    assert told.startswith("removed final, which is damaged and will be written again at the end: ")
+    assert not (tmp_path / "final").exists() and rewind(tmp_path, RunState(step=4)) == []
 
 
 def test_a_best_model_from_beyond_is_put_back_from_the_best_step_where_that_is_kept(tmp_path: Path) -> None:
@@ -198,15 +203,6 @@ def test_a_best_model_from_beyond_is_put_back_from_the_best_step_where_that_is_k
     write(tmp_path / "best_model", "best", step=6)
     (said,) = rewind(tmp_path, RunState(step=4, best_accuracy=0.5, best_step=0))
     assert "is from the later step 6" in said and read_checkpoint(tmp_path / "best_model").metadata.step == 6
-
-
-def test_a_damaged_final_is_removed_to_be_written_again(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoint-2", step=2)
-    write(tmp_path / "final", "final", step=2)
-    (tmp_path / "final" / "metadata.json").unlink()
-    (said,) = rewind(tmp_path, RunState(step=2))
-    assert said.startswith("removed final, which is damaged and will be written again at the end: ")
-    assert not (tmp_path / "final").exists() and rewind(tmp_path, RunState(step=2)) == []
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing"])
@@ -260,6 +256,9 @@ def test_a_checkpoints_weights_are_known_by_run_and_step(adapter: Path) -> None:
     assert "the adapter's base" in start.notes[1]
     named = find_start(starting(adapter, model_name="nano"))
     assert named.settings.model.name == "nano"  # load_policy refuses it: another base
+    found = find_checkpoint(adapter, adapter)
+    resumed = find_start(starting(adapter), replace(found, metadata=replace(found.metadata, parent="sft-1:200")))
+    assert (resumed.adapter, resumed.parent) == (adapter, "sft-1:200")
 
 
 def test_another_programs_adapter_is_known_by_path_and_hash(adapter: Path, tmp_path: Path) -> None:
@@ -290,13 +289,6 @@ def test_what_is_no_adapter_or_damaged_is_refused(adapter: Path, tmp_path: Path)
         find_start(starting(copy))
 
 
-def test_resuming_keeps_the_parent(adapter: Path) -> None:
-    found = find_checkpoint(adapter, adapter)
-    checkpoint = replace(found, metadata=replace(found.metadata, parent="sft-1:200"))
-    start = find_start(starting(adapter), checkpoint)
-    assert (start.adapter, start.parent) == (adapter, "sft-1:200")
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -315,23 +307,16 @@ def test_a_setting_that_says_otherwise_than_the_adapter_is_an_error(
     assert "an adapter keeps its own" in refused.value.hint
 
 
-def test_settings_that_agree_are_taken_and_the_adapters_own_recorded(adapter: Path) -> None:
+def test_the_adapters_own_settings_are_recorded(adapter: Path) -> None:
     start = find_start(starting(adapter, lora_rank=4, target_modules="all-linear"))
-    policy = load_policy(start.settings, adapter=start.adapter, trainable=True)
-    lora = with_lora(find_start(starting(adapter)).settings, policy.lora).lora
-    assert (lora.lora_rank, lora.lora_alpha) == (4, 32)
-    assert lora.target_modules == "down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj"
-
-
-def test_the_reference_is_the_adapter_one_starts_from(adapter: Path) -> None:
-    def reference(**given: Any) -> str:
-        return find_start(starting(adapter, **given)).settings.algorithm.reference
-
-    assert reference(beta=0.01) == "start" and reference(reference="base", beta=0.01) == "base"
-    assert reference(beta=0.0) == find_start(Settings()).settings.algorithm.reference == "base"
+    lora = with_lora(Settings(), load_policy(start.settings, adapter=start.adapter, trainable=True).lora).lora
+    modules = "down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj"
+    assert (lora.lora_rank, lora.lora_alpha, lora.target_modules) == (4, 32, modules)
 
 
 def test_the_reference_is_the_base_or_the_start_and_the_adapter_comes_back(adapter: Path) -> None:
+    for given, named in (({}, "start"), ({"reference": "base"}, "base"), ({"beta": 0.0}, "base")):
+        assert find_start(starting(adapter, **given)).settings.algorithm.reference == named
     base, policy = (
         load_policy(find_start(starting(adapter, reference=which)).settings, adapter=adapter, trainable=True)
         for which in ("base", "start")
