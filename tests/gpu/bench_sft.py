@@ -189,12 +189,12 @@ def add_rates(rows: list[Row]) -> None:
 BENCH = Bench(
     __file__,
     __doc__,
-    cases,
     measure,
     {
         "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,", "of TRL's best": "of_trl:.2f",
         "s a step": "step_seconds:.3f", "peak GiB": "peak_gib:.1f", "loss": "loss:.3f",
     },
+    cases=cases,
     shapes=lambda given: ["smoke" if given.smoke else "135M"],
     add=add_rates,
     seconds=400,
