@@ -276,18 +276,16 @@ def _json(planned: Plan) -> dict[str, Any]:
 
 
 def _split(split: Split | None) -> dict[str, Any] | None:
-    return (
-        None
-        if split is None
-        else {
-            **_picked(split, "shared", "trainers", "servers", "tensor_parallel"),
-            "sharded_over": split.memory.cards,
-            "sampling": round(split.sampling, 2),
-            "playing": round(split.playing, 2),
-            "seconds": _phases(split.seconds),
-            "tokens_per_second": round(split.tokens_per_second, 1),
-        }
-    )
+    if split is None:
+        return None
+    return {
+        **_picked(split, "shared", "trainers", "servers", "tensor_parallel"),
+        "sharded_over": split.memory.cards,
+        "sampling": round(split.sampling, 2),
+        "playing": round(split.playing, 2),
+        "seconds": _phases(split.seconds),
+        "tokens_per_second": round(split.tokens_per_second, 1),
+    }
 
 
 def _phases(seconds: Seconds) -> dict[str, Any]:

@@ -97,11 +97,19 @@ def train(
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
         _check(settings)
     from emailrl.measure.export import check_free
+    from emailrl.model.resolve import resolve_model
+    from emailrl.model.smol_base import check_base
+    from emailrl.runs.resume import find_start
 
     output = settings.output
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # before training, not after
-    settings = _with_checked_inputs(settings, resume)
+    check_base(settings.model.name, settings.model.smol_base)
+    if resume in (None, "auto"):
+        settings = with_inputs(settings)
+        resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
+    else:
+        check_inputs(settings)  # a resumed run keeps its questions
     from emailrl.training.loop import train as run_training
 
     with LiveRun(settings, json=json) as live:
@@ -216,17 +224,3 @@ def _with_own_options(
     # This run, even if another starts in between; its latest checkpoint is chosen once the run is locked.
     run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
     return own, run, overwrite
-
-
-def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
-    from emailrl.model.resolve import resolve_model
-    from emailrl.model.smol_base import check_base
-    from emailrl.runs.resume import find_start
-
-    check_base(settings.model.name, settings.model.smol_base)
-    if resume not in (None, "auto"):
-        check_inputs(settings)  # a resumed run keeps its questions
-        return settings
-    settings = with_inputs(settings)
-    resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
-    return settings

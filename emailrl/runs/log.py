@@ -182,9 +182,6 @@ def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, floa
     return numbers
 
 
-# -- time -----------------------------------------------------------------------------------------------------------
-
-
 class Clock:
     """Seconds of one step by phase."""
 
@@ -223,9 +220,6 @@ def duration(seconds: float) -> str:
         if seconds < most:
             return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
     return f"{seconds / 86_400:.1f} days"
-
-
-# -- services -------------------------------------------------------------------------------------------------------
 
 
 def check_services(tracking: TrackingSettings) -> None:

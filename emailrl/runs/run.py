@@ -34,10 +34,7 @@ from emailrl.runs.log import Tracker
 from emailrl.settings import Settings
 
 MAX_SKIPPED_IN_A_ROW: Final = 3  # This many consecutive updates with a non-finite loss or gradient end the run.
-NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}
-"""The folders of checkpoints by kind; any other is ``checkpoint-N``."""
-
-# -- its state ------------------------------------------------------------------------------------------------------
+NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}  # By kind; any other is ``checkpoint-N``.
 
 
 @dataclass(slots=True)
@@ -72,8 +69,6 @@ class State:
 
 
 S = TypeVar("S", bound=State)
-
-
 Snapshot = dict[str, dict[str, Any]]
 """A run at the end of a step, as a checkpoint stores it besides weights and optimizer: its state as plain values, and
 the random generators."""
@@ -129,9 +124,6 @@ def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> 
             f"{path} cannot be read ({first_line(error)}).",
             "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume.",
         ) from None
-
-
-# -- signals --------------------------------------------------------------------------------------------------------
 
 
 class Interrupts:
@@ -202,9 +194,6 @@ class Interrupts:
         if number == signal.SIGINT and not self._from_rank:
             notice = "Interrupted: stopping after this step (press again to stop now without saving)."
         threading.Thread(target=self._notify, args=(notice,)).start()
-
-
-# -- the run --------------------------------------------------------------------------------------------------------
 
 
 def new_run_id(mode: str) -> str:

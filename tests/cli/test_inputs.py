@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,21 +29,6 @@ def test_settings_that_cannot_train_are_refused_before_ranks_start(emailrl, monk
     monkeypatch.delenv("MAX_STALENESS")
     code, _, said = emailrl("train", "--nproc", str(2**63 - 1))
     assert code == 2 and said.startswith(f"error: --nproc {2**63 - 1} needs more memory") and said.count("\n") == 1
-
-
-def test_without_a_network_train_ends_in_one_line_before_anything_slow(tmp_path: Path) -> None:
-    (tmp_path / "mail").mkdir()
-    (tmp_path / "mail" / "1.eml").write_text("From: kay@enron.com\nTo: bob@x.org\nMessage-ID: <1@x>\n\nhello\n")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        refusing = f"http://127.0.0.1:{server.getsockname()[1]}"
-    online = {"HF_HUB_OFFLINE": "", "HF_DATASETS_OFFLINE": "", "HF_ENDPOINT": refusing, "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "emailrl"]
-    subprocess.run([*command, "gen-db", "--source", "mail"], cwd=tmp_path, check=True, capture_output=True)
-    done = subprocess.run(
-        [*command, "train", "--model", "nano"], cwd=tmp_path, env=os.environ | online, capture_output=True, text=True
-    )
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert "the hub cannot be reached. Name a local file or folder with --questions" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["report", "view", "inspect-trajectory"])
