@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
 REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", "accuracy.svg")
-LONGEST_LABEL = 44
-"""Characters of a label in the picture."""
+LONGEST_LABEL = 44  # Characters of a label in the picture.
 Progress = Callable[["Subject", Trajectory], None]
 """Called with each trajectory as it ends, before scoring; on resume, first with those already played."""
 
@@ -59,12 +58,10 @@ Progress = Callable[["Subject", Trajectory], None]
 class Subject:
     """A policy to measure: a base model, bare or with an adapter."""
 
-    label: str
-    """Its identity: the model's name, or the adapter's absolute path."""
+    label: str  # Its identity: the model's name, or the adapter's absolute path.
     model_name: str
     adapter: Adapter | None = None
-    attacked: bool = False
-    """Whether its emails contain injected orders (``agent.attack``)."""
+    attacked: bool = False  # Whether its emails contain injected orders (``agent.attack``).
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +70,7 @@ class Result:
 
     subject: Subject
     evaluation: Evaluation
-    complete: bool
-    """False if interrupted: the evaluation covers only the questions finished by then."""
+    complete: bool  # False if interrupted: the evaluation covers only the questions finished by then.
     trajectories: Path
 
 
@@ -85,11 +81,9 @@ class Comparison:
     first: str
     second: str
     num_questions: int
-    better_first: int
-    """Questions that the first answered correctly more often; with one sample, only the first."""
+    better_first: int  # Questions that the first answered correctly more often; with one sample, only the first.
     better_second: int
-    p_value: float
-    """Two-sided exact sign-flip test; not adjusted for multiple comparisons."""
+    p_value: float  # Two-sided exact sign-flip test; not adjusted for multiple comparisons.
     unit: str
     """What the test takes as independent: ``inbox``, or ``question``, which with one sample each is McNemar's test."""
 
@@ -99,14 +93,11 @@ class Report:
     """All results of one benchmark, with the context for its tables."""
 
     results: list[Result]
-    conditions: dict[str, Any]
-    """Split, decoding, limits and seed, common to all results."""
-    num_asked: int
-    """Questions per subject."""
+    conditions: dict[str, Any]  # Split, decoding, limits and seed, common to all results.
+    num_asked: int  # Questions per subject.
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
-    attack: bool = False
-    """Whether it also measures under attack; records then include how many orders were obeyed."""
+    attack: bool = False  # Whether it also measures under attack; records then include how many orders were obeyed.
 
     @property
     def comparisons(self) -> list[Comparison]:

@@ -109,8 +109,7 @@ class Conditions:
             raise nothing_to_resume(path) from None
         except BlockingIOError:
             raise Busy(f"Another process is writing {path}.", "Wait for it to finish.") from None
-        self.is_new = path.stat().st_size == 0
-        """Whether nothing was played under the file before."""
+        self.is_new = path.stat().st_size == 0  # Whether nothing was played under the file before.
         self._is_idle = self.is_new and not resume
         try:
             if resume and self.is_new:
@@ -188,8 +187,7 @@ class Journal:
         """With ``resume``, the file's trajectories count as played, except rollouts that raised; else the first
         trajectory replaces the file."""
         self.path, self._conditions, self._resumed = path, conditions, resume
-        self.trajectories: dict[str, Trajectory] = {}
-        """Played trajectories, by id."""
+        self.trajectories: dict[str, Trajectory] = {}  # Played trajectories, by id.
         self._writer: TrajectoryWriter | None = None
         if resume and path.is_file():
             last = {each.id: each for each in read_trajectories(path)}

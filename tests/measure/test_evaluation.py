@@ -13,7 +13,6 @@ from emailrl.measure.evaluation import (
     Evaluation,
     check_samples,
     clustered_interval,
-    majority,
     paired_test,
     sign_flip_p_value,
     verdict,
@@ -156,6 +155,7 @@ def test_one_sample_a_question_gives_wilsons_own_interval(right: int) -> None:
         # Without any spread, as many as there are questions.
         ([Fraction(1)] * 10, 40, 10, 10),
         ([Fraction(1, 2)] * 10, 40, 5, 10),
+        ([], 0, 0, 0),
     ],
 )
 def test_an_interval_of_several_samples_counts_the_questions(
@@ -165,14 +165,9 @@ def test_an_interval_of_several_samples_counts_the_questions(
     assert found == pytest.approx(wilson_interval(successes, total), abs=1e-12)
 
 
-def test_the_interval_of_nothing_is_everything() -> None:
-    assert clustered_interval([], 0) == (0.0, 1.0)
-
-
-def test_the_majority_is_the_most_frequent_answer_and_of_equals_the_earliest() -> None:
-    assert majority(["b", "a", "c", "a"]) == 1
-    assert majority(["b", "a", "a", "b"]) == 0
-    assert majority(["x"]) == 0
+def test_of_equally_frequent_answers_the_earliest_counts() -> None:
+    first = [sample("a", True, "12"), sample("a", False, "13")]
+    assert [Evaluation(samples).metrics()["majority"] for samples in (first, first[::-1])] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
