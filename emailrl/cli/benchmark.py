@@ -78,19 +78,13 @@ def benchmark(
     *,
     checkpoint: Annotated[
         list[str] | None,
-        Option(
-            metavar="<str>",
-            help="best, latest, or the folder of a checkpoint or exported adapter; repeatable.",
-            autocompletion=options.checkpoints,
+        options.several(
+            "best, latest, or the folder of a checkpoint or exported adapter; repeatable.", options.checkpoints
         ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        Option(
-            metavar="<str>",
-            help="A model without adapter (nano, smol, folder, Hub name); repeatable.",
-            autocompletion=options.models,
-        ),
+        options.several("A model without adapter (nano, smol, folder, Hub name); repeatable.", options.models),
     ] = None,
     overrides: Overrides,
     attack: Annotated[

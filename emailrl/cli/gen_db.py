@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from emailrl.mail.build import Progress as Report
     from emailrl.mail.sources import Source
 
-NO_MESSAGES = ("not_mail", "not_a_file")
-"""Reasons of files in a folder that are no messages, such as a mail program's indexes."""
+NO_MESSAGES = ("not_mail", "not_a_file")  # reasons of files that are no messages, such as a mail program's indexes
 NUM_SHOWN = 5  # number of inboxes in the summary
 
 

@@ -36,21 +36,9 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         from emailrl.cli.trajectory import show_trajectories
 
         super().__init__()
-        self._settings, self._show = settings, show_trajectories
-        self._json = json
-        self._results: list[str] = []
-        self._console = console or progress_console()
+        self._settings, self._show, self._json = settings, show_trajectories, json
+        self._console, self._results = console or progress_console(), list[str]()
         self._live: Live | None = None
-        self._reset(0, 1)
-
-    def _reset(self, step: int, total: int) -> None:
-        self._step, self._total = step, total
-        self._rewards: list[float] = []
-        self._accuracies: list[float] = []
-        self._evaluations: list[float] = []
-        self._last: Mapping[str, Any] = {}
-        self._begun, self._ends = time.monotonic(), 0.0
-        self.phase("")
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -64,10 +52,15 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
         """Start showing a run; curves from before a resume are read from its files."""
-        self._reset(step, total)
+        self._step, self._total = step, total
+        self._rewards: list[float] = []
+        self._accuracies: list[float] = []
+        self._last: Mapping[str, Any] = {}
+        self._begun, self._ends = time.monotonic(), 0.0
+        self.phase("")
         for metrics in _records(run_dir / "metrics.jsonl"):
             self._take_curves(metrics)
-        self._evaluations += [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
+        self._evaluations = [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self, console=self._console, refresh_per_second=REFRESH, vertical_overflow="crop")
             self._live.start()
@@ -157,8 +150,7 @@ def sparkline(values: Sequence[float], width: int, low: float, high: float) -> s
 
 
 LINE_SECONDS = 10  # minimum interval between lines without a terminal
-EARLIEST = 20
-"""The time left appears once one item in this many is done: the first of many that run at once predict nothing."""
+EARLIEST = 20  # one item in this many must be done for the time left: the first that run at once predict nothing
 
 
 class Tally(AbstractContextManager["Tally"]):

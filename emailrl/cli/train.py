@@ -26,6 +26,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,7 @@ from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.settings import Settings, load_settings, run_root
 
+_cluster = partial(Option, rich_help_panel="Cluster")
 SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its libraries
 
 
@@ -56,22 +58,20 @@ SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its l
 def train(
     *,
     overrides: Overrides,
-    node_rank: Annotated[
-        int | None, Option(min=0, help="Number of this host, from 0.", rich_help_panel="Cluster")
-    ] = None,
+    node_rank: Annotated[int | None, _cluster(min=0, help="Number of this host, from 0.")] = None,
     rdzv_endpoint: Annotated[
-        str | None, Option(metavar="<host:port>", help="First host and a free port on it.", rich_help_panel="Cluster")
+        str | None, _cluster(metavar="<host:port>", help="First host and a free port on it.")
     ] = None,
     max_restarts: Annotated[
-        int, Option(min=0, help="Restarts from the last checkpoint after a rank has failed.", rich_help_panel="Cluster")
+        int, _cluster(min=0, help="Restarts from the last checkpoint after a rank has failed.")
     ] = 0,
     preset: Preset = None,
     from_openrlhf: Annotated[
         str | None,
         Option(
             metavar="<flags>",
-            help="Print OpenRLHF flags as an emailrl.toml, without training.",
             rich_help_panel="Advanced",
+            help="Print OpenRLHF flags as an emailrl.toml, without training.",
         ),
     ] = None,
     overwrite: Annotated[

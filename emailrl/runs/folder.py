@@ -58,7 +58,7 @@ def held(directory: Path) -> Iterator[None]:
 def new_directory(base: Path, *, overwrite: bool) -> Iterator[Path]:
     """The directory of a new run, locked against other processes: ``base``, else ``base-2``, ``base-3``.
 
-    ``overwrite`` takes the first, whose old run is restored if the block ends before ``discard_replaced``. Raises
+    ``overwrite`` takes the first, whose old run is restored if the block ends before it has a checkpoint. Raises
     UsageError for a place that cannot be used.
     """
     if not overwrite:
@@ -116,12 +116,6 @@ def check_replaceable(directory: Path) -> None:
             f"{directory} is not an emailrl run, so --overwrite leaves it alone.",
             "Drop --overwrite, or choose another folder with --out.",
         )
-
-
-def discard_replaced(directory: Path) -> None:
-    """Remove the run being replaced; call once the new one has a checkpoint."""
-    if (directory / REPLACED).exists():
-        shutil.rmtree(directory / REPLACED)
 
 
 def give_back_replaced(base: Path) -> list[str]:

@@ -6,6 +6,7 @@ import pickle
 import platform
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import threading
@@ -29,7 +30,7 @@ from emailrl.base.process import handled_by, is_importing
 from emailrl.checkpoints import SFT, Checkpoint, Metadata, created_after, prune, run_folders, write_checkpoint
 from emailrl.model.lora import writing_tensors
 from emailrl.model.policy import Policy
-from emailrl.runs.folder import REPLACED, STATE_FILE, discard_replaced
+from emailrl.runs.folder import REPLACED, STATE_FILE
 from emailrl.runs.log import Tracker
 from emailrl.settings import Settings
 
@@ -288,7 +289,8 @@ class Run(Generic[S]):
         checkpoint = write_checkpoint(path, metadata, lambda folder: self.fill(folder, kind))
         if kind != SFT:
             self.saved_step = self._step
-        discard_replaced(self.directory)
+        if (replaced := self.directory / REPLACED).exists():  # the new run has a checkpoint now
+            shutil.rmtree(replaced)
         prune(self.directory, self.settings.output.save_total_limit)
         return checkpoint
 

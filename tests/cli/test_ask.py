@@ -239,30 +239,6 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     assert code == 1 and f"The base model in {base / 'model.safetensors'} failed to load: " in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("",), "The question is empty. For example: "),
-        (("\udcff",), "The question is not valid UTF-8."),
-        (("When?", "--db", "text"), "text cannot be read as a mail database"),
-        (("When?", "--inbox", "an@example.com"), f"Did you mean {ANN}?"),
-        (("When?", "--inbox", " "), "Invalid inbox ' '"),
-        (("When?", "--date", "yesterday"), "'yesterday' is not a date like 2001-05-14."),
-        (("When?", "--checkpoint", "best", "--model", "nano"), "--model and --checkpoint are mutually exclusive."),
-        (("When?", "--checkpoint", "best", "--engine", "openai"), "The openai engine cannot run a checkpoint."),
-    ],
-)
-def test_what_is_wrong_is_said_on_one_line(
-    emailrl, tmp_path: Path, db: Path, arguments: tuple[str, ...], error: str
-) -> None:
-    (tmp_path / "text").write_text("no database")
-    (tmp_path / "emailrl.toml").write_text('db = "mail.db"\n')
-    found, out, err = emailrl("ask", *arguments)
-    assert (found, out) == (2, "")
-    [line] = err.splitlines()
-    assert line.startswith("error: ") and error in line
-
-
 def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no model")
     monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo

@@ -93,16 +93,6 @@ def test_a_strangers_metadata(emailrl, tmp_path: Path) -> None:
     assert error.count("[red]x[/red]") == 2 and is_harmless(error)
 
 
-@pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[1;32mfine\x1b[0m"), ("1", "\x1b[1mfine\x1b[0m")])
-def test_no_color_is_respected(monkeypatch, capsys, no_color: str, shown: str) -> None:
-    monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    result_console().print("fine", style="bold green")
-    progress_console().print(table("x"), style="on red")
-    streams = capsys.readouterr()
-    assert streams.out == f"{shown}\n" and ("\x1b[41m" in streams.err) is not bool(no_color)
-
-
 # -- into every sink
 
 FOREIGN = "ME\x1b[31mX\x1b]0;title\x07\x9b1m\u202e\rY"

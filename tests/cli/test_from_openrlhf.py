@@ -20,9 +20,3 @@ def test_the_pages_command_prints_a_file_that_loads(emailrl, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["emailrl.toml"]  # no run was begun
     (tmp_path / "emailrl.toml").write_text("no_such_setting = 1\n")  # does not matter
     assert emailrl("train", "--from-openrlhf", "--max_steps 3")[0] == 0
-
-
-def test_a_token_is_not_printed(emailrl) -> None:
-    for flags in "--use_wandb sk-secret", "--use_wandb sk-secret two", "--wandb.key=sk-secret":
-        _, out, err = emailrl("train", "--from-openrlhf", flags)
-        assert "secret" not in out + err

@@ -61,7 +61,6 @@ def test_without_a_path_the_newest_trajectory_is_shown(emailrl, run_dir: Path, t
     assert "question of t2" in emailrl("inspect-trajectory")[1]
     write_trajectories(run_dir / "trajectories" / "confirm-000000.jsonl", [make("of an earlier policy")])
     assert "question of t2" in emailrl("inspect-trajectory")[1]
-    assert "question of t2" in emailrl("inspect-trajectory", run_dir)[1]
     write_trajectories(tmp_path / "outputs" / "rollouts" / "rollout-1.jsonl", [make("rolled")])
     assert "question of rolled" in emailrl("inspect-trajectory")[1]
 
@@ -96,7 +95,8 @@ def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_
     write_trajectories(measured, [make("measured", ids=ids, text="7 4")])
     results = [{"model": "mine", "trajectories": "elsewhere/00-mine.jsonl", "base_model": str(model)}]
     (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
-    assert DECODED in emailrl("inspect-trajectory", measured, "--verbose")[1]
+    out = emailrl("inspect-trajectory", measured, "--verbose")[1]
+    assert DECODED in out and "benchmark of mine" in out and "step 4" not in out
     rolled = tmp_path / "rolled.jsonl"
     write_trajectories(rolled, [make("rolled", ids=ids, text="7 4")])
     assert "no matching tokenizer" in emailrl("inspect-trajectory", rolled, "--verbose")[1]
@@ -124,8 +124,6 @@ def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch) -
     narrow = emailrl("inspect-trajectory", file, "--list")[1].splitlines()
     assert ["index", "reward", "verdict", "turns", "question"] in [line.split() for line in narrow]
     assert any(line.endswith("question of t0") for line in map(str.rstrip, narrow)) and max(map(len, narrow)) <= 60
-    assert "there is no --index 9" in emailrl("inspect-trajectory", file, "--list", "--index", 9)[2]
-    assert emailrl("inspect-trajectory", file, "--list", "--page")[0] == 2
 
 
 def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch) -> None:
@@ -143,12 +141,6 @@ def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: 
     assert "evaluation at step 4" in emailrl("inspect-trajectory", run_dir / "trajectories" / "eval-000004.jsonl")[1]
     write_trajectories(tmp_path / "rolled.jsonl", [make("r")])
     assert "group g  rollout  policy" in emailrl("inspect-trajectory", "rolled.jsonl")[1]
-    file = tmp_path / "bench" / "trajectories" / "00-nano.jsonl"
-    write_trajectories(file, [replace(make("b"), step=0)])
-    results = [{"model": "nano", "trajectories": str(file)}]
-    (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
-    out = emailrl("inspect-trajectory", file)[1]
-    assert "benchmark of nano" in out and "step 0" not in out
 
 
 @pytest.mark.parametrize(

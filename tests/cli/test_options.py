@@ -46,17 +46,3 @@ def test_bounds_and_types_are_the_settings_own(run) -> None:
     for wrong in ("--batch-size 0", "--batch-size 1.5", "--beta=-1", "--target-accuracy 1.1", "--beta much"):
         assert run(*wrong.replace("=", " ").split())[0] == 2, wrong
     assert run("--target-accuracy", "1", "--beta", "0")[0] == 0
-
-
-def test_help_has_the_first_sentence_the_choices_and_the_bounds(run) -> None:
-    text = " ".join(run("--help")[1].split())
-    assert "--db <path> Path of the email database. --beta" in text
-    assert "--mode <simple|rollout|masked> Tokens to train: one" in text
-    assert "when an evaluation reaches this accuracy. [0<=x<=1]" in text
-    assert "--tensorboard Also write TensorBoard events" in text and "--no-tensorboard" not in text
-
-
-def test_a_command_may_say_what_a_setting_does_in_it(emailrl) -> None:
-    told = "Print a line per rollout."
-    assert told in emailrl("rollout", "--help")[1]
-    assert "every token" in emailrl("inspect-trajectory", "--help")[1] and told not in emailrl("sft", "--help")[1]

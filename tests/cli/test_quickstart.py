@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from emailrl.cli.quickstart import Outcome
 from emailrl.measure.benchmark import Report, Result, Subject
 from emailrl.measure.evaluation import Evaluation
-from emailrl.quickstart import Outcome
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 
 CONDITIONS = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
@@ -23,12 +23,12 @@ def outcome(run_dir: Path, best_step: int) -> Outcome:
     wrong = Trajectory("t", "g", scenario, rubric={"answer_correct": False}, stop_reason=StopReason.ANSWERED)
     result = Result(Subject("nano", "nano"), Evaluation([wrong]), True, Path("00-nano.jsonl"))
     report = Report([result], CONDITIONS, 1)
-    return Outcome(report, report, run_dir, run_dir / "curve.png", best_step, 60.0)
+    return Outcome(report, report, run_dir, best_step, 60.0)
 
 
 @pytest.mark.parametrize("best_step", [0, 1])
 def test_an_untrained_best_model_is_named_as_such(emailrl, tmp_path: Path, monkeypatch, best_step: int) -> None:
-    monkeypatch.setattr("emailrl.quickstart.quickstart", lambda *_, **__: outcome(tmp_path, best_step))
+    monkeypatch.setattr("emailrl.cli.quickstart.cycle", lambda *_, **__: outcome(tmp_path, best_step))
     code, out, said = emailrl("quickstart", "--out", "my demo")
     assert code == 0
     assert ("The best model is the untrained one" in out) is (best_step == 0)

@@ -16,7 +16,7 @@ from runs.run_files import plant, tree
 from tiny import make_checkpoint, make_database
 
 from emailrl.base.http import tell
-from emailrl.quickstart import MARK, quickstart
+from emailrl.cli.quickstart import MARK
 from emailrl.records import read_trajectories
 
 COMMANDS = {
@@ -244,7 +244,7 @@ def test_the_only_database_is_not_written_through_a_link(
     assert code == 2 and f"--db {victim / 'mine.db'}" in err and tree(victim) == before
 
 
-def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch) -> None:
+def test_a_shipped_quickstart_names_no_files(emailrl, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "emailrl.toml").write_text(f'{MARK}\n[store]\ndb = "/victim/mine.db"\n')
     (tmp_path / ".env").write_text("EMAILRL_DB=/victim/mine.db\nEMAILRL_QUESTIONS=/victim/q\nOUTPUT_DIR=/victim/o\n'")
     settled: list[Path] = []
@@ -253,7 +253,6 @@ def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch) -> Non
         settled.append(db)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("emailrl.quickstart.write_demo", end)
-    with pytest.raises(KeyboardInterrupt):
-        quickstart(tmp_path, say=lambda _: None)
+    monkeypatch.setattr("emailrl.questions.beside.write_demo", end)
+    assert emailrl("quickstart", "--out", tmp_path)[0] == 130
     assert settled == [tmp_path / "demo.db"]
