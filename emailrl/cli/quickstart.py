@@ -116,8 +116,7 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     """
     from emailrl.measure.benchmark import Subject, run_benchmark
     from emailrl.model.adapter import Adapter
-    from emailrl.questions.beside import questions_file, write_demo
-    from emailrl.questions.load import load_scenario_set
+    from emailrl.questions.load import load_scenario_set, questions_file, write_demo
     from emailrl.training.loop import train
 
     started, settings = time.monotonic(), _settle(out, steps, overwrite)

@@ -253,6 +253,6 @@ def test_a_shipped_quickstart_names_no_files(emailrl, tmp_path: Path, monkeypatc
         settled.append(db)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("emailrl.questions.beside.write_demo", end)
+    monkeypatch.setattr("emailrl.questions.load.write_demo", end)
     assert emailrl("quickstart", "--out", tmp_path)[0] == 130
     assert settled == [tmp_path / "demo.db"]

@@ -18,7 +18,7 @@ from emailrl.cli.quickstart import SETTINGS
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy
-from emailrl.questions.beside import write_demo
+from emailrl.questions.load import write_demo
 from emailrl.records import Record, read_records, read_trajectories
 from emailrl.settings import load_settings
 from emailrl.training.batch import Layout, TrainingSample, micro_batches
