@@ -39,6 +39,11 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         self._settings, self._show, self._json = settings, show_trajectories, json
         self._console, self._results = console or progress_console(), list[str]()
         self._live: Live | None = None
+        self._rewards, self._accuracies, self._evaluations = list[float](), list[float](), list[float]()
+        self._last: Mapping[str, Any] = {}
+        self._begun, self._ends = time.monotonic(), 0.0
+        self._step, self._total = 0, 1
+        self.phase("")
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -52,15 +57,10 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
         """Start showing a run; curves from before a resume are read from its files."""
-        self._step, self._total = step, total
-        self._rewards: list[float] = []
-        self._accuracies: list[float] = []
-        self._last: Mapping[str, Any] = {}
-        self._begun, self._ends = time.monotonic(), 0.0
-        self.phase("")
+        self._step, self._total, self._begun = step, total, time.monotonic()
         for metrics in _records(run_dir / "metrics.jsonl"):
             self._take_curves(metrics)
-        self._evaluations = [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
+        self._evaluations += [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self, console=self._console, refresh_per_second=REFRESH, vertical_overflow="crop")
             self._live.start()

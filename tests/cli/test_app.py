@@ -54,6 +54,7 @@ EXTRA = "error: Got unexpected extra argument(s) "
         ("nonsense", "error: No such command 'nonsense'. See emailrl --help.\n"),
         ("trian", "error: No such command 'trian'. Did you mean 'train'? See emailrl --help.\n"),
         ("gen-db --limit few", "error: Invalid value for '--limit': 'few' "),
+        ("train --batch-size 0", "error: Invalid value for '--batch-size': '0' should be "),
         ("train --learning-rate fast", "error: Invalid value for '--learning-rate': 'fast' "),
         ("ask When? --date yesterday", "error: Invalid value for '--date': 'yesterday' is not a date like 2001-05-14."),
         ("rollout --split dev", "error: Invalid value for '--split': 'dev' is not one of 'train', "),

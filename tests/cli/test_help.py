@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from generate import cli_reference, settings_reference
 from typer.testing import CliRunner
 
 from emailrl.cli.app import COMMANDS, app
+from emailrl.settings import load_settings
 
 HEAVY = {"torch", "transformers", "peft", "datasets", "sqlalchemy", "wandb", "matplotlib", "openai", "numpy", "pandas"}
 
@@ -57,6 +59,7 @@ def test_no_help_loads_a_heavy_module() -> None:
     script = f"""
 import json, sys
 from emailrl.cli.app import COMMANDS, app
+from emailrl.settings import load_settings
 for path in {list(ALL)}:
     app([*path, "--help"], standalone_mode=False)
 print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
@@ -98,3 +101,15 @@ def test_cli_page_is_current() -> None:
     if f"typer=={version('typer')}" not in (ROOT / "constraints.txt").read_text().splitlines():
         pytest.skip("another typer than the pinned one lays its help out differently")
     assert (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8") == cli_reference(), "run `make docs`"
+
+
+def test_openrlhf_pages_command_prints_a_file_that_loads(emailrl, tmp_path: Path) -> None:
+    page = (ROOT / "docs/reference/openrlhf.md").read_text(encoding="utf-8")
+    [flags] = re.findall(r'^emailrl train --from-openrlhf "(.*)" > emailrl.toml$', page, re.MULTILINE)
+    (tmp_path / "emailrl.toml").write_text("no_such_setting = 1\n")  # does not matter
+    code, out, err = emailrl("train", "--from-openrlhf", flags)
+    assert (code, err) == (0, "")
+    (tmp_path / "emailrl.toml").write_text(out)
+    settings = load_settings(cwd=tmp_path, environ={})
+    assert (settings.training.algorithm, settings.training.num_generations) == ("grpo", 8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["emailrl.toml"]  # no run was begun

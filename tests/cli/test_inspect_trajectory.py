@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -63,13 +64,6 @@ def test_without_a_path_the_newest_trajectory_is_shown(emailrl, run_dir: Path, t
     assert "question of t2" in emailrl("inspect-trajectory")[1]
     write_trajectories(tmp_path / "outputs" / "rollouts" / "rollout-1.jsonl", [make("rolled")])
     assert "question of rolled" in emailrl("inspect-trajectory")[1]
-
-
-def test_index_and_folder(emailrl, run_dir: Path) -> None:
-    assert "question of t0" in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
-    assert "question of t1" in emailrl("inspect-trajectory", run_dir / "trajectories", "--index", -2)[1]
-    code, out, error = emailrl("inspect-trajectory", run_dir, "--index", 3)
-    assert (code, out) == (2, "") and "holds 3 trajectories; there is no --index 3" in error
 
 
 def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
@@ -196,7 +190,12 @@ def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeyp
     assert re.search('line 4: not a trajectory .reward must be .*, not "high"', error)
 
 
-def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
+def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    assert "question of t0" in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
+    assert "question of t1" in emailrl("inspect-trajectory", run_dir / "trajectories", "--index", -2)[1]
+    code, out, error = emailrl("inspect-trajectory", run_dir, "--index", 3)
+    assert (code, out) == (2, "") and "holds 3 trajectories; there is no --index 3" in error
+    shutil.rmtree(run_dir)
     code, out, error = emailrl("inspect-trajectory")
     assert (code, out) == (2, "") and "error: No trajectory under outputs." in error
     code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")

@@ -65,6 +65,9 @@ def test_a_settings_file_that_never_ends_is_not_read(refused: Any, tmp_path: Pat
     file.unlink()
     os.mkfifo(file)
     assert refused().startswith(f"{name} is not a file.")
+    file.unlink()
+    file.mkdir()
+    assert refused().startswith(f"{name} cannot be read: Is a directory. Fix or remove /")
 
 
 @pytest.mark.parametrize(

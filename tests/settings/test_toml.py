@@ -81,9 +81,3 @@ def test_mistakes(read: Read, text: str, line: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(text)
     assert str(caught.value).startswith(line)
-
-
-def test_a_directory_in_its_place(tmp_path: Path) -> None:
-    (tmp_path / "emailrl.toml").mkdir()
-    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: Is a directory\. Fix or remove /"):
-        load_settings(cwd=tmp_path, environ={})
