@@ -151,8 +151,9 @@ def _existing(db: Path) -> BuildReport:
     from emailrl.mail.schema import emails, recipients
 
     with opened(db) as connection:
-        counts = [connection.scalar(select(func.count()).select_from(table)) or 0 for table in (emails, recipients)]
-    return BuildReport(*counts, {}, 0.0, db.resolve(), {})
+        counts = (connection.scalar(select(func.count()).select_from(table)) or 0 for table in (emails, recipients))
+        stored, sent_to = counts
+    return BuildReport(stored, sent_to, {}, 0.0, db.resolve(), {})
 
 
 @contextmanager
