@@ -104,8 +104,6 @@ def test_terms_that_add_nothing_and_the_rest_of_long_ids_are_not_shown(trajector
     trajectory.reward_terms = {"outcome": 0.0, "found": 0.1, "few_turns": 0.0}
     text = shown(trajectory)
     assert "outcome" in text and "found" in text and "few_turns" not in text
-    trajectory.reward_terms = {"brief": 0.0}
-    assert "brief" in shown(trajectory)
 
 
 def test_one_who_does_not_know_is_not_wrong_and_one_that_broke_has_crashed(trajectory: Trajectory) -> None:
@@ -132,12 +130,3 @@ def test_where_tokens_have_advantages_of_their_own_theirs_are_shown(
     assert "Advantage    +0.5000 on average, -0.2500 to +1.0000 by token" in text
     assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
     assert "⟨log-probability of a sampled token, its advantage⟩" in text
-    assert "Advantage" not in shown(trajectory, note=TrainingNote(id="t", dropped="truncated"))
-    text = shown(trajectory, verbose=True, note=TrainingNote(id="t", advantage=-2.2))
-    assert "Advantage    -2.2000 " in text and "by token" not in text
-
-
-def test_what_a_benchmark_made_is_no_step(trajectory: Trajectory) -> None:
-    text = shown(trajectory, origin="benchmark of nano")
-    assert "t-7  group g-2  benchmark of nano  policy v3" in text and "step" not in text.split("Question")[0]
-    assert "policy" not in shown(trajectory, origin="benchmark of models/v3").split("Question")[0]
