@@ -49,7 +49,7 @@ def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
 
 def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, tokenizer_folder: Path) -> None:
     note = TrainingNote(id="t", advantage=-0.5)
-    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=note)
+    text = shown(trajectory, verbose=True, tokens=TokenTexts(tokenizer_folder), note=note)
     assert "You search mail." in text
     assert "Advantage    -0.5000" in text
     assert "num_turns" in text
@@ -68,7 +68,7 @@ def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, to
 
 def test_tokens_are_colored_by_the_mask(trajectory: Trajectory, tokenizer_folder: Path) -> None:
     console = Console(width=200, color_system="truecolor", force_terminal=True)
-    tokens = TokenTexts.load(tokenizer_folder)
+    tokens = TokenTexts(tokenizer_folder)
     for call, result in ((TRAINED, CONTEXT), (CONTEXT, TRAINED)):
         segments = list(console.render(render_trajectory(trajectory, verbose=True, tokens=tokens)))
         styles = {segment.text.strip(): str(segment.style) for segment in segments}
@@ -124,7 +124,7 @@ def test_where_tokens_have_advantages_of_their_own_theirs_are_shown(
 ) -> None:
     worth = [None, None, 0.5, -0.25, None, None, 1.0, 0.75]
     note = TrainingNote(id="t-7", samples=[SampleNote(advantages=worth)])
-    text = shown(trajectory, verbose=True, tokens=TokenTexts.load(tokenizer_folder), note=note)
+    text = shown(trajectory, verbose=True, tokens=TokenTexts(tokenizer_folder), note=note)
     assert "Advantage    +0.5000 on average, -0.2500 to +1.0000 by token" in text
     assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
     assert "⟨log-probability of a sampled token, its advantage⟩" in text
