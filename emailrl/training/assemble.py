@@ -139,6 +139,8 @@ class Assembly:
         if team.plays_on_all(settings, ranks):
             sampler = all_ranks = team.Team(ranks, engine, interrupts, per_engine=settings.engine_gpus)
             plays = {role: all_ranks.player(stage, role) for role, stage in stages.items()}
+        elif ranks.is_alone:
+            plays = {role: stage.on(engine) for role, stage in stages.items()}
         else:
             plays = {role: stage.noted(engine, ranks.activity) for role, stage in stages.items()}
         collectors = {
