@@ -26,8 +26,7 @@ from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_opt
 from emailrl.cli.output import print_json, say
 from emailrl.settings import load_settings
 
-EVERYWHERE = ("0.0.0.0", "::")
-"""Listen on all of the machine's addresses; other machines reach it by host name."""
+EVERYWHERE = ("0.0.0.0", "::")  # all of the machine's addresses; other machines reach it by host name
 
 
 @setting_options(
@@ -57,9 +56,8 @@ def serve(
 
     settings = load_settings(overrides, trust=trust)
     folder = log_dir or settings.output.output_dir.parent / "servers"
-    name = f"[{host}]" if ":" in host else host
-    name = socket.gethostname() if host in EVERYWHERE else name
-    servers = []
+    address = f"[{host}]" if ":" in host else host
+    name, servers = socket.gethostname() if host in EVERYWHERE else address, []
     shares = vllm.deal_gpus(vllm.find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
     for number, share in enumerate(shares, start=port):
         check_own(log := folder / f"vllm-{number}.log", "--log-dir")
@@ -72,12 +70,13 @@ def serve(
     if not is_this_machine(host) and settings.vllm.vllm_api_key is None:
         say(f"Note: anyone who can reach {host} can load adapters into these servers; set VLLM_API_KEY.")
     say(f"Starting {counted(replicas, 'vLLM server')} of {settings.model.name}; logs in {folder} ...")
-    with vllm.running(servers):
-        seconds = vllm.wait_until_well(servers, timeout=start_timeout, say=say)
+
+    def ready(seconds: float) -> None:
         urls = ",".join(server.url for server in servers)
         if json:
             print_json({"vllm_urls": urls, "logs": [server.log for server in servers], "seconds": seconds})
         else:
             say("All servers are ready; Ctrl-C ends them. Train with:")
             print(f"VLLM_URLS={urls} emailrl train --engine vllm --model {settings.model.name}", flush=True)
-        vllm.supervise(servers, restarts=max_restarts, timeout=start_timeout, say=say)
+
+    vllm.supervise(servers, restarts=max_restarts, timeout=start_timeout, say=say, ready=ready)

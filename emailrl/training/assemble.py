@@ -139,10 +139,9 @@ class Assembly:
         if team.plays_on_all(settings, ranks):
             sampler = all_ranks = team.Team(ranks, engine, interrupts, per_engine=settings.engine_gpus)
             plays = {role: all_ranks.player(stage, role) for role, stage in stages.items()}
-        elif ranks.is_alone:
-            plays = {role: stage.on(engine) for role, stage in stages.items()}
         else:
-            plays = {role: stage.noted(engine, ranks.activity) for role, stage in stages.items()}
+            activity = None if ranks.is_alone else ranks.activity
+            plays = {role: stage.on(engine, activity) for role, stage in stages.items()}
         collectors = {
             role: Collector(plays[role], score, settings.agent, mode.name, origin.run_id)
             for role, score in ready.scores.items()
@@ -167,7 +166,7 @@ class Assembly:
             evaluator=collectors["eval"],
             rollouts=Rollouts(settings.training, ready.train, directory, wanted, train, ready.epochs, per_step),
             total_steps=ready.total_steps,
-            play_on=stages["train"].noted if settings.staleness else None,
+            play_on=stages["train"].on if settings.staleness else None,
         )
 
     def _check(self, mode: algorithms.Mode) -> None:
