@@ -16,7 +16,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint
 from emailrl.measure.benchmark import Progress, Report, Subject, run_benchmark
 from emailrl.measure.evaluation import is_correct
-from emailrl.model.adapter import Adapter
+from emailrl.model.resolve import Adapter
 from emailrl.questions.beside import questions_file, write_demo
 from emailrl.questions.load import load_scenario_set
 from emailrl.records.trajectory import Trajectory

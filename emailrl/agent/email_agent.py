@@ -133,9 +133,8 @@ def _opened(
 ) -> OpenPolicy[PlayingSettings]:
     """A model by name, an adapter's folder on its base model, or a model as given, including its active adapter."""
     from emailrl.engines import OpenPolicy, build_engine, open_policy
-    from emailrl.model.adapter import CONFIG, find_adapter
     from emailrl.model.policy import Policy
-    from emailrl.model.resolve import with_token_limit
+    from emailrl.model.resolve import CONFIG, find_adapter, with_token_limit
 
     if isinstance(model, str | Path):
         if not (Path(model) / CONFIG).is_file():

@@ -59,7 +59,7 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
     With ``asks`` they answer in the mail environment, without a reward.
     """
     from emailrl.checkpoints import METADATA, SFT, read_checkpoint
-    from emailrl.model.adapter import untrained_note
+    from emailrl.model.resolve import untrained_note
 
     now = settings.public()
     otherwise: dict[str, list[str]] = {}

@@ -40,7 +40,7 @@ from emailrl.measure.evaluation import (
     wilson_interval,
 )
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.model.adapter import Adapter, find_adapter
+from emailrl.model.resolve import Adapter, find_adapter
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import PlayingSettings, PolicySettings
 

@@ -16,7 +16,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
-from emailrl.model.adapter import read_base
 from emailrl.model.device import check_fits, choose_device, choose_dtype, sampling_dtype
 from emailrl.model.fused import enable_fused
 from emailrl.model.layout import recomputes, wants_fused
@@ -24,7 +23,7 @@ from emailrl.model.logprobs import check_projection
 from emailrl.model.lora import lora_facts, with_adapter, with_fresh_adapter
 from emailrl.model.packing import enable_packing
 from emailrl.model.policy import Policy, ValueHead
-from emailrl.model.resolve import read_chat_template, resolve_model, same_base
+from emailrl.model.resolve import read_base, read_chat_template, resolve_model, same_base
 from emailrl.model.shape import load_config, remedy_for
 from emailrl.model.shard import check_shardable, shard_base
 from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, prepare_unsloth

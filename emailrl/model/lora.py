@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from emailrl.base.disk import naming
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
-from emailrl.model.adapter import WEIGHTS, read_adapter_config
 from emailrl.model.layout import named_targets
+from emailrl.model.resolve import WEIGHTS, read_adapter_config
 from emailrl.settings import LoraSettings
 
 
@@ -83,9 +83,10 @@ def causal_lm(model: Any) -> Any:
 
 def with_fresh_adapter(model: Any, lora: LoraSettings, *, seed: int) -> Any:
     """A PEFT model around ``model`` with an adapter determined by the seed that changes nothing yet (B = 0)."""
-    sizes: dict[str, Any] = {"r": lora.lora_rank, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
-    targets = lora_targets(model, lora.target_modules)
-    config = LoraConfig(**sizes, target_modules=targets, bias="none", task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=lora.lora_rank, lora_alpha=lora.lora_alpha, lora_dropout=lora.lora_dropout,
+        target_modules=lora_targets(model, lora.target_modules), bias="none", task_type="CAUSAL_LM",
+    )  # fmt: skip
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         return get_peft_model(model, config)
@@ -97,14 +98,17 @@ def with_adapter(model: Any, lora: LoraSettings, folder: Path, *, trainable: boo
     read_plain_lora(folder, model)
     if trainable:
         config = read_adapter_config(folder)
-        own: dict[str, Any] = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
-        own |= {"lora_dropout": config.get("lora_dropout", 0.0), "target_modules": sorted(config["target_modules"])}
-        for name in sorted(own.keys() & lora.model_fields_set):
-            given, recorded = getattr(lora, name), own[name]
-            if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != recorded:
-                shown = ",".join(recorded) if isinstance(recorded, list) else recorded
-                hint = f"Unset {name.upper()}: an adapter keeps its own value."
-                raise UsageError(f"{name.upper()} is {given}, but the adapter in {folder} has {shown}.", hint)
+        own = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
+        own |= {
+            "lora_dropout": config.get("lora_dropout", 0.0),
+            "target_modules": ",".join(sorted(config["target_modules"])),
+        }
+        given = lora.model_dump(include=lora.model_fields_set)
+        if "target_modules" in given:
+            given["target_modules"] = ",".join(sorted(lora_targets(model, lora.target_modules)))
+        for name in sorted(name for name in own.keys() & given.keys() if given[name] != own[name]):
+            hint = f"Unset {name.upper()}: an adapter keeps its own value."
+            raise UsageError(f"{name.upper()} is {given[name]}, but the adapter in {folder} has {own[name]}.", hint)
     try:
         # By default PEFT reads it on "cuda", which is GPU 0 to safetensors, whichever GPU the model is on.
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, torch_device="cpu")

@@ -19,9 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from emailrl.base.disk import share_files
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import first_line
-from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.model.lora import write_tensors, writing_tensors
-from emailrl.model.resolve import base_name
+from emailrl.model.resolve import CONFIG, WEIGHTS, base_name
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -55,10 +54,6 @@ class ValueHead(nn.Module):
         """Score each hidden state."""
         return hidden.to(self.weight.dtype) @ self.weight + self.bias
 
-    def save(self, directory: Path) -> None:
-        """Write ``value_head.safetensors`` into ``directory``."""
-        write_tensors(directory / VALUE_HEAD_FILE, self.state_dict())
-
 
 @dataclass(frozen=True, eq=False)
 class Policy:
@@ -76,9 +71,7 @@ class Policy:
     start: list[Tensor] | None = None  # the run's initial adapter, as ``trainable_parameters``, if it is the reference
     notes: list[str] = field(default_factory=list)  # why it trains more slowly than configured, whether it is sharded
     sharded: bool = False  # whether the base is spread over several ranks: all take part in every forward pass
-    accompanied: Callable[[], AbstractContextManager[None]] = (
-        nullcontext  # for a forward pass that only this rank needs
-    )
+    accompanied: Callable[[], AbstractContextManager[None]] = nullcontext  # for a forward pass only this rank needs
 
     @property
     def vocabulary(self) -> int:
@@ -100,16 +93,13 @@ class Policy:
             return
         parameters = [parameter for _, parameter in self.trainable_parameters()]
         own = [parameter.data for parameter in parameters]
-
-        def point_to(values: list[Tensor]) -> None:  # without copying; each stays the same object to its optimizer
-            for parameter, value in zip(parameters, values, strict=True):
-                parameter.data = value
-
         try:
-            point_to(self.start)
+            for parameter, value in zip(parameters, self.start, strict=True):
+                parameter.data = value  # without copying; it stays the same object to its optimizer
             yield self.model
         finally:
-            point_to(own)
+            for parameter, value in zip(parameters, own, strict=True):
+                parameter.data = value
 
     def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
         """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
@@ -122,7 +112,7 @@ class Policy:
         # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
         write_tensors(directory / WEIGHTS, get_peft_model_state_dict(self.model, save_embedding_layers=False))
         if self.value_head is not None:
-            self.value_head.save(directory)
+            write_tensors(directory / VALUE_HEAD_FILE, self.value_head.state_dict())
         config = self.model.peft_config["default"].to_dict()
         config |= {"base_model_name_or_path": base_name(self.base_model), "inference_mode": True}
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}

@@ -22,7 +22,6 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import check_hub, go_offline_if_unreachable
 from emailrl.base.plain import first_line, tell
 from emailrl.checkpoints import sha256_of
-from emailrl.model.adapter import CONFIG, WEIGHTS
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
@@ -90,8 +89,9 @@ def find_converted(name: str, given: Path | None) -> Path | None:
 
 def cached_folder(name: str, identity: str) -> Path:
     """Return the folder, existing or not, of the model converted from the base with this ``Source.identity``."""
-    files = [SMOL_DIR / _TEMPLATE, *([SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS] if name == SMOL else [])]
-    key = hashlib.sha256(" ".join([f"{_LAYOUT}", *map(_hash_of, files)]).encode()).hexdigest()[:12]
+    names = [_TEMPLATE, *(["adapter_config.json", "adapter_model.safetensors"] if name == SMOL else [])]
+    hashes = [f"{_LAYOUT}", *(_hash_of(SMOL_DIR / name) for name in names)]
+    key = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches / "emailrl" / f"{name}-{key}-{identity}"
 

@@ -14,7 +14,16 @@ from typing import Any, Final, Generic, Protocol
 
 import emailrl
 from emailrl.base.errors import EmailRLError
-from emailrl.checkpoints import SFT, Checkpoint, Metadata, created_after, prune, run_folders, write_checkpoint
+from emailrl.checkpoints import (
+    SFT,
+    Checkpoint,
+    Metadata,
+    created_after,
+    prunable,
+    remove_checkpoints,
+    run_folders,
+    write_checkpoint,
+)
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import REPLACED, discard_replaced
 from emailrl.runs.interrupts import Interrupts
@@ -116,7 +125,7 @@ class Run(Generic[S]):
         if kind != SFT:
             self.saved_step = self._step
         discard_replaced(self.directory)
-        prune(self.directory, self.settings.output.save_total_limit)
+        remove_checkpoints(prunable(self.directory, settings.output.save_total_limit))
         return checkpoint
 
     def fill(self, folder: Path, kind: str) -> None:

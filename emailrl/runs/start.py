@@ -14,8 +14,7 @@ from typing import Any, Final, TypeVar
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import METADATA, SFT, Checkpoint, read_checkpoint, sha256_of
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
-from emailrl.model.adapter import WEIGHTS, find_adapter
-from emailrl.model.resolve import same_base
+from emailrl.model.resolve import WEIGHTS, find_adapter, same_base
 from emailrl.settings import PolicySettings, Settings
 from emailrl.settings.names import changed
 

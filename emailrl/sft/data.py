@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,41 +25,35 @@ from emailrl.records.trajectory import Message, StopReason, Trajectory
 from emailrl.settings import Settings
 from emailrl.sft import demo
 from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint, shared, shared_renderer
-from emailrl.sft.searching import conversations_on, questions_of
+from emailrl.sft.searching import conversations
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.questions import Split
 
-VAL_SHARE = 0.1
-"""Share of conversations for validation if no inbox is in the split val."""
+VAL_SHARE = 0.1  # of the conversations, for validation if no inbox is in the split val
 _UNFIT = (StopReason.TRUNCATED, StopReason.EXCEPTION)
-Group = list[Example]
-"""The examples of one conversation."""
-PassOf = Callable[[int], list[Group]]
-"""The groups of a pass; every pass has the same questions in the same order."""
+Group = list[Example]  # The examples of one conversation
+PassOf = Callable[[int], list[Group]]  # The groups of a pass; every pass has the same questions in the same order
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Conversations:
     """The conversations as text; both lists are empty for endless expert play on demo worlds."""
 
-    train: list[Conversation] = field(default_factory=list)
-    val: list[Conversation] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    train: list[Conversation]
+    val: list[Conversation]
+    notes: list[str]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Data:
-    """Training batches and validation examples."""
+    """Training batches and validation examples; each ``described`` in a line."""
 
-    batches: Callable[[int], Generator[list[Example]]]
-    """The batches from a step on (0: all); every call gives the same ones."""
-    val: list[Example]
-    """Validation examples, from inboxes not trained on unless shared inboxes are allowed; may be empty."""
+    batches: Callable[[int], Generator[list[Example]]]  # From a step on (0: all); every call gives the same ones
+    val: list[Example]  # From inboxes not trained on unless shared inboxes are allowed; may be empty
     fingerprint: str
     described: str
-    """The training data in a line."""
     val_described: str
     notes: list[str]
 
@@ -73,23 +68,15 @@ def source_of(settings: Settings) -> str:
     return "questions" if settings.data.questions is not None else "none" if sft.trajectories else "demo"
 
 
-# -- conversations
-
-
 def read_conversations(
     files: Sequence[Path], *, best_of: int | None = None, min_reward: float | None = None
 ) -> tuple[list[Conversation], list[str]]:
-    """The highest-reward conversation per question (the first of equals), and notes on the rest.
-
-    ``best_of`` considers only that many first trajectories per question; ``min_reward`` drops lower rewards.
-    Trajectories that raised, were truncated, or have no assistant reply are never used. Raises UsageError for a missing
-    file or if nothing is left, EmailRLError (file and line) for one that cannot be read.
-    """
-    for file in files:
-        if not file.is_file():
-            raise UsageError(f"No such trajectory file: {file}.", "Record one: emailrl rollout --out FILE.jsonl")
-    counts: Counter[str] = Counter()
-    seen: Counter[tuple[str, str]] = Counter()
+    """The highest-reward conversation per question (the first of equals), and notes on the rest. Trajectories that
+    raised, were truncated, or have no assistant reply are never used. Raises UsageError for a missing file or if
+    nothing is left, EmailRLError (file and line) for one that cannot be read."""
+    if absent := [file for file in files if not file.is_file()]:
+        raise UsageError(f"No such trajectory file: {absent[0]}.", "Record one: emailrl rollout --out FILE.jsonl")
+    counts, seen = Counter[str](), Counter[tuple[str, str]]()
     best: dict[tuple[str, str], Trajectory] = {}
     for trajectory in (each for file in files for each in read_trajectories(file)):
         question = (trajectory.scenario.id, trajectory.scenario.inbox_address)
@@ -123,29 +110,20 @@ def read_conversations(
 def _is_conversation(messages: Sequence[Message]) -> bool:
     """Whether an assistant replies to something, all of it in characters that a tokenizer takes."""
     roles = [message.role for message in messages]
-    try:
-        "".join(message.content for message in messages).encode()
-    except UnicodeEncodeError:
-        return False
-    return "assistant" in roles[1:] and roles[0] != "assistant"
+    surrogates = re.search("[\ud800-\udfff]", "".join(message.content for message in messages))
+    return "assistant" in roles[1:] and roles[0] != "assistant" and not surrogates
 
 
 def played(settings: Settings, split: Split, *, draw: int = 0) -> tuple[list[Conversation], int]:
-    """Expert conversations that end in a correct answer, and the number of questions asked of a split.
-
-    Another ``draw`` gives other routes to the same answers.
-    """
-    seed = settings.training.seed
-    questions = questions_of(settings, split, seed)
-    right = conversations_on(questions, settings, seed=seed, draw=draw)
-    return [Conversation(f"{split}-{one.id}", one.inbox_address, split, said) for one, said in right], len(questions)
+    """Expert conversations on a split that end in a correct answer, and the number of questions asked. Another ``draw``
+    gives other routes to the same answers."""
+    right, asked = conversations(settings, split, seed=settings.training.seed, draw=draw)
+    return [Conversation(f"{split}-{one.id}", one.inbox_address, split, said) for one, said in right], asked
 
 
 def gather(settings: Settings) -> Conversations:
-    """The conversations selected by the settings, split into training and held-out inboxes.
-
-    Raises UsageError for files and questions that give none, EmailRLError for a file that cannot be read.
-    """
+    """The conversations selected by the settings, split into training and held-out inboxes. Raises UsageError for files
+    and questions that give none, EmailRLError for a file that cannot be read."""
     sft = settings.sft
     found: list[Conversation] = []
     notes: list[str] = []
@@ -162,7 +140,7 @@ def gather(settings: Settings) -> Conversations:
             raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (at least 3).")
         answered, asked = len(shown) + len(held_out), num_train + num_val
         hint = f"; the others are left out (raising MAX_TURNS from {settings.agent.max_turns} may help)"
-        notes.append(f"experts answered {answered} of {asked} questions correctly{'' if answered == asked else hint}")
+        notes.append(f"experts answered {answered} of {asked} questions correctly{hint if answered < asked else ''}")
         found += shown + held_out
         # Reading the questions has refused this unless it is allowed.
         shares_inbox = shares_inbox or not {one.inbox for one in shown}.isdisjoint(one.inbox for one in held_out)
@@ -175,11 +153,9 @@ def gather(settings: Settings) -> Conversations:
 def split(
     conversations: Sequence[Conversation], most: int, seed: int, *, shared: bool = False
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Split into training conversations and at most ``most`` validation ones from other inboxes.
-
-    Held out are the inboxes of the split val, else of a seeded tenth of the conversations, but never all inboxes.
-    ``shared`` accepts an inbox on both sides: the split val is then used for validation, the rest for training.
-    """
+    """Split into training conversations and at most ``most`` validation ones from other inboxes: those of the split
+    val, else of a seeded tenth of the conversations, but never all inboxes. ``shared`` accepts an inbox on both sides:
+    the split val is then used for validation, the rest for training."""
     sizes = Counter(each.inbox for each in conversations)
     held_out = {each.inbox for each in conversations if each.split == "val"}
     by_split = shared and bool(held_out)
@@ -197,17 +173,11 @@ def split(
     return sides[False], sides[True][:most]
 
 
-# -- examples
-
-
 def examples(
     found: Conversations, settings: Settings, renderer: ChatRenderer, *, longest: int, workers: int | None
 ) -> Data:
-    """The examples that ``found`` makes for one policy; if empty, those of demo worlds.
-
-    ``longest`` is the context window in tokens: longer conversations are dropped and counted. Raises UsageError if none
-    is left to train on.
-    """
+    """The examples that ``found`` makes for one policy; if empty, those of demo worlds. Conversations of more than
+    ``longest`` tokens, the context window, are dropped and counted; UsageError if none is left to train on."""
     sft, seed, notes = settings.sft, settings.training.seed, list(found.notes)
     size, steps = sft.sft_batch_size, sft.sft_steps
     if not found.train and not found.val:
@@ -246,10 +216,7 @@ def tokenized(conversations: Sequence[Conversation], renderer: ChatRenderer, lon
 
 def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) -> Iterator[list[Example]]:
     """Batches of ``size`` conversations, from batch ``start`` on, through successive passes of ``count`` conversations
-    each.
-
-    A batch holds a question twice only if it spans two passes.
-    """
+    each. A batch holds a question twice only if it spans two passes."""
     size = min(size, count)
     number, groups, order = -1, list[Group](), list(range(count))
     for first in range(start * size, 2**63, size):
@@ -267,10 +234,8 @@ def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) ->
 def replayed(
     groups: Sequence[Group], settings: Settings, renderer: ChatRenderer, *, longest: int, passes: int
 ) -> Iterator[PassOf]:
-    """Passes with replayed expert conversations; ``groups`` is pass 0, and the fallback if experts fail.
-
-    Each pass is played while the previous one is trained on.
-    """
+    """Passes with replayed expert conversations, each played while the previous one is trained on; ``groups`` is pass
+    0, and the fallback if experts fail."""
     with shared(renderer) as folder, worker_processes(1, hint="Use --resume latest.") as submit:
         play = partial(submit, _play, folder, settings.without_secrets(), longest)
         coming: dict[int, Future[dict[str, Group]]] = {}
@@ -297,14 +262,8 @@ def _counts(conversations: int, inboxes: Collection[str]) -> str:
 
 
 def _held_out(val: Sequence[Example], trained: Collection[str] = ()) -> str:
-    """The validation data in a line, which says if inboxes are also ``trained`` on."""
+    """The validation data in a line, which says how many inboxes are also ``trained`` on."""
     inboxes = {example.inbox for example in val}
-    if not inboxes:
-        return "none"
     shared_ones = len(inboxes.intersection(trained))
-    also = " not in the training data"
-    if shared_ones == len(inboxes) == 1:
-        also = ", which is also in the training data"
-    elif shared_ones:
-        also = f", {shared_ones if shared_ones < len(inboxes) else 'all'} of them also in the training data"
-    return f"{_counts(len(val), inboxes)}{also}"
+    also = f", {shared_ones} of them also in the training data" if shared_ones else " not in the training data"
+    return f"{_counts(len(val), inboxes)}{also}" if inboxes else "none"

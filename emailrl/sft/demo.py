@@ -37,41 +37,29 @@ from emailrl.sft.examples import (
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
 
-MAX_RESULTS = 3
-"""Hits that experts request: few enough that one keyword often misses the right email."""
-USUAL = frozenset(("room", "flight"))
-"""Topics for which most experts search well; for the others few do."""
+MAX_RESULTS = 3  # Hits that experts request: few enough that one keyword often misses the right email
+USUAL = frozenset(("room", "flight"))  # Topics for which most experts search well; for the others few do
 GIVE_UP = "I don't know."
 
 Split = Literal["train", "val"]
-FIRST_WORLD = 1_000
-"""Worlds below this number are the demo database's own."""
+FIRST_WORLD = 1_000  # Worlds below this number are the demo database's own
 NUM_WORLDS = 9_000
 MAX_TURNS = (4, 10)
-TIMES = 2
-"""Questions per fact of a world."""
-CORPUS_WORLDS = 120
-"""Worlds whose texts train a new model's tokenizer."""
-AHEAD = 4
-"""Worlds per process that are played before the first of them is taken."""
+TIMES = 2  # Questions per fact of a world
+CORPUS_WORLDS = 120  # Worlds whose texts train a new model's tokenizer
+AHEAD = 4  # Worlds per process that are played before the first of them is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
     """Probabilities of expert actions."""
 
-    two_keywords: float = 0.15
-    """Search for project and topic together (the good habit) rather than for the project alone."""
-    two_keywords_usual: float = 0.8
-    """The same for the few topics where it is common (``USUAL``)."""
-    topic_only: float = 0.04
-    """Search for the topic alone."""
-    open_first: float = 0.10
-    """Open the newest hit, ignoring its snippet."""
-    search_again: float = 0.12
-    """If no hit looks right, search with both keywords instead of giving up."""
-    try_next: float = 0.5
-    """After a wrong email, open another hit instead of giving up."""
+    two_keywords: float = 0.15  # Search for project and topic together (the good habit), not for the project alone
+    two_keywords_usual: float = 0.8  # The same for the few topics where it is common (``USUAL``)
+    topic_only: float = 0.04  # Search for the topic alone
+    open_first: float = 0.10  # Open the newest hit, ignoring its snippet
+    search_again: float = 0.12  # If no hit looks right, search with both keywords instead of giving up
+    try_next: float = 0.5  # After a wrong email, open another hit instead of giving up
 
 
 def expert(fact: ProjectFact, rng: random.Random, habits: Habits) -> Generator[str, Any, None]:

@@ -28,8 +28,7 @@ class Conversation:
 
     id: str
     inbox: str
-    split: str | None
-    """The question's kind; None if unknown."""
+    split: str | None  # The question's; None if unknown
     messages: list[Message]
 
 
@@ -39,10 +38,8 @@ class Example:
 
     conversation: str
     inbox: str
-    token_ids: np.ndarray
-    """uint32"""
-    spoken: np.ndarray
-    """bool: the assistant's own tokens, which are trained."""
+    token_ids: np.ndarray  # uint32
+    spoken: np.ndarray  # bool: the assistant's own tokens, which are trained
 
 
 def converse(environment: MailEnvironment, act: Callable[[Sequence[Message]], str]) -> list[Message]:

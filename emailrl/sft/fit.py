@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -121,31 +122,22 @@ class Fitter:
                     master.copy_(state["masters"][name])
 
     def _sum(self, examples: Sequence[Example], work: Callable[[MicroBatch, Tensor, int], float]) -> float:
-        """Sum ``work`` over micro-batches. When memory runs out, recompute activations in the backward pass if allowed,
-        else halve the micro-batches.
+        """Sum ``work`` over micro-batches, smaller ones whenever memory runs out. All weights first recompute
+        activations in the backward pass, if that is left open."""
+        total, model = _num_spoken(examples), self.policy.model
+        batches = micro_batches([self._sample(example) for example in examples], self.forward.layout())
 
-        It starts over then, because an interrupted backward pass leaves a partial gradient.
-        """
-        samples = [self._sample(example) for example in examples]
-        total, base = _num_spoken(examples), self.policy.model
-        while True:
-            self._drop_gradients()
-            batch: MicroBatch | None = None
-            try:
-                result = 0.0
-                for batch in micro_batches(samples, self.forward.layout()):
-                    result += work(batch, _spoken(batch, examples), total)
-                return result
-            except torch.OutOfMemoryError:
-                pass  # handled below, where the traceback holds no tensors any more
-            assert batch is not None
-            self._drop_gradients()
-            is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
-            if is_open and not base.is_gradient_checkpointing:
-                torch.cuda.empty_cache()
-                base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            else:
-                self.forward.ran_out(batch)
+        def attempt(each: Iterator[MicroBatch]) -> float:
+            self._drop_gradients()  # an interrupted backward pass leaves partial gradients
+            return sum(work(batch, _spoken(batch, examples), total) for batch in each)
+
+        is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
+        if is_open and not model.is_gradient_checkpointing:
+            with suppress(torch.OutOfMemoryError):
+                return attempt(iter(batches))
+            torch.cuda.empty_cache()
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return self.forward.fitting(batches, attempt)[1]
 
     def _backward(self, batch: MicroBatch, spoken: Tensor, total: int) -> float:
         """Add one micro-batch's gradient; returns the summed loss of its assistant tokens."""
@@ -160,8 +152,7 @@ class Fitter:
         return float((losses.detach() * spoken).sum())
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
-        model = self.policy.model
-        return token_logprobs(model, batch.token_ids, batch.loss_mask, shared=batch.shared).logprobs
+        return token_logprobs(self.policy.model, batch.token_ids, batch.loss_mask, shared=batch.shared).logprobs
 
     def _sample(self, example: Example) -> TrainingSample:
         trained = example.spoken

@@ -23,9 +23,9 @@ from emailrl.base.process import handled_by
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.mail.connection import no_database
-from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
+from emailrl.model.resolve import CONFIG, WEIGHTS
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.interrupts import Interrupts

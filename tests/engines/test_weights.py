@@ -18,7 +18,7 @@ from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local import weights
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.model.adapter import WEIGHTS
+from emailrl.model.resolve import WEIGHTS
 
 IDS = torch.tensor([[5, 9, 11, 30, 2]])
 

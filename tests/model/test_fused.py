@@ -158,18 +158,18 @@ def test_what_is_not_fused() -> None:
     def reason(peft: Any) -> str | None:
         return why_not_fused(peft.get_base_model().base_model)
 
-    assert reason(with_lora(random_model("Qwen3", head_dim=8))) is None
-    assert reason(with_lora(random_model("Qwen3", head_dim=8), lora_dropout=0.1)) == "its LoRA has dropout"
-    assert reason(with_lora(random_model("Qwen3", head_dim=8), use_dora=True)) == "its adapter is not plain LoRA"
-    assert reason(with_lora(random_model("Gemma", head_dim=8))) == "its layers are GemmaDecoderLayer"
-    gelu = random_model("Qwen3", head_dim=8, hidden_act="gelu")
-    assert reason(with_lora(gelu)) == "its activation is gelu"
-    dropping = random_model("Qwen3", head_dim=8, attention_dropout=0.1)
-    assert reason(with_lora(dropping)) == "its attention has dropout"
-    wider = with_lora(random_model("Qwen3", head_dim=8))
+    def adapted(kind: str = "Qwen3", *, lora: dict[str, Any] | None = None, **config: Any) -> Any:
+        return with_lora(random_model(kind, head_dim=8, **config), **(lora or {}))
+
+    assert reason(adapted()) is None
+    assert reason(adapted(lora={"lora_dropout": 0.1})) == "its LoRA has dropout"
+    assert reason(adapted(lora={"use_dora": True})) == "its adapter is not plain LoRA"
+    assert reason(adapted("Gemma")) == "its layers are GemmaDecoderLayer"
+    assert reason(adapted(hidden_act="gelu")) == "its activation is gelu"
+    assert reason(adapted(attention_dropout=0.1)) == "its attention has dropout"
+    wider, merged = adapted(), adapted()
     wider.get_base_model().base_model.layers[0].input_layernorm.weight.requires_grad_()
     assert reason(wider) == "not only its adapter is trained"
-    merged = with_lora(random_model("Qwen3", head_dim=8))
     merged.merge_adapter()
     assert reason(merged) == "its adapters are merged, or several are active"
     refused = with_lora(random_model("Gemma", head_dim=8))
@@ -213,7 +213,7 @@ def test_pack_shared_prefixes_by_hand() -> None:
     assert segments.keys is not None and segments.keys.index.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
     assert (segments.keys.own.tolist(), segments.keys.borrowed.tolist()) == ([0, 1, 2, 3, 7, 8], [4, 5, 6])
     assert (segments.keys.lent.tolist(), segments.keys.lender.tolist()) == ([0, 1, 2], [0, 1, 2])
-    assert (segments.most_queries, segments.most_keys) == (4, 5)
+    assert segments.longest == (4, 5)
     # 3 and 5 of the first row; 7 and 8 of the second; 6 and 9 of the third, which follow 3 and 6; 2 of the fourth.
     assert packed.gather.tolist() == [1, 3, 4, 5, 2, 4, 0]
 
