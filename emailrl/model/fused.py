@@ -127,28 +127,23 @@ def adapter_of(module: Any) -> Parameters | None:
     return module.lora_A[name].weight, module.lora_B[name].weight, float(module.scaling[name])
 
 
-@dataclass(frozen=True, slots=True)
 class Projections:
-    """Frozen weights and adapters of layers that read the same input, ready to multiply."""
+    """Frozen weights and adapters (``adapter_of`` each) of layers that read the same input, ready to multiply."""
 
-    linears: list[nn.Linear]
-    down: Tensor | None  # all A stacked, ``(sum of ranks, in)``, in the base's type
-    ups: list[tuple[Tensor, float, slice] | None]  # s·B of each layer ``(out, r)``, s, and which rows of ``down``
-
-    @classmethod
-    def of(cls, modules: list[Any], adapters: list[Parameters | None]) -> Projections:
-        """``adapters`` are ``adapter_of`` each of the ``modules``."""
-        linears, downs, ups = [linear_of(module) for module in modules], list[Tensor](), []
-        dtype, start = linears[0].weight.dtype, 0
+    def __init__(self, modules: list[Any], adapters: list[Parameters | None]) -> None:
+        self.linears = [linear_of(module) for module in modules]
+        dtype, downs, start = self.linears[0].weight.dtype, [], 0
+        self.ups: list[tuple[Tensor, float, slice] | None] = []
+        """s·B of each layer ``(out, r)`` in the base's type, s, and which rows of ``down`` belong to it."""
         for adapter in adapters:
             if adapter is None:
-                ups.append(None)
+                self.ups.append(None)
                 continue
             down, up, scale = adapter
-            ups.append(((up.detach() * scale).to(dtype), scale, slice(start, start + len(down))))
+            self.ups.append(((up.detach() * scale).to(dtype), scale, slice(start, start + len(down))))
             downs.append(down.detach())
             start += len(down)
-        return cls(linears, torch.cat(downs).to(dtype) if downs else None, ups)
+        self.down = torch.cat(downs).to(dtype) if downs else None  # all A stacked, ``(sum of ranks, in)``
 
     def forward(self, states: Tensor) -> tuple[list[Tensor], Tensor | None]:
         """Return each layer's output for ``states`` ``(P, in)``, and ``x A^T`` for the backward."""
@@ -223,7 +218,7 @@ class LayerWeights:
         seen = tuple((None, 0) if one is None else (one.data_ptr(), one._version) for one in flat)
         if seen != self._seen:
             self.qkv, self.out, self.gate_up, self.down = (
-                Projections.of(self.modules[part], adapters[part]) for part in (QKV, OUT, GATE_UP, DOWN)
+                Projections(self.modules[part], adapters[part]) for part in (QKV, OUT, GATE_UP, DOWN)
             )
             self._seen = seen
         return flat

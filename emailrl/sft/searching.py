@@ -79,8 +79,10 @@ def play(
 ) -> tuple[MailEnvironment, list[Message]]:
     """One conversation and its environment."""
     agent, free = settings.agent, settings.data.output_field is not None
-    ways = {"order": agent.search_order, "without_keywords": agent.search_without_keywords}
-    with open_mailbox(settings.store.db, scenario.inbox_address, scenario.query_date, **ways) as mailbox:
+    with open_mailbox(
+        settings.store.db, scenario.inbox_address, scenario.query_date,
+        order=agent.search_order, without_keywords=agent.search_without_keywords,
+    ) as mailbox:  # fmt: skip
         environment = mail_agent(agent, scenario, mailbox)
         return environment, converse(environment, Searcher(scenario, agent, habits, rng, free=free).act)
 
