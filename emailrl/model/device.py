@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +27,9 @@ def choose_device(name: str) -> torch.device:
     """Return the named device, or for ``auto`` the first GPU, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
         raise UsageError(f"EMAILRL_DEVICE={name} is not supported.", "Use auto, cpu or cuda.")
-    gpus = torch.cuda.device_count()
+    device, gpus = torch.device(name), torch.cuda.device_count()
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < gpus):
         hint = "Use EMAILRL_DEVICE=auto."
         raise EmailRLError(f"EMAILRL_DEVICE={name}: this machine has {counted(gpus, 'usable CUDA GPU')}.", hint)
@@ -40,9 +37,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0) -> torch.dtype:
-    """Return the named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU. A model that only samples, of
-    ``sampled_parameters``, takes bf16 on a CPU too if it has ``BF16_FROM`` or more and the CPU has instructions for
-    it."""
+    """The named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU. A model that only samples, of
+    ``sampled_parameters``, takes bf16 on a CPU with instructions for it too, if it has ``BF16_FROM`` or more."""
     if name == "auto" and device.type == "cpu" and sampled_parameters >= BF16_FROM and computes_bf16():
         return torch.bfloat16
     return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]

@@ -1,7 +1,4 @@
-"""How batches run through the policy and what memory there is, shared by the trainer and ``emailrl plan``.
-
-Does not import torch.
-"""
+"""How batches run through the policy and what memory there is, shared by the trainer and ``emailrl plan``: no torch."""
 
 from __future__ import annotations
 

@@ -42,12 +42,11 @@ def load_policy(
 ) -> Policy:
     """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
 
-    Without ``adapter`` and ``trainable``, it is the bare base. A fresh adapter depends only on
-    ``settings.training.seed``, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights
-    instead of an adapter; ``critic`` adds the one saved beside ``adapter``, or a new one. With REFERENCE=start, the
-    policy keeps the adapter as loaded. ``mesh`` holds this host's ranks, over which the base is spread if SHARD is on;
-    ``accompanied`` then makes them take part in a forward pass that only this rank needs. Raises UsageError for an
-    unknown model or an adapter of another base, EmailRLError if the model is unavailable or does not fit.
+    A fresh adapter depends only on ``settings.training.seed``, and changes nothing until it is trained (B = 0).
+    ``full`` trains the base's own weights instead; ``critic`` adds the one saved beside ``adapter``, or a new one. With
+    REFERENCE=start, the policy keeps the adapter as loaded. ``mesh`` holds this host's ranks, over which the base is
+    spread if SHARD is on; ``accompanied`` then makes them take part in a forward pass that only this rank needs. Raises
+    UsageError for an unknown model or an adapter of another base, EmailRLError if it is unavailable or too large.
     """
     wanted, training, notes = settings.model, settings.training, list[str]()
     if full and (wanted.backend == "unsloth" or wanted.load_in_4bit):
@@ -87,12 +86,7 @@ def load_policy(
             notes = prepare_training(model, training, wanted.name, device, full=full) + notes
     keeps_start = trainable and not full and settings.algorithm.reference == "start"
     return Policy(
-        model=model,
-        tokenizer=tokenizer,
-        base_model=wanted.name,
-        path=path,
-        device=device,
-        dtype=dtype,
+        model, tokenizer, wanted.name, path, device, dtype,
         trainable=trainable,
         lora=lora_facts(model),
         value_head=ValueHead.of(model, adapter) if critic else None,
@@ -100,10 +94,7 @@ def load_policy(
         notes=notes,
         sharded=sharded,
         accompanied=accompanied if sharded else nullcontext,
-    )
-
-
-# -- the base ---------------------------------------------------------------------------------------------------------
+    )  # fmt: skip
 
 
 def _load_base(
@@ -118,22 +109,15 @@ def _load_base(
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=dtype,
-                attn_implementation=wanted.attn_implementation,
-                trust_remote_code=False,
-                use_safetensors=True,
-                **(_four_bit(device) if wanted.load_in_4bit else {}),
-            )
+            options = _four_bit(device) if wanted.load_in_4bit else {}
+            options |= {"config": config, "dtype": dtype, "attn_implementation": wanted.attn_implementation}
+            model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         hint = remedy_for(wanted.name, path, "the model's files")
         if (attention := wanted.attn_implementation).startswith("flash") and isinstance(error, ImportError):
             hint = f"Set ATTN_IMPLEMENTATION=sdpa, or install the package for {attention}."
-        raise EmailRLError(
-            f"The model '{wanted.name}' failed to load: {first_line(error).removesuffix('.')}.", hint
-        ) from error
+        said = f"The model '{wanted.name}' failed to load: {first_line(error).removesuffix('.')}."
+        raise EmailRLError(said, hint) from error
     model.requires_grad_(False)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

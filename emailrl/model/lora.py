@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,7 @@ MOST_ALPHA = 1e6  # far above any trained value, and far below what makes a merg
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Config keys that are checked individually, and those that do not affect what the adapter computes.
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights"}
+_DEFAULTS = LoraConfig().to_dict()
 _ASIDE = {"base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version", "revision", "auto_mapping"}
 
 
@@ -99,10 +99,8 @@ def with_adapter(model: Any, lora: LoraSettings, folder: Path, *, trainable: boo
     if trainable:
         config = read_adapter_config(folder)
         own = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
-        own |= {
-            "lora_dropout": config.get("lora_dropout", 0.0),
-            "target_modules": ",".join(sorted(config["target_modules"])),
-        }
+        own["lora_dropout"] = config.get("lora_dropout", 0.0)
+        own["target_modules"] = ",".join(sorted(config["target_modules"]))
         given = lora.model_dump(include=lora.model_fields_set)
         if "target_modules" in given:
             given["target_modules"] = ",".join(sorted(lora_targets(model, lora.target_modules)))
@@ -137,9 +135,6 @@ def lora_targets(model: Any, wanted: str) -> list[str]:
     return named_targets(wanted, {name.rsplit(".", 1)[-1] for name in linear})
 
 
-# -- reading an adapter's files ---------------------------------------------------------------------------------------
-
-
 def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
     """Return the adapter in ``folder``, checked against ``base``; None skips the checks that need the base model.
     ``base`` may be on the meta device and may already have adapters. Raises EmailRLError for anything but finite LoRA
@@ -170,7 +165,7 @@ def _plain(folder: Path, config: dict[str, Any]) -> tuple[int, float, list[str]]
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         raise _refused(folder, f"its task_type is {config['task_type']!r}, not 'CAUSAL_LM'")
     for key, value in config.items():
-        if key not in _READ | _ASIDE and value and value != _lora_defaults().get(key):
+        if key not in _READ | _ASIDE and value and value != _DEFAULTS.get(key):
             raise _refused(folder, f"it uses {key}; only plain LoRA is supported")
     if config.get("init_lora_weights", True) not in (True, False, "gaussian"):  # others change the base on loading
         raise _refused(folder, f"it uses init_lora_weights={config['init_lora_weights']!r}")
@@ -210,19 +205,12 @@ def _read_pairs(folder: Path, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Linear]]:
     """The base model's linear layers by name, seen through the adapters they may carry."""
-    if isinstance(module, PeftModel):
-        module = module.get_base_model()
-    for name, child in module.named_children():
+    for name, child in causal_lm(module).named_children():
         layer = child.get_base_layer() if isinstance(child, BaseTunerLayer) else child
         if isinstance(layer, nn.Linear):
             yield prefix + name, layer
         else:
             yield from _linear_layers(layer, f"{prefix}{name}.")
-
-
-@cache
-def _lora_defaults() -> dict[str, Any]:
-    return dict(LoraConfig().to_dict())
 
 
 def _sizes(*shape: int) -> str:
