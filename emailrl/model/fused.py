@@ -227,14 +227,18 @@ class LayerWeights:
         """Run the layer with its current adapters on ``states`` ``(P, hidden)``."""
         return FusedLayer.apply(states, self, rope, segments, keep, *self.refresh())
 
-    def rotate(self, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Queries or keys ``(P, heads, D)`` in attention's layout."""
-        if norm is None:
-            return fused(rotate, heads, *rope)
-        return fused(norm_rotate, heads, norm.weight, *rope, norm.variance_epsilon)
+    def heads(self, qkv: list[Tensor], rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``(P, heads, D)`` in attention's layout."""
+        heads = [one.view(len(one), -1, self.head_dim) for one in qkv]
+        for at, norm in enumerate(self.norms):
+            if norm is None:
+                heads[at] = fused(rotate, heads[at], *rope)
+            else:
+                heads[at] = fused(norm_rotate, heads[at], norm.weight, *rope, norm.variance_epsilon)
+        return heads[0], heads[1], heads[2]
 
     def rotate_backward(self, grad: Tensor, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Gradient of ``rotate`` by ``heads``."""
+        """Gradient of queries or keys by what they were before norm and rotation."""
         if norm is None:
             return fused(rotate_backward, grad, *rope)
         return fused(norm_rotate_backward, grad, heads, norm.weight, *rope, norm.variance_epsilon)
@@ -300,19 +304,15 @@ def _fill(
     computed: _States, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
 ) -> None:
     """Compute what is missing in ``computed``."""
-    layer, tokens = weights.layer, len(states)
     if computed.qkv is None:
-        norm = layer.input_layernorm
-        computed.qkv, computed.qkv_inner = weights.qkv.forward(
-            fused(rms_norm, states, norm.weight, norm.variance_epsilon)
-        )
+        norm = weights.layer.input_layernorm
+        normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
+        computed.qkv, computed.qkv_inner = weights.qkv.forward(normed)
+        del normed
     if computed.attended is None:
-        heads = [one.view(tokens, -1, weights.head_dim) for one in computed.qkv]
-        query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-        computed.attended = varlen_forward(query, key, heads[2], segments, weights.scale)
-        del heads, query, key
+        computed.attended = varlen_forward(*weights.heads(computed.qkv, rope), segments, weights.scale)
     if computed.gate_up is None:
-        norm = layer.post_attention_layernorm
+        norm = weights.layer.post_attention_layernorm
         if computed.middle is None:
             (update,), _ = weights.out.forward(computed.attended[0].flatten(1))
             computed.middle, normed = fused(add_rms_norm, states, update, norm.weight, norm.variance_epsilon)
@@ -342,18 +342,13 @@ def _attention_backward(
 ) -> list[Tensor]:
     """Gradients of queries, keys and values before norm and rotation, each ``(P, heads * D)``."""
     assert computed.qkv is not None and computed.attended is not None
-    heads = [one.view(len(grad), -1, weights.head_dim) for one in computed.qkv]
-    query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-    saved = (query, key, heads[2], *computed.attended)
-    grads = varlen_backward(grad.view_as(computed.attended[0]), saved, segments, weights.scale)
+    saved = (*weights.heads(computed.qkv, rope), *computed.attended)
+    by_query, by_key, by_value = varlen_backward(grad.view_as(saved[3]), saved, segments, weights.scale)
     turned = [
-        weights.rotate_backward(one, states, norm, rope)
-        for one, states, norm in zip(grads[:2], heads[:2], weights.norms, strict=True)
+        weights.rotate_backward(one, states.view_as(one), norm, rope)
+        for one, states, norm in zip((by_query, by_key), computed.qkv, weights.norms, strict=False)
     ]
-    return [one.flatten(1) for one in (*turned, grads[2])]
-
-
-# -- the backbone: when fused layers are used, and how much they keep
+    return [one.flatten(1) for one in (*turned, by_value)]
 
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -405,40 +400,35 @@ def why_not_fused(backbone: Any) -> str | None:
         return "its attention has dropout"
     if any(one.requires_grad for name, one in backbone.layers.named_parameters() if "lora_" not in name):
         return "not only its adapter is trained"
-    for layer in layers:
-        for module in LayerWeights(layer).modules:
-            linear = linear_of(module)
-            if type(linear) is not nn.Linear:
-                return f"a layer is {type(linear).__name__} (quantized?)"
-            if not hasattr(module, "lora_A"):
-                continue
-            if module.merged or len(module.active_adapters) != 1:
-                return "its adapters are merged, or several are active"
-            (name,) = module.active_adapters
-            if getattr(module, "use_dora", {}).get(name) or getattr(module, "lora_variant", {}).get(name):
-                return "its adapter is not plain LoRA"
-            if not isinstance(module.lora_dropout[name], nn.Identity):
-                return "its LoRA has dropout"
-            biases = (module.lora_A[name].bias, module.lora_B[name].bias)
-            if adapter_of(module) is None or biases != (None, None):
-                return "its LoRA has biases"
+    for module in (module for layer in layers for module in LayerWeights(layer).modules):
+        linear = linear_of(module)
+        if type(linear) is not nn.Linear:
+            return f"a layer is {type(linear).__name__} (quantized?)"
+        if not hasattr(module, "lora_A"):
+            continue
+        if module.merged or len(module.active_adapters) != 1:
+            return "its adapters are merged, or several are active"
+        (name,) = module.active_adapters
+        if getattr(module, "use_dora", {}).get(name) or getattr(module, "lora_variant", {}).get(name):
+            return "its adapter is not plain LoRA"
+        if not isinstance(module.lora_dropout[name], nn.Identity):
+            return "its LoRA has dropout"
+        if adapter_of(module) is None or (module.lora_A[name].bias, module.lora_B[name].bias) != (None, None):
+            return "its LoRA has biases"
     return None
 
 
 def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
     """Let ``token_logprobs`` run packed rows of ``model`` through fused layers; returns the reason if it cannot."""
     base = causal_lm(model)
-    reason = why_not_fused(base.base_model)
-    if reason is None:
+    if (reason := why_not_fused(base.base_model)) is None:
         base.emailrl_fused = FusedBackbone(base.base_model, checkpointing)
     return reason
 
 
 def disable_fused(model: Any) -> None:
     """Remove the fused layers: a copy of a model must not compute with those of its original."""
-    base = causal_lm(model)
-    if hasattr(base, "emailrl_fused"):
-        del base.emailrl_fused
+    vars(causal_lm(model)).pop("emailrl_fused", None)
 
 
 def fused_backbone(model: Any) -> FusedBackbone | None:

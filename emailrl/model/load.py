@@ -89,7 +89,7 @@ def load_policy(
         model, tokenizer, wanted.name, path, device, dtype,
         trainable=trainable,
         lora=lora_facts(model),
-        value_head=ValueHead.of(model, adapter) if critic else None,
+        value_head=ValueHead(model, adapter) if critic else None,
         start=[one.detach().clone() for one in model.parameters() if one.requires_grad] if keeps_start else None,
         notes=notes,
         sharded=sharded,

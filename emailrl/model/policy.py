@@ -30,25 +30,20 @@ class ValueHead(nn.Module):
     It starts at zero: the first values are 0, the first advantages equal plain returns, and no additional random
     numbers are drawn."""
 
-    def __init__(self, hidden_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
+    def __init__(self, model: Any, adapter: Path | None = None) -> None:
+        """For a model's hidden states: as saved beside ``adapter``, or a new one. Raises EmailRLError for a saved one
+        that is damaged or does not fit."""
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
-
-    @classmethod
-    def of(cls, model: Any, adapter: Path | None = None) -> ValueHead:
-        """The critic for a model's hidden states: as saved beside ``adapter``, or a new one. Raises EmailRLError for a
-        saved one that is damaged or does not fit."""
-        embedding = model.get_output_embeddings().weight
+        size, embedding = model.config.get_text_config().hidden_size, model.get_output_embeddings().weight
         dtype = torch.float64 if embedding.dtype == torch.float64 else torch.float32
-        head = cls(model.config.get_text_config().hidden_size, device=embedding.device, dtype=dtype)
+        self.weight = nn.Parameter(torch.zeros(size, device=embedding.device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros((), device=embedding.device, dtype=dtype))
         if adapter is not None and (path := adapter / VALUE_HEAD_FILE).is_file():
             try:
-                head.load_state_dict(load_file(path))
+                self.load_state_dict(load_file(path))
             except (OSError, SafetensorError, RuntimeError) as error:
                 hint = "Resume from a checkpoint of a run with a critic (--algorithm ppo)."
                 raise EmailRLError(f"{path} does not fit this policy's critic: {first_line(error)}", hint) from None
-        return head
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Score each hidden state."""
@@ -106,8 +101,6 @@ class Policy:
         PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
         its absolute path), so that `nano` is found wherever the package is installed. A critic is written next to the
         adapter."""
-        if not self.lora:
-            raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
         directory.mkdir(parents=True, exist_ok=True)
         # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
         write_tensors(directory / WEIGHTS, get_peft_model_state_dict(self.model, save_embedding_layers=False))
@@ -123,8 +116,6 @@ class Policy:
 
     def save_model(self, directory: Path) -> None:
         """Write the weights themselves and the tokenizer's files into ``directory``, as a folder for ``--model``."""
-        if self.lora:
-            raise EmailRLError("This policy trains an adapter.", "Use save_adapter.")
         directory.mkdir(parents=True, exist_ok=True)
         with writing_tensors(directory):
             self.model.save_pretrained(directory)

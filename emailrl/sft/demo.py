@@ -1,7 +1,6 @@
-"""Scripted experts: play demo scenarios as a person would, with deliberate mistakes.
-
-They teach an untrained policy the format of the task (``emailrl sft``), not how to solve it: usually they search poorly
-(a single keyword) and rarely well, so that reinforcement learning has something to find.
+"""Scripted experts play demo scenarios as a person would, with deliberate mistakes. They teach an untrained policy the
+format of the task (``emailrl sft``), not how to solve it: usually they search poorly (a single keyword) and rarely
+well, so that reinforcement learning has something to find.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 MAX_RESULTS = 3  # Hits that experts request: few enough that one keyword often misses the right email
 USUAL = frozenset(("room", "flight"))  # Topics for which most experts search well; for the others few do
 GIVE_UP = "I don't know."
-
 Split = Literal["train", "val"]
 FIRST_WORLD = 1_000  # Worlds below this number are the demo database's own
 NUM_WORLDS = 9_000
@@ -92,10 +90,8 @@ def expert(fact: ProjectFact, rng: random.Random, habits: Habits) -> Generator[s
 
 
 def transcripts(number: int, *, seed: int, times: int, habits: Habits, split: Split = "train") -> list[list[Message]]:
-    """Expert conversations on one world of a split, played against its real database.
-
-    Every fact is asked ``times`` times, each time in different words and by a different expert.
-    """
+    """Expert conversations on one world of a split, played against its real database. Every fact is asked ``times``
+    times, each time in different words and by a different expert."""
     world = make_world(seed, split, FIRST_WORLD + number % NUM_WORLDS)
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -120,10 +116,8 @@ def corpus(num_worlds: int, *, seed: int) -> Iterator[str]:
 def batches(
     renderer: ChatRenderer, *, steps: int, batch_size: int, start: int, seed: int, workers: int | None
 ) -> Generator[list[Example]]:
-    """Batches ``start`` … ``steps`` - 1 of expert conversations on training worlds, shuffled.
-
-    Independent of the number of processes; batches before ``start`` are played too, and skipped.
-    """
+    """Batches ``start`` … ``steps`` - 1 of expert conversations on training worlds, shuffled. Independent of the number
+    of processes; batches before ``start`` are played too, and skipped."""
     num_worlds = -(-steps * batch_size // (TIMES * NUM_PROJECTS * FACTS_PER_PROJECT)) + 1
     workers = min(workers or os.cpu_count() or 1, num_worlds)
     with shared(renderer) as folder, worker_processes(workers, hint="Lower --workers.") as submit:

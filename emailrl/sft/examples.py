@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from emailrl.agent.mail_env import MailEnvironment
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.records.trajectory import Message, TokenSample
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from emailrl.engines.renderer import ChatRenderer
 
 
@@ -76,11 +76,8 @@ def as_spoken(message: Message) -> Message:
 
 def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSample]:
     """The tokens a rollout of this conversation would have recorded: assistant turns as sampled, the rest as context.
-
-    Several samples if the template does not extend the tokens so far; sampled log-probabilities are 0.
-    """
-    samples: list[TokenSample] = []
-    text = ""
+    Several samples if the template does not extend the tokens so far; sampled log-probabilities are 0."""
+    samples, text = list[TokenSample](), ""
     for position, message in enumerate(messages):
         if message.role != "assistant":
             continue
@@ -97,8 +94,6 @@ def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSam
 
 def examples_of(conversation: Conversation, renderer: ChatRenderer) -> list[Example]:
     """The examples of one conversation."""
-    import numpy as np
-
     samples = samples_of([as_spoken(message) for message in conversation.messages], renderer)
     arrays = [(np.array(each.token_ids, dtype=np.uint32), np.array(each.loss_mask, dtype=bool)) for each in samples]
     return [Example(conversation.id, conversation.inbox, *pair) for pair in arrays]

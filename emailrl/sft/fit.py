@@ -62,10 +62,8 @@ class Fitter:
 
     def step(self, examples: Sequence[Example], *, step: int) -> dict[str, float]:
         """Make optimizer step ``step`` (from 1) on the examples and return its metrics; ``loss`` is in nats a token.
-
         Dropout follows from (seed, ``step``) alone. An update whose loss or gradient is not finite is skipped and
-        counted in ``updates_skipped``; those in a row in ``skipped_in_a_row``.
-        """
+        counted in ``updates_skipped``; those in a row in ``skipped_in_a_row``."""
         rate = learning_rate(step, self.schedule, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -77,9 +75,7 @@ class Fitter:
         norm = float(nn.utils.clip_grad_norm_(self.masters, self.training.max_grad_norm or math.inf))
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        if skipped:
-            self._drop_gradients()
-        else:
+        if not skipped:
             self.optimizer.step()
             with torch.no_grad():
                 for weight, master in self.copies.values():
@@ -128,7 +124,8 @@ class Fitter:
         batches = micro_batches([self._sample(example) for example in examples], self.forward.layout())
 
         def attempt(each: Iterator[MicroBatch]) -> float:
-            self._drop_gradients()  # an interrupted backward pass leaves partial gradients
+            for parameter in (*self.weights, *self.masters):
+                parameter.grad = None  # an interrupted backward pass leaves partial gradients
             return sum(work(batch, _spoken(batch, examples), total) for batch in each)
 
         is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
@@ -167,10 +164,6 @@ class Fitter:
             loss_mask=trained[:end].astype(int).tolist(),
             sampler_logprobs=[None] * end,
         )
-
-    def _drop_gradients(self) -> None:
-        for parameter in (*self.weights, *self.masters):
-            parameter.grad = None
 
 
 def _spoken(batch: MicroBatch, examples: Sequence[Example]) -> Tensor:

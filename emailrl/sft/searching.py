@@ -78,7 +78,7 @@ def play(
     scenario: Scenario, settings: Settings, habits: Habits, rng: random.Random
 ) -> tuple[MailEnvironment, list[Message]]:
     """One conversation and its environment."""
-    agent, free = settings.agent, settings.data.output_field is not None
+    agent, free = settings.agent, bool(settings.data.output_field)
     with open_mailbox(
         settings.store.db, scenario.inbox_address, scenario.query_date,
         order=agent.search_order, without_keywords=agent.search_without_keywords,
@@ -102,23 +102,18 @@ class Searcher:
         self, scenario: Scenario, agent: AgentSettings, habits: Habits, rng: random.Random, *, free: bool
     ) -> None:
         self.scenario, self.me, self.habits, self.rng = scenario, scenario.inbox_address, habits, rng
-        self.parsed = None if free else read_question(scenario.question)  # None for a free-form question
+        asked = None if free else read_question(scenario.question)
+        self.asked, self.is_free = asked or Asked("", is_mine=False), asked is None
         self.address: str | None = None
         """The person's address; unless an email confirms it a guess, first.last at the asker's domain."""
-        if self.parsed and (person := self.parsed.person):
+        if person := self.asked.person:
             guess = ".".join(person.lower().split()) + "@" + self.me.rpartition("@")[2]
             self.address = person.lower() if "@" in person else guess
         self._any_keyword = [] if agent.search_without_keywords else ["the"]
         self._turns_left = agent.max_turns
         self._shown = 0
         self._has_read: dict[str, ShownMail] = {}
-        self._turns = (PLANS.get(self.parsed.kind, by_topic) if self.parsed else by_words)(self)
-
-    @property
-    def asked(self) -> Asked:
-        """The template question's parts."""
-        assert self.parsed is not None
-        return self.parsed
+        self._turns = (by_words if self.is_free else PLANS.get(self.asked.kind, by_topic))(self)
 
     def act(self, messages: Sequence[Message]) -> str:
         """The text of the next assistant turn."""
@@ -132,14 +127,14 @@ class Searcher:
                 found = over.value
         answer, sources = found or ("I don't know", [])
         # Free-form answers stay as they are.
-        if found and self.parsed is not None and self.rng.random() < self.habits.full_sentence:
+        if found and not self.is_free and self.rng.random() < self.habits.full_sentence:
             answer = self.rng.choice(_SENTENCES).format(answer)
         return call_text("return_final_answer", {"answer": answer, "sources": sources})
 
     def judge(self, mail: ShownMail) -> str | None:
         """The answer in an email; None if it is not the right one."""
-        if self.parsed is not None:
-            return answer_of(self.parsed, mail, self.me)
+        if not self.is_free:
+            return answer_of(self.asked, mail, self.me)
         return self.scenario.answer if mail["message_id"] in self.scenario.message_ids else None
 
     def is_poor(self) -> bool:
