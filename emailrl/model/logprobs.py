@@ -38,7 +38,6 @@ def token_logprobs(
     entropy_grad: bool = False,
     value_head: Callable[[Tensor], Tensor] | None = None,
     shared: Tensor | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> TokenLogprobs:
     """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
 
@@ -62,7 +61,7 @@ def token_logprobs(
             hidden = backbone.run(packed)
     labels, tau = token_ids[rows, columns], temperature if temperature > 0 else 1.0
     if backbone is None or entropy_grad or not _has_plain_head(model):
-        flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad, chunk_elements)
+        flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad)
     else:
         flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
 
@@ -74,7 +73,7 @@ def token_logprobs(
 
 
 def _projected(
-    model: Any, hidden: Tensor, labels: Tensor, tau: float, entropy: bool, entropy_grad: bool, chunk_elements: int
+    model: Any, hidden: Tensor, labels: Tensor, tau: float, entropy: bool, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """Score ``labels`` ``(P,)`` in chunks; the entropies are empty unless requested."""
     project = projection(model)
@@ -90,8 +89,7 @@ def _projected(
             probabilities = (logits - log_norm[:, None]).exp()
             return logprobs, log_norm - (probabilities * logits).sum(-1)
 
-    vocabulary = output_embeddings(model).weight.shape[0]
-    chunk = max(chunk_elements // vocabulary, 1)
+    chunk = max(CHUNK_ELEMENTS // len(output_embeddings(model).weight), 1)
     if len(labels) <= chunk:
         return score(hidden, labels)
     parts = [slice(start, start + chunk) for start in range(0, len(labels), chunk)]

@@ -9,17 +9,17 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.base.workers import worker_processes
+from emailrl.base.workers import in_order, worker_processes
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import Message, StopReason, Trajectory
 from emailrl.settings import Settings
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 VAL_SHARE = 0.1  # of the conversations, for validation if no inbox is in the split val
 _UNFIT = (StopReason.TRUNCATED, StopReason.EXCEPTION)
 Group = list[Example]  # The examples of one conversation
-PassOf = Callable[[int], list[Group]]  # The groups of a pass; every pass has the same questions in the same order
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +190,19 @@ def examples(
         notes.append(f"{counted(too_long, 'conversation')} dropped: longer than the context window of {longest} tokens")
     if not train:
         raise UsageError("No conversation is left to train on.", "Add questions, trajectories or inboxes.")
+    size = min(size, len(train))
     flat, val = ([example for group in groups for example in group] for groups in (train, held_out))
     tokens, spoken = sum(len(e.token_ids) for e in flat), sum(int(e.spoken.sum()) for e in flat)
     inboxes = {example.inbox for example in flat}
 
     def batches(start: int) -> Generator[list[Example]]:
-        passes = math.ceil(steps * min(size, len(train)) / len(train))
-        if passes == 1 or source_of(settings) != "questions":
-            yield from batches_of(lambda number: train, len(train), size, seed, start)
+        passes, first = math.ceil(steps * size / len(train)), start * size // len(train)
+        again = passes > 1 and source_of(settings) == "questions"
+        if not again:
+            yield from batches_of(repeat(train), len(train), size, seed, start)
             return
-        with replayed(train, settings, renderer, longest=longest, passes=passes) as pass_of:
-            yield from batches_of(pass_of, len(train), size, seed, start)
+        with closing(replayed(train, settings, renderer, longest, range(first, passes))) as played_anew:
+            yield from batches_of(played_anew, len(train), size, seed, start)
 
     described = f"{_counts(len(train), inboxes)}, {tokens:,} tokens, {spoken / tokens:.0%} of them trained"
     return Data(batches, val, fingerprint(flat + val), described, _held_out(val, inboxes), notes)
@@ -214,45 +215,33 @@ def tokenized(conversations: Sequence[Conversation], renderer: ChatRenderer, lon
     return fitting, len(made) - len(fitting)
 
 
-def batches_of(pass_of: PassOf, count: int, size: int, seed: int, start: int) -> Iterator[list[Example]]:
-    """Batches of ``size`` conversations, from batch ``start`` on, through successive passes of ``count`` conversations
-    each. A batch holds a question twice only if it spans two passes."""
-    size = min(size, count)
+def batches_of(passes: Iterator[list[Group]], count: int, size: int, seed: int, start: int) -> Iterator[list[Example]]:
+    """Batches of ``size`` conversations, from batch ``start`` on, through passes of ``count`` conversations each, of
+    which the first has that batch. A batch holds a question twice only if it spans two passes."""
     number, groups, order = -1, list[Group](), list(range(count))
     for first in range(start * size, 2**63, size):
         batch: list[Example] = []
         for position in range(first, first + size):
             if position // count != number:
-                number, order = position // count, list(range(count))
-                groups = pass_of(number)
+                number, order, groups = position // count, list(range(count)), next(passes)
                 random.Random(f"{seed}/sft/{number}").shuffle(order)
             batch += groups[order[position % count]]
         yield batch
 
 
-@contextmanager
 def replayed(
-    groups: Sequence[Group], settings: Settings, renderer: ChatRenderer, *, longest: int, passes: int
-) -> Iterator[PassOf]:
+    groups: list[Group], settings: Settings, renderer: ChatRenderer, longest: int, passes: Iterable[int]
+) -> Generator[list[Group]]:
     """Passes with replayed expert conversations, each played while the previous one is trained on; ``groups`` is pass
     0, and the fallback if experts fail."""
     with shared(renderer) as folder, worker_processes(1, hint="Use --resume latest.") as submit:
-        play = partial(submit, _play, folder, settings.without_secrets(), longest)
-        coming: dict[int, Future[dict[str, Group]]] = {}
-
-        def pass_of(number: int) -> list[Group]:
-            if number and number not in coming:  # a resumed run starts here
-                coming[number] = play(number)
-            found = coming.pop(number).result() if number else {}
-            if number + 1 < passes:
-                coming[number + 1] = play(number + 1)
-            return [found.get(group[0].conversation, group) for group in groups]
-
-        yield pass_of
+        calls = ((folder, settings.without_secrets(), longest, number) for number in passes)
+        for found in in_order(submit, _play, calls, ahead=1):
+            yield [found.get(group[0].conversation, group) for group in groups]
 
 
 def _play(folder: str, settings: Settings, longest: int, draw: int) -> dict[str, Group]:
-    conversations, _ = played(settings, "train", draw=draw)
+    conversations = played(settings, "train", draw=draw)[0] if draw else []
     groups, _ = tokenized(conversations, shared_renderer(folder), longest)
     return {group[0].conversation: group for group in groups}
 

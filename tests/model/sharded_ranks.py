@@ -73,18 +73,12 @@ def compare(mesh: DeviceMesh, prepare: Callable[[Any], object], *, tied: bool = 
         found["gradients"] = max(found["gradients"], *(gap(gradients[name], other[name]) for name in gradients))
         for optimizer in optimizers:
             optimizer.step()
-    references = [reference(peft, ids, mask) for peft in sides]
-    found["reference"] = gap(*references)
+    with torch.no_grad(), sides[0].disable_adapter(), sides[1].disable_adapter():
+        found["reference"] = gap(*(token_logprobs(peft, ids, mask).logprobs for peft in sides))
     weights, others = ([one.detach() for one in peft.parameters() if one.requires_grad] for peft in sides)
     assert not any(isinstance(one, DTensor) for one in others)
     found["weights"] = max(gap(one, other) for one, other in zip(weights, others, strict=True))
     return found
-
-
-@torch.no_grad()
-def reference(peft: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    with peft.disable_adapter():
-        return token_logprobs(peft, ids, mask).logprobs
 
 
 def gap(one: Tensor, other: Tensor) -> float:
@@ -97,7 +91,7 @@ def loaded(mesh: DeviceMesh, model: Path, out: Path) -> Numbers:
     sections = {"model": {"name": str(model), "shard": "host"}, "lora": {"lora_rank": 4}}
     served = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://localhost:1"}}
     settings = Settings.model_validate(sections | served)
-    whole, sharded = load_policy(settings, trainable=True), load_policy(settings, trainable=True, mesh=mesh)
+    whole, sharded = (load_policy(settings, trainable=True, mesh=one) for one in (None, mesh))
     assert sharded.sharded and not whole.sharded
     ids, mask, _ = grow(TREE)
     expected, logprobs = (token_logprobs(one.model, ids, mask).logprobs.detach() for one in (whole, sharded))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model import device, load, resolve, shape, unsloth_backend
-from emailrl.model.device import choose_device, choose_dtype
+from emailrl.model.device import choose_dtype
 from emailrl.model.fused import fused_backbone
 from emailrl.model.load import load_policy
 from emailrl.model.packing import takes_packed
@@ -58,16 +58,14 @@ def test_fresh_adapter_trains_alone_and_changes_nothing_yet(tiny_model: Path) ->
 
 
 def test_the_seed_alone_decides_a_fresh_adapter(tiny_model: Path) -> None:
-    def adapter(seed: int) -> list[torch.Tensor]:
-        torch.manual_seed(int(time.time_ns() % 1000))
+    def adapter(seed: int) -> torch.Tensor:
+        torch.rand(seed)  # moves the generator, which loading leaves as it is
         before = torch.random.get_rng_state()
         policy = loaded(tiny_model, training={"seed": seed}, trainable=True)
         assert torch.equal(torch.random.get_rng_state(), before)
-        return [parameter for _, parameter in policy.trainable_parameters()]
+        return torch.cat([parameter.flatten() for _, parameter in policy.trainable_parameters()])
 
-    first, again, other = adapter(1), adapter(1), adapter(2)
-    assert all(map(torch.equal, first, again))
-    assert not all(map(torch.equal, first, other))
+    assert torch.equal(adapter(1), adapter(1)) and not torch.equal(adapter(1), adapter(2))
 
 
 def moved(tiny_model: Path, **sections: dict[str, Any]) -> Policy:
@@ -122,25 +120,13 @@ def test_an_adapter_that_is_damaged_or_of_another_base_is_one_clear_line(tiny_mo
         assert "\n" not in str(caught.value)
 
 
-def test_gradient_checkpointing_gives_the_same_gradient(tiny_model: Path) -> None:
-    gradients = []
-    for checkpointing in ("off", "on"):
-        policy = loaded(tiny_model, training={"gradient_checkpointing": checkpointing}, trainable=True)
-        assert not policy.model.training
-        assert policy.model.get_base_model().is_gradient_checkpointing == (checkpointing == "on")
-        policy.model.train()
-        logits_of(policy).logsumexp(-1).sum().backward()
-        gradients.append([parameter.grad for _, parameter in policy.trainable_parameters()])
-    for plain, recomputed in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, recomputed, atol=1e-6, rtol=0)
-
-
-def test_packing_is_a_setting_and_nothing_is_fused_on_a_cpu(tiny_model: Path) -> None:
+def test_packing_and_recomputing_are_settings_and_nothing_is_fused_on_a_cpu(tiny_model: Path) -> None:
     packed = loaded(tiny_model, model={"device": "cpu"}, trainable=True)
     assert takes_packed(packed.model) and fused_backbone(packed.model) is None
     assert not packed.model.get_base_model().is_gradient_checkpointing, "auto recomputes nothing on a CPU"
-    padded = loaded(tiny_model, training={"packing": False}, trainable=True)
-    assert not takes_packed(padded.model) and not takes_packed(loaded(tiny_model).model)
+    other = loaded(tiny_model, training={"packing": False, "gradient_checkpointing": "on"}, trainable=True)
+    assert not takes_packed(other.model) and not takes_packed(loaded(tiny_model).model)
+    assert other.model.get_base_model().is_gradient_checkpointing and not other.model.training
 
 
 @pytest.mark.parametrize(
@@ -204,9 +190,8 @@ def test_an_adapter_inside_a_hubs_model_is_not_put_on_it_unseen(
         shape.load_config("someone/mail", "someone/mail")
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_kernels_that_a_models_config_names_are_not_asked_for(copy: Path, key: str) -> None:
-    change(copy, **{key: "stranger/kernel"})
+def test_kernels_that_a_models_config_names_are_not_asked_for(copy: Path) -> None:
+    change(copy, attn_implementation="stranger/kernel", _attn_implementation="stranger/kernel")
     assert loaded(copy).model.config._attn_implementation == "sdpa"
 
 
@@ -221,15 +206,12 @@ def test_weights_that_are_truncated_or_in_a_pickle_are_not_loaded(copy: Path) ->
         loaded(copy)
 
 
-@pytest.mark.parametrize("name", ["no/such/folder", "./missing", "two words", ""])
-def test_what_cannot_be_a_model(name: str) -> None:
-    with pytest.raises(UsageError, match="neither a folder nor a hub name"):
-        resolve_model(name)
+def test_what_a_name_can_be(tiny_model: Path, tmp_path: Path) -> None:
+    for name in ("no/such/folder", "./missing", "two words", ""):
+        with pytest.raises(UsageError, match="neither a folder nor a hub name"):
+            resolve_model(name)
     with pytest.raises(UsageError, match=r"Unknown model 'nanno'\. Did you mean nano\?"):
         resolve_model("nanno")
-
-
-def test_folders(tiny_model: Path, tmp_path: Path) -> None:
     assert resolve_model(str(tiny_model)) == tiny_model.resolve()
     assert resolve_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     with pytest.raises(UsageError, match=r"has no config\.json"):
@@ -285,16 +267,6 @@ def test_the_size_of_a_folder_comes_from_its_config(tiny_model: Path, tmp_path: 
         loaded(tmp_path)
 
 
-def test_devices() -> None:
-    for name in ("gpu", "meta", "mps"):
-        with pytest.raises(UsageError, match=f"EMAILRL_DEVICE={name} is not supported"):
-            choose_device(name)
-    with pytest.raises(EmailRLError, match=r"this machine has \d+ usable CUDA GPU"):
-        choose_device("cuda:99")
-    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
-    assert choose_dtype("fp16", torch.device("cpu")) == torch.float16
-
-
 def test_larger_models_sample_in_bf16_on_a_cpu_that_computes_in_it(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,11 +278,14 @@ def test_larger_models_sample_in_bf16_on_a_cpu_that_computes_in_it(
         for trainable, dtype in ((False, sampled), (True, torch.float32)):
             policy = loaded(tiny_model, model={"device": "cpu"}, trainable=trainable)
             assert policy.model.dtype == policy.dtype == dtype
+    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("fp16", torch.device("cpu")) == torch.float16
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
 def test_what_needs_a_gpu_says_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for changes, complaint in (
+        ({"device": "mps"}, "EMAILRL_DEVICE=mps is not supported"),
         ({"device": "cuda"}, r"this machine has 0 usable CUDA GPUs.*Use EMAILRL_DEVICE=auto\."),
         ({"load_in_4bit": True}, "LOAD_IN_4BIT needs a CUDA GPU"),
         ({"backend": "unsloth"}, "unsloth backend needs a CUDA GPU"),

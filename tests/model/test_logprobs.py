@@ -46,14 +46,15 @@ def lora_model(tiny_model: Path) -> Any:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_elements", [2**25, 257 * 3, 1])
-def test_equals_full_logits_in_value_and_gradient(lora_model: Any, temperature: float, chunk_elements: int) -> None:
+def test_equals_full_logits_in_value_and_gradient(
+    lora_model: Any, temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emailrl.model.logprobs.CHUNK_ELEMENTS", chunk_elements)
     parameters = [parameter for parameter in lora_model.parameters() if parameter.requires_grad]
     weight = torch.randn(IDS.shape, generator=torch.Generator().manual_seed(3))
     expected, expected_entropy = full_logits(lora_model, temperature)
     expected_gradient = torch.autograd.grad((weight * (expected + expected_entropy)).sum(), parameters)
-    scored = token_logprobs(
-        lora_model, IDS, MASK, temperature=temperature, entropy=True, entropy_grad=True, chunk_elements=chunk_elements
-    )
+    scored = token_logprobs(lora_model, IDS, MASK, temperature=temperature, entropy=True, entropy_grad=True)
     assert scored.entropy is not None
     gradient = torch.autograd.grad((weight * (scored.logprobs + scored.entropy)).sum(), parameters)
     torch.testing.assert_close(scored.logprobs, expected, atol=1e-5, rtol=0)
@@ -91,11 +92,12 @@ def test_padding_and_batch_mates_change_nothing(lora_model: Any) -> None:
     assert not beside[~MASK].any()
 
 
-def test_only_trainable_positions_reach_the_head(lora_model: Any) -> None:
+def test_only_trainable_positions_reach_the_head(lora_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
+    monkeypatch.setattr("emailrl.model.logprobs.CHUNK_ELEMENTS", 257 * 3)
     head = lora_model.get_base_model().get_output_embeddings()
     hook = head.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[0]))
-    token_logprobs(lora_model, IDS, MASK, chunk_elements=257 * 3)
+    token_logprobs(lora_model, IDS, MASK)
     hook.remove()
     assert seen == [3, 3, 2]
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sft.talk import settings_for
-from tiny import make_model
 from torch import Tensor
 
 from emailrl.base.errors import UsageError
@@ -35,11 +34,6 @@ def make_examples() -> list[Example]:
         ids[:4] = 7  # what all begin with is computed once
         made.append(Example(f"c{n}", f"i{n}", ids, spoken))
     return made
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def make_fitter(folder: Path, model: Path, *, full: bool = False, **changes: Any) -> Fitter:

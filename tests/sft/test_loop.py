@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sft.talk import settings_for
-from tiny import make_checkpoint, make_model
+from tiny import make_checkpoint
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
@@ -26,11 +26,6 @@ from emailrl.settings import Settings
 from emailrl.settings.names import changed
 from emailrl.sft import fit
 from emailrl.sft.loop import SftResult, sft
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +59,18 @@ def test_a_run_lowers_the_loss_and_leaves_an_adapter(whole: tuple[Settings, SftR
     product = find_checkpoint("best", settings.output.output_dir).metadata
     assert (product.kind, product.mode, product.base_model, product.parent) == ("sft", "sft", str(model), None)
     assert product.metrics["val_loss"] == result.val_loss and product.lora["rank"] == 4
-    found = find_adapter(result.out, settings.output.output_dir)
-    policy = load_policy(settings, adapter=found.path)
-    assert policy.lora["rank"] == 4
+    assert load_policy(settings, adapter=find_adapter(result.out, settings.output.output_dir).path).lora["rank"] == 4
     names = [item.path.name for item in list_checkpoints(run)]
     assert names == ["checkpoint-4", "checkpoint-6", "best_model", "checkpoint-8"]
 
 
 def test_all_weights_are_trained_and_written_as_a_model(model: Path, tmp_path: Path) -> None:
-    settings = settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3)
-    result = sft(settings)
+    result = sft(settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3))
     before, after = weights(model, "model.safetensors"), weights(result.out, "model.safetensors")
     assert before.keys() == after.keys() and all(not torch.equal(before[name], after[name]) for name in before)
     recorded = lines(result.out.parent)
     assert recorded[-1]["loss"] < recorded[0]["loss"] - 0.2
-    own = settings_for(tmp_path, result.out)
-    assert load_policy(own).base_model == str(result.out)
+    assert load_policy(settings_for(tmp_path, result.out)).base_model == str(result.out)
     resumed = settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3, sft_steps=9)
     assert sft(resumed, resume="latest").steps == 9
 
@@ -91,8 +82,7 @@ def test_killed_anywhere_it_goes_on_bit_for_bit(whole: tuple[Settings, SftResult
     resumed = sft(settings, resume="auto")
     assert resumed.out.parent == tmp_path / "outputs" / "grpo_sft"
     assert_equal(weights(resumed.out), weights(result.out))
-    last = "checkpoint-8"
-    assert_equal(weights(resumed.out.parent / last), weights(result.out.parent / last))
+    assert_equal(*(weights(one.out.parent / "checkpoint-8") for one in (resumed, result)))
     assert lines(resumed.out.parent) == lines(result.out.parent)
     assert (resumed.loss, resumed.val_loss) == (result.loss, result.val_loss)
 
