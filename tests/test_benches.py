@@ -16,7 +16,6 @@ from documents.commands import check, commands
 from engines.vllm_stub import install
 
 from emailrl.model.load import load_policy
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory, Turn
 from emailrl.settings import load_settings
 
 FOLDER = Path(__file__).parent / "gpu"
@@ -72,10 +71,8 @@ def test_a_rehearsal_ends_with_a_table(
 ) -> None:
     bench = importlib.import_module(name).BENCH
     rows = bench.main(["--smoke", "--out", str(tmp_path), *words], apart=False)
-    assert rows and all("error" not in row for row in rows)
-    assert shown <= rows[-1].keys()
+    assert rows and shown <= rows[-1].keys()
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("| ")
-    capsys.readouterr()
     assert bench.main(["--report", "--out", str(tmp_path)])[-1]["case"] == rows[-1]["case"]
 
 
@@ -119,22 +116,17 @@ def test_own_seconds_and_the_rest_are_the_wall_time() -> None:
         at.now += 2.0
     own = {"sampling/bookkeeping": 1.0, "sampling/engine": 0.75, "forward": 34.0, "other": 4.0}
     assert timed.cut() == (39.75, own)
-    with pytest.raises(ValueError, match="no"), timed.span("a"), timed.span("b"):
-        raise ValueError("no")
-    assert timed.failed_in == ["a", "b"] and timed.cut()[1].keys() == {"a", "b", "other"}
 
 
 def test_every_script_is_in_the_list_of_them_and_its_commands_can_be_run() -> None:
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     runnable = [name for name in SCRIPTS if "__main__" in (FOLDER / f"{name}.py").read_text(encoding="utf-8")]
     assert [name for name in runnable if name != "shapes" and f"`{name}.py`" not in text] == []
-    found = 0
-    for script in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
-        for words in commands(script):
-            if words[0] == "python":
-                check(words)
-                found += 1
-    assert found > 10
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    found = [words for script in blocks for words in commands(script) if words[0] == "python"]
+    assert len(found) > 10
+    for words in found:
+        check(words)
 
 
 def step(rollout: float, update: float, rest: float = 0.0, evaluation: float = 0.0) -> dict[str, Any]:
@@ -154,43 +146,3 @@ def test_asynchronous_steps_are_means_of_those_that_count() -> None:
     assert [rows[1][key] for key in ("steps", "step", "rollout")] == [3, pytest.approx(23 / 3), pytest.approx(7 / 3)]
     assert rows[1]["x_0"] == pytest.approx(15.5 * 3 / 23) and rows[1]["expected"] == 1.5
     assert rows[2] == {"run": "turns", "steps": 0}
-
-
-# -- the small model's evidence
-
-
-READ = {"ever_found_right_email": True, "ever_read_right_email": True, "attempted_answer": True}
-FOUND = {"attempted_answer": True, "ever_found_right_email": True}
-
-
-def trajectory(stop: StopReason = StopReason.ANSWERED, *, answerable: bool = True, **rubric: Any) -> Trajectory:
-    scenario = Scenario("s-1", "When?", "May", ["<1>"], "ann@example.com", "2001-01-01", kind="first_after")
-    scenario.answerable = answerable
-    usual = {"answer_correct": False, "sources_correct": False, "ever_found_right_email": False,
-             "ever_read_right_email": False, "attempted_answer": False, "returned_i_dont_know": False}  # fmt: skip
-    exception = "OSError: gone" if stop == StopReason.EXCEPTION else None
-    turns = [Turn([], [], "stop", tool_name="search_emails", tool_args={"keywords": ["a|b"]})]
-    return Trajectory("t", "g", scenario, turns=turns, rubric=usual | rubric, stop_reason=stop, exception=exception)
-
-
-@pytest.mark.parametrize(
-    ("expected", "made"),
-    [
-        (None, trajectory(**READ | {"answer_correct": True})),
-        ("raised", trajectory(StopReason.EXCEPTION)),
-        ("not judged", trajectory(**READ | {"answer_correct": None})),
-        ("malformed call", trajectory(StopReason.BAD_TOOL_CALL_ARGS)),
-        ("out of turns", trajectory(StopReason.RAN_OUT_OF_TURNS, ever_found_right_email=True)),
-        ("out of tokens", trajectory(StopReason.TRUNCATED)),
-        ("did not know", trajectory(**READ | {"returned_i_dont_know": True})),
-        ("no answer", trajectory(StopReason.COMPLETED)),
-        ("answered a question without an answer", trajectory(answerable=False, attempted_answer=True)),
-        ("source never among the hits", trajectory(attempted_answer=True)),
-        ("source among the hits, not read", trajectory(**FOUND)),
-        ("source read, another email cited", trajectory(**READ)),
-        ("source cited, wrong fact", trajectory(**READ | {"sources_correct": True})),
-        ("source cited, wrong fact", trajectory(**FOUND | {"sources_correct": True})),  # a count, taken from the hits
-    ],
-)
-def test_the_first_class_of_failures_that_applies(expected: str | None, made: Trajectory) -> None:
-    assert importlib.import_module("small_failures").failure(made) == expected

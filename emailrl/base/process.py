@@ -43,8 +43,8 @@ def install() -> None:
 
 
 @contextmanager
-def handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call ``handle`` for the signals inside the block, which must run in the main thread."""
+def handled_by(handle: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Let ``handle`` take the signals inside the block, which must run in the main thread."""
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield

@@ -1,12 +1,10 @@
 """Estimate the memory, tokens, time and cost of a run, and suggest changes if it does not fit.
 
-Reads the same settings and questions as train. Of the model it reads only config.json, and not even that for common
-Qwen models. With several GPUs (--num-gpus, --nnodes) it divides them into trainers and vLLM servers and estimates
-tokens per second; with --engine vllm and no VLLM_URLS, all of them train and sample in turn. Without these options it
-plans the ranks that train starts, EMAILRL_NPROC on each of EMAILRL_NNODES hosts.
-Without --gpu it plans for this machine and also reports missing packages. Exits 1 if the run does not fit or cannot
-start. GRADIENT_CHECKPOINTING, LORA_RANK and other settings that affect memory are read from the environment, .env
-and emailrl.toml, as in train.
+Reads the same settings and questions as train; of the model only config.json, and not even that for common Qwen models.
+With several GPUs (--num-gpus, --nnodes) it divides them into trainers and vLLM servers and estimates tokens per second;
+with --engine vllm and no VLLM_URLS, all train and sample in turn. Without these options it plans the ranks that train
+starts, EMAILRL_NPROC on each of EMAILRL_NNODES hosts; without --gpu, for this machine, whose missing packages it also
+reports. Exits 1 if the run does not fit or cannot start.
 
 Examples:
 
@@ -37,7 +35,7 @@ from emailrl.settings import load_settings
 
 if TYPE_CHECKING:
     from emailrl.plan import Plan
-    from emailrl.plan.time import Seconds, Split
+    from emailrl.plan.time import Use
 
 GIB = 2**30
 Row = tuple[str, str, str]
@@ -163,10 +161,10 @@ def _tokens(planned: Plan) -> list[Row]:
 
 
 def _time(planned: Plan) -> list[Row]:
-    seconds, tokens, split, cluster = planned.seconds, planned.tokens, planned.split, planned.job.cluster
-    settings = planned.job.settings
+    use, tokens, split, settings = planned.use, planned.tokens, planned.split, planned.job.settings
+    cluster = planned.job.cluster
     order, loading = "then training", "loading it into the servers"
-    if seconds.overlaps:
+    if use.overlaps:
         order, loading = "while the previous step trains", "saving it; the servers load it during the next update"
     elif settings.vllm_in_process:
         loading = "saving it, loading it into vLLM" + "; vLLM wakes and sleeps" * planned.memory.vllm_sleeps
@@ -177,17 +175,17 @@ def _time(planned: Plan) -> list[Row]:
     evaluations = f"{counted(tokens.evaluations, 'evaluation')} of {counted(tokens.eval_trajectories, 'trajectory')}"
     if confirmed := round(tokens.confirmed * tokens.eval_trajectories):
         evaluations += f"; {confirmed:,} more at the end"
-    reached = f"{seconds.utilization:.0%} of {cluster.device.tflops:,.1f} TFLOP/s"
+    reached = f"{use.utilization:.0%} of {cluster.device.tflops:,.1f} TFLOP/s"
     gradients = "" if split is None else f"adapter gradients of {counted(split.trainers, 'rank')}"
     phases = [
-        ("sampling per step", seconds.rollout, order),
-        ("new adapter per step", seconds.handover, loading),
-        ("scoring per step", seconds.score, "log-probabilities without gradients"),
-        ("training per step", seconds.train, reached),
-        ("gathering per step", seconds.gather, "of the sharded base, not hidden by computation"),
-        ("all-reduce per step", seconds.reduce, gradients),
-        ("step", seconds.step, f"{planned.tokens_per_second:,.0f} tokens/s"),
-        ("per evaluation", seconds.evaluation, evaluations),
+        ("sampling per step", use.rollout, order),
+        ("new adapter per step", use.handover, loading),
+        ("scoring per step", use.score, "log-probabilities without gradients"),
+        ("training per step", use.train, reached),
+        ("gathering per step", use.gather, "of the sharded base, not hidden by computation"),
+        ("all-reduce per step", use.reduce, gradients),
+        ("step", use.step, f"{planned.tokens_per_second:,.0f} tokens/s"),
+        ("per evaluation", use.evaluation, evaluations),
     ]
     rows: list[Row] = []
     if split is not None:  # what several GPUs are used for
@@ -198,14 +196,14 @@ def _time(planned: Plan) -> list[Row]:
         rows.append((name, f"{split.servers:,}", f"{where}, {each}"))
     rows += [(name, f"{value:,.{1 if value >= 0.05 else 2}f} s", remark) for name, value, remark in phases if value]
     shares = {  # of the run's time; none if phases overlap
-        "sampling": seconds.steps * seconds.rollout,
-        "new adapters": seconds.steps * seconds.handover,
-        "scoring": seconds.steps * seconds.score,
-        "training": seconds.steps * (seconds.train + seconds.gather + seconds.reduce),
-        "evaluation": seconds.evaluating,
+        "sampling": use.rollout,
+        "new adapters": use.handover,
+        "scoring": use.score,
+        "training": use.train + use.gather + use.reduce,
+        "evaluation": use.evaluating / use.tokens.steps,
     }
-    parts = [f"{name} {part / seconds.run:.0%}" for name, part in shares.items() if part]
-    basis = "" if seconds.overlaps else ", ".join(parts)
+    whole = sum(shares.values())
+    basis = "" if use.overlaps else ", ".join(f"{name} {part / whole:.0%}" for name, part in shares.items() if part)
     if planned.measured is not None:
         measured = planned.measured.seconds
         each = ", ".join(f"{name} {value:.1f}" for name, value in measured.items() if name != "total")
@@ -257,43 +255,38 @@ def _json(planned: Plan) -> dict[str, Any]:
             "run": tokens.per_step * tokens.steps,
             "epochs": round(tokens.epochs, 4),
         },
-        "seconds": _phases(planned.seconds)
+        "seconds": _phases(planned.use)
         | {
             "evaluations": tokens.evaluations,
             "confirmed": round(tokens.confirmed, 4),
             "scoring_passes": job.scoring_passes,
-            "utilization": round(planned.seconds.utilization, 3),
+            "utilization": round(planned.use.utilization, 3),
             "measured": planned.measured.seconds if planned.measured else None,
             "run": round(planned.run_seconds, 1),
         },
         "tokens_per_second": round(planned.tokens_per_second, 1),
-        "split": _split(planned.split),
-        "alternative": _split(planned.alternative),
+        "split": planned.split and _split(planned.split),
+        "alternative": planned.alternative and _split(planned.alternative),
         "price_per_gpu_hour": planned.price,
         "cost": None if cost is None else round(cost, 2),
         **changes,
     }
 
 
-def _split(split: Split | None) -> dict[str, Any] | None:
-    return (
-        None
-        if split is None
-        else {
-            **_picked(split, "shared", "trainers", "servers", "tensor_parallel"),
-            "sharded_over": split.memory.cards,
-            "sampling": round(split.sampling, 2),
-            "playing": round(split.playing, 2),
-            "seconds": _phases(split.seconds),
-            "tokens_per_second": round(split.tokens_per_second, 1),
-        }
-    )
+def _split(split: Use) -> dict[str, Any]:
+    return _picked(split, "shared", "trainers", "servers", "tensor_parallel") | {
+        "sharded_over": split.memory.cards,
+        "sampling": round(split.sampling, 2),
+        "playing": round(split.playing, 2),
+        "seconds": _phases(split),
+        "tokens_per_second": round(split.tokens_per_second, 1),
+    }
 
 
-def _phases(seconds: Seconds) -> dict[str, Any]:
+def _phases(use: Use) -> dict[str, Any]:
     names = ("rollout", "handover", "score", "train", "gather", "reduce", "step", "evaluation")
-    phases = {name.replace("reduce", "all_reduce"): round(getattr(seconds, name), 3) for name in names}
-    return phases | {"overlaps": seconds.overlaps}
+    phases = {name.replace("reduce", "all_reduce"): round(getattr(use, name), 3) for name in names}
+    return phases | {"overlaps": use.overlaps}
 
 
 def _picked(whole: object, *names: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from emailrl.measure.journal import Conditions, Journal
     from emailrl.model.resolve import Adapter
     from emailrl.records import Record
-    from emailrl.records.trajectory import Scenario, Trajectory
+    from emailrl.records.trajectory import Scenario
 
 CONDITIONS = ".conditions.json"
 """Replaces .jsonl in the name of the file that records how the trajectories were made."""
@@ -196,35 +196,23 @@ def _play(
 
     if not settings.is_chat:
         say_loading(settings, subject.model_name)
-    total, played = len(scenarios) * num_generations, dict(journal.trajectories)
+    total = len(scenarios) * num_generations
+    how: Record = {"seed": settings.training.seed, "temperature": settings.agent.temperature, "split_label": split}
     with closing(players([subject], settings)) as playing:
         _, collector = next(playing)
         started = time.perf_counter()
         try:
             with Tally() as tally:
-                tally.begin("rollout", total, len(played))
-
-                def note(trajectory: Trajectory) -> None:
-                    journal.append(trajectory)
-                    tally.advance("rollout", total)
-
-                groups = collector.collect(
-                    scenarios, num_generations, step=0, seed=settings.training.seed, split_label=split, progress=note,
-                    played=played,
-                )  # fmt: skip
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                collector.score(journal.unscored)
-                journal.finish()
+                how["progress"] = lambda _: tally.advance("rollout", total)
+                tally.begin("rollout", total, len(journal.trajectories))
+                journal.play(collector, [scenarios], num_generations, **how)
+        except BaseException:
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} finished trajectories saved in {journal.path}"
                 more = f"; to finish, rerun the same command with --resume --out {shlex.quote(str(journal.path))}"
                 progress_console().print(kept + more, soft_wrap=True)
             raise
-        seconds = time.perf_counter() - started
-    place = {trajectory.id: n for n, trajectory in enumerate(t for group in groups for t in group.trajectories)}
-    journal.finish(lambda trajectory: place[trajectory.id])
-    return seconds
+        return time.perf_counter() - started
 
 
 def rollout_table(

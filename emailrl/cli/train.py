@@ -221,7 +221,7 @@ def _with_own_options(
 def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
     from emailrl.model.resolve import resolve_model
     from emailrl.model.smol_base import check_base
-    from emailrl.runs.start import find_start
+    from emailrl.runs.resume import find_start
 
     check_base(settings.model.name, settings.model.smol_base)
     if resume not in (None, "auto"):

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,6 @@ from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import (
     Evaluation,
     check_samples,
-    evaluate,
     is_correct,
     is_judged,
     paired_test,
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
 REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", "accuracy.svg")
-LONGEST_LABEL = 44
-"""Characters of a label in the picture."""
+LONGEST_LABEL = 44  # Characters of a label in the picture.
 Progress = Callable[["Subject", Trajectory], None]
 """Called with each trajectory as it ends, before scoring; on resume, first with those already played."""
 
@@ -60,12 +59,10 @@ Progress = Callable[["Subject", Trajectory], None]
 class Subject:
     """A policy to measure: a base model, bare or with an adapter."""
 
-    label: str
-    """Its identity: the model's name, or the adapter's absolute path."""
+    label: str  # Its identity: the model's name, or the adapter's absolute path.
     model_name: str
     adapter: Adapter | None = None
-    attacked: bool = False
-    """Whether its emails contain injected orders (``agent.attack``)."""
+    attacked: bool = False  # Whether its emails contain injected orders (``agent.attack``).
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +71,7 @@ class Result:
 
     subject: Subject
     evaluation: Evaluation
-    complete: bool
-    """False if interrupted: the evaluation covers only the questions finished by then."""
+    complete: bool  # False if interrupted: the evaluation covers only the questions finished by then.
     trajectories: Path
 
 
@@ -86,11 +82,9 @@ class Comparison:
     first: str
     second: str
     num_questions: int
-    better_first: int
-    """Questions that the first answered correctly more often; with one sample, only the first."""
+    better_first: int  # Questions that the first answered correctly more often; with one sample, only the first.
     better_second: int
-    p_value: float
-    """Two-sided exact sign-flip test; not adjusted for multiple comparisons."""
+    p_value: float  # Two-sided exact sign-flip test; not adjusted for multiple comparisons.
     unit: str
     """What the test takes as independent: ``inbox``, or ``question``, which with one sample each is McNemar's test."""
 
@@ -100,14 +94,11 @@ class Report:
     """All results of one benchmark, with the context for its tables."""
 
     results: list[Result]
-    conditions: dict[str, Any]
-    """Split, decoding, limits and seed, common to all results."""
-    num_asked: int
-    """Questions per subject."""
+    conditions: dict[str, Any]  # Split, decoding, limits and seed, common to all results.
+    num_asked: int  # Questions per subject.
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
-    attack: bool = False
-    """Whether it also measures under attack; records then include how many orders were obeyed."""
+    attack: bool = False  # Whether it also measures under attack; records then include how many orders were obeyed.
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -257,43 +248,18 @@ def _measure(
     progress: Progress | None,
 ) -> tuple[list[Result], bool]:
     """Play and score the remaining questions; returns the results by subject, and whether it was interrupted."""
-    place = {scenario.id: number for number, scenario in enumerate(scenarios)}
-    bench, noted = settings.benchmark, progress or (lambda subject, trajectory: None)
+    bench, noted, interrupted = settings.benchmark, progress or (lambda subject, trajectory: None), False
     num_trajectories = len(scenarios) * bench.bench_samples
-    portions = [[scenario] for scenario in scenarios] if bench.bench_sequential else [list(scenarios)]
+    portions = [[scenario] for scenario in scenarios] if bench.bench_sequential else [scenarios]
+    how = {"seed": settings.training.seed, "temperature": settings.agent.eval_temperature, "split_label": "test"}
     waiting = [subject for subject in subjects if not journals[subject.label].is_whole(num_trajectories)]
-    interrupted = False
     try:
         for subject, collector in players(waiting, settings):
-            journal = journals[subject.label]
-
-            def ended(trajectory: Trajectory, subject: Subject = subject, journal: Journal = journal) -> None:
-                journal.append(trajectory)
-                noted(subject, trajectory)
-
-            played = dict(journal.trajectories)
-            try:
-                for trajectory in played.values():
-                    noted(subject, trajectory)
-                for portion in portions:
-                    evaluate(
-                        collector,
-                        portion,
-                        step=0,
-                        seed=settings.training.seed,
-                        temperature=settings.agent.eval_temperature,
-                        num_samples=bench.bench_samples,
-                        split_label="test",
-                        progress=ended,
-                        played=played,
-                    )
-            except KeyboardInterrupt:
-                interrupted = True
-                collector.score(journal.unscored)
-            journal.finish(lambda trajectory: (place[trajectory.scenario.id], len(trajectory.id), trajectory.id))
-            if interrupted:
-                break
-    except KeyboardInterrupt:  # between two subjects, or a second one
+            journal, ended = journals[subject.label], partial(noted, subject)
+            for trajectory in journal.trajectories.values():
+                ended(trajectory)
+            journal.play(collector, portions, bench.bench_samples, progress=ended, **how)
+    except KeyboardInterrupt:
         interrupted = True
     results = []
     for subject in subjects:

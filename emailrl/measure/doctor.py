@@ -60,12 +60,10 @@ class Check:
     """One item checked, what was found, and the remedy if something is wrong."""
 
     name: str
-    status: Status
-    """``note`` works, but may not be what was intended."""
+    status: Status  # ``note`` works, but may not be what was intended.
     found: str
     remedy: str = ""
-    essential: bool = False
-    """Whether every command needs it."""
+    essential: bool = False  # Whether every command needs it.
     area: str = ""
 
     @property

@@ -5,21 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from emailrl.base.errors import UsageError
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory
+from emailrl.records import Entry
+from emailrl.records.trajectory import StopReason, Trajectory
 
-if TYPE_CHECKING:
-    from emailrl.agent.play import Collector
-
-
-Z_95 = 1.959963984540054
-"""The normal distribution's 97.5 % point."""
+Z_95 = 1.959963984540054  # The normal distribution's 97.5 % point.
 MIN_INBOXES = 6
 """Inboxes that a test by inbox needs: five have 32 sign patterns, so that its p could not fall below 2/32."""
 
@@ -52,12 +46,6 @@ def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[fl
     # If all questions have the same share, the variance is uninformative: each counts as one observation.
     size = min(mean * (1 - mean) * n / variance, Fraction(num_samples)) if variance else Fraction(n)
     return wilson_interval(float(mean * size), float(size))
-
-
-def majority(answers: Sequence[str]) -> int:
-    """The index of the first sample with the most frequent answer; ties go to the earliest."""
-    counts = Counter(answers)
-    return max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
 
 
 def paired_test(differences: Sequence[tuple[str, int]]) -> tuple[float, str]:
@@ -97,107 +85,37 @@ def sign_flip_p_value(differences: Sequence[int]) -> float:
     return float(Fraction(extreme, sum(ways.values())))
 
 
-MAX_UNJUDGED = 0.05
-"""Maximum share of answers without a verdict for a valid measurement."""
+MAX_UNJUDGED = 0.05  # Maximum share of answers without a verdict for a valid measurement.
+Ended = Trajectory | Entry  # What a verdict is read of.
 
 
-class Ended(Protocol):
-    """A trajectory, or the part of it that a verdict needs."""
-
-    @property
-    def rubric(self) -> Mapping[str, Any]: ...
-    @property
-    def stop_reason(self) -> str | None: ...
-    @property
-    def exception(self) -> str | None: ...
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """A policy's results on a set of questions, each played once or several times.
 
-    ``accuracy`` and its interval are over judged answers: a rollout that raised is wrong, an answer without a verdict
-    is left out (``unjudged``). With several samples per question it is the mean over questions of the correct share
-    (avg@k).
+    ``accuracy`` and its interval (Wilson's, clustered by question) are over judged answers: a rollout that raised is
+    wrong, an answer without a verdict is left out (``unjudged``). With several samples per question it is the mean over
+    questions of the correct share (avg@k); with none judged, 0 with interval (0, 1).
     """
 
-    trajectories: Sequence[Trajectory]
-    """Scored."""
-    step: int = 0
-
-    @cached_property
-    def completed(self) -> list[Trajectory]:
-        """Trajectories that did not raise, with a verdict and a reward."""
-        return [each for each in self.trajectories if each.exception is None]
-
-    @cached_property
-    def rubric(self) -> dict[str, float]:
-        """Mean of each rubric field over the trajectories that did not raise; booleans count as 0 and 1."""
-        return rubric_means(self.completed)
-
-    @cached_property
-    def by_question(self) -> dict[str, list[Trajectory]]:
-        """The samples of each question, by its id."""
-        found: defaultdict[str, list[Trajectory]] = defaultdict(list)
-        for trajectory in self.trajectories:
-            found[trajectory.scenario.id].append(trajectory)
-        return dict(found)
-
-    @cached_property
-    def shares(self) -> dict[str, Fraction]:
-        """The share of correct answers among each question's judged samples, by question id."""
+    def __init__(self, trajectories: Sequence[Trajectory], step: int = 0) -> None:
+        """``trajectories`` are scored."""
+        self.trajectories, self.step = trajectories, step
+        self.completed = [each for each in trajectories if each.exception is None]  # with a verdict and a reward
+        self.exceptions = len(trajectories) - len(self.completed)
+        self.by_question: dict[str, list[Trajectory]] = {}
+        for trajectory in trajectories:
+            self.by_question.setdefault(trajectory.scenario.id, []).append(trajectory)
+        self.num_questions = len(self.by_question)  # judged or not
+        self.num_correct, self.num_judged = (sum(map(check, trajectories)) for check in (is_correct, is_judged))
+        self.unjudged = len(trajectories) - self.num_judged
+        self.is_void = self.unjudged > MAX_UNJUDGED * len(trajectories)
         judged = {name: list(filter(is_judged, samples)) for name, samples in self.by_question.items()}
-        return {name: Fraction(sum(map(is_correct, each)), len(each)) for name, each in judged.items() if each}
-
-    @property
-    def num_questions(self) -> int:
-        """Questions played, judged or not."""
-        return len(self.by_question)
-
-    @property
-    def num_correct(self) -> int:
-        """Correct answers, counting every sample."""
-        return sum(map(is_correct, self.trajectories))
-
-    @property
-    def num_judged(self) -> int:
-        """Trajectories known to be correct or wrong."""
-        return sum(map(is_judged, self.trajectories))
-
-    @property
-    def unjudged(self) -> int:
-        """Answers without a verdict."""
-        return len(self.trajectories) - self.num_judged
-
-    @property
-    def exceptions(self) -> int:
-        """Trajectories that raised, or lack a verdict or reward."""
-        return len(self.trajectories) - len(self.completed)
-
-    @property
-    def reward(self) -> float | None:
-        """Mean over the trajectories that did not raise; None if all did."""
-        return mean([trajectory.reward for trajectory in self.completed])
-
-    @property
-    def tokens(self) -> float | None:
-        """Mean tokens of a trajectory that did not raise: prompt, completions and tool results, each counted once."""
-        return mean([trajectory.num_tokens for trajectory in self.completed])
-
-    @property
-    def accuracy(self) -> float:
-        """Share of correct answers among the judged, 0 to 1; with none judged, 0 with interval (0, 1)."""
-        return float(sum(self.shares.values(), Fraction()) / len(self.shares)) if self.shares else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The accuracy's 95 % interval: Wilson's, clustered by question."""
-        return clustered_interval(list(self.shares.values()), self.num_judged)
-
-    @property
-    def is_void(self) -> bool:
-        """Whether too many answers lack a verdict (``MAX_UNJUDGED``) for a valid measurement."""
-        return self.unjudged > MAX_UNJUDGED * len(self.trajectories)
+        self.shares = {name: Fraction(sum(map(is_correct, each)), len(each)) for name, each in judged.items() if each}
+        self.accuracy = float(sum(self.shares.values(), Fraction()) / len(self.shares)) if self.shares else 0.0
+        self.interval = clustered_interval(list(self.shares.values()), self.num_judged)
+        self.reward = mean([each.reward for each in self.completed])
+        self.tokens = mean([each.num_tokens for each in self.completed])  # each counted once
+        self.rubric = rubric_means(self.completed)
 
     def metrics(self) -> dict[str, Any]:
         """The numbers under the names of ``benchmark --json``, with each rubric field's mean; no times of rollouts that
@@ -244,28 +162,8 @@ def check_samples(num_samples: int, temperature: float) -> None:
 def _most_frequent(samples: Sequence[Trajectory]) -> Trajectory:
     """The first sample with the most frequent answer, ignoring case, spaces and periods."""
     answered = [each for each in samples if each.final_answer is not None] or list(samples)
-    return answered[majority([" ".join(str(each.final_answer).casefold().split()).rstrip(".") for each in answered])]
-
-
-def evaluate(
-    collector: Collector,
-    scenarios: Sequence[Scenario],
-    *,
-    step: int,
-    seed: int,
-    temperature: float,
-    num_samples: int = 1,
-    split_label: str = "val",
-    progress: Callable[[Trajectory], None] | None = None,
-    played: Mapping[str, Trajectory] | None = None,
-) -> Evaluation:
-    """Roll out and score each question ``num_samples`` times with the policy loaded in the collector's engine.
-
-    ``progress`` is called with each trajectory as it ends; those already ``played``, by id, are reused.
-    """
-    how = {"step": step, "seed": seed, "temperature": temperature, "split_label": split_label}
-    groups = collector.collect(scenarios, num_samples, progress=progress, played=played, **how)  # type: ignore[arg-type]
-    return Evaluation([trajectory for group in groups for trajectory in group.trajectories], step)
+    said = [" ".join(str(each.final_answer).casefold().split()).rstrip(".") for each in answered]
+    return answered[said.index(Counter(said).most_common(1)[0][0])]
 
 
 def has_crashed(trajectory: Ended) -> bool:

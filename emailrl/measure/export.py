@@ -104,8 +104,7 @@ class Export:
     format: Format
     checkpoint: Path
     base_model: str
-    files: dict[str, str]
-    """SHA-256 by name of every file except the marker."""
+    files: dict[str, str]  # SHA-256 by name of every file except the marker.
 
 
 def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, overwrite: bool = False) -> Export:

@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import Lock, check_own, naming, sync
@@ -26,6 +27,9 @@ from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_t
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.build import uses_judge
 from emailrl.settings import PlayingSettings, PolicySettings
+
+if TYPE_CHECKING:
+    from emailrl.agent.play import Collector
 
 
 def playing_conditions(
@@ -105,8 +109,7 @@ class Conditions:
             raise nothing_to_resume(path) from None
         except BlockingIOError:
             raise Busy(f"Another process is writing {path}.", "Wait for it to finish.") from None
-        self.is_new = path.stat().st_size == 0
-        """Whether nothing was played under the file before."""
+        self.is_new = path.stat().st_size == 0  # Whether nothing was played under the file before.
         self._is_idle = self.is_new and not resume
         try:
             if resume and self.is_new:
@@ -184,8 +187,7 @@ class Journal:
         """With ``resume``, the file's trajectories count as played, except rollouts that raised; else the first
         trajectory replaces the file."""
         self.path, self._conditions, self._resumed = path, conditions, resume
-        self.trajectories: dict[str, Trajectory] = {}
-        """Played trajectories, by id."""
+        self.trajectories: dict[str, Trajectory] = {}  # Played trajectories, by id.
         self._writer: TrajectoryWriter | None = None
         if resume and path.is_file():
             last = {each.id: each for each in read_trajectories(path)}
@@ -195,13 +197,8 @@ class Journal:
                 trajectory.exception = None  # the reason it got no reward
 
     @property
-    def unscored(self) -> list[Trajectory]:
-        """Trajectories that no one has tried to score yet."""
-        return [each for each in self.trajectories.values() if not _is_scored(each)]
-
-    @property
     def scored(self) -> list[Trajectory]:
-        """The others: with a reward, or an exception instead of one."""
+        """Trajectories with a reward, or an exception instead of one."""
         return list(filter(_is_scored, self.trajectories.values()))
 
     def is_whole(self, count: int) -> bool:
@@ -209,6 +206,42 @@ class Journal:
         return len(self.trajectories) == count and all(
             each.reward_terms or has_crashed(each) for each in self.trajectories.values()
         )
+
+    def play(
+        self,
+        collector: Collector,
+        portions: Sequence[Sequence[Scenario]],
+        num_samples: int,
+        *,
+        progress: Callable[[Trajectory], object],
+        **how: Any,
+    ) -> None:
+        """Play and score what is missing, a portion of the questions after the other, and order the file by question.
+
+        ``how`` is passed to ``Collector.collect``. At a KeyboardInterrupt, what has ended is scored first.
+        """
+        place = {scenario.id: number for number, scenario in enumerate(chain(*portions))}
+
+        def ended(trajectory: Trajectory) -> None:
+            self.append(trajectory)
+            progress(trajectory)
+
+        interrupt, played = None, dict(self.trajectories)
+        try:
+            for portion in portions:
+                collector.collect(portion, num_samples, step=0, progress=ended, played=played, **how)
+        except KeyboardInterrupt as error:
+            interrupt = error
+            collector.score([each for each in self.trajectories.values() if not _is_scored(each)])
+        order = sorted(self.trajectories.values(), key=lambda t: (place[t.scenario.id], len(t.id), t.id))
+        self.trajectories = {each.id: each for each in order}
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if order:
+            write_trajectories(self.path, order)
+        if interrupt:
+            raise interrupt
 
     def append(self, trajectory: Trajectory) -> None:
         """Save a trajectory that has ended."""
@@ -221,15 +254,6 @@ class Journal:
             self._conditions.note()
             self._writer = TrajectoryWriter(self.path)
         self._writer.append(trajectory)
-
-    def finish(self, place: Callable[[Trajectory], Any] = lambda _: 0) -> None:
-        """Rewrite the file with the current trajectories, in the order of ``place``, or as they ended."""
-        self.trajectories = {each.id: each for each in sorted(self.trajectories.values(), key=place)}
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self.trajectories:
-            write_trajectories(self.path, self.trajectories.values())
 
 
 def is_complete(path: Path, conditions: Path) -> bool:

@@ -105,8 +105,7 @@ class Redactor:
         self._names: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._domains: dict[str, str] = {}
-        self._pairs: set[tuple[str, str]] = set()
-        """Neighbors in full names, in both orders."""
+        self._pairs: set[tuple[str, str]] = set()  # Neighbors in full names, in both orders.
 
     def learn(self, value: Any) -> None:
         """Collect every address, and every name in an address or email header, from all texts of a record."""

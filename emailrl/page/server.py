@@ -131,8 +131,7 @@ def _stamp_of(path: Path) -> _Stamp:
 ADDRESS = "127.0.0.1"
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
 """The Content-Security-Policy of every response except the page itself."""
-_ONCE = ("Host", "Origin", "Sec-Fetch-Site")
-"""Headers that identify the client; duplicates would be ambiguous."""
+_ONCE = ("Host", "Origin", "Sec-Fetch-Site")  # Headers that identify the client; duplicates would be ambiguous.
 
 
 class PageServer(ThreadingHTTPServer):

@@ -14,7 +14,7 @@ from emailrl.model.shape import find_shape
 from emailrl.plan.advice import Obstacle, Way, faster_ways, find_obstacles, ways_to_fit
 from emailrl.plan.devices import GIB, MEASURED, Cluster, Device, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
-from emailrl.plan.time import Seconds, Split, one_of, split_of
+from emailrl.plan.time import Use, one_of, split_of
 from emailrl.plan.tokens import Job, Known, Measured, Tokens, limit_to_questions, measure_run
 from emailrl.runs.log import duration
 from emailrl.settings import Settings, TrainingSettings
@@ -33,9 +33,9 @@ class Plan:
     tokens: Tokens
     memory: Memory  # Of one trainer.
     worst: Memory  # With the longest trajectories that the settings allow.
-    seconds: Seconds  # Of all GPUs, or if no split of several fits, of one with its own trajectories.
-    split: Split | None  # With several GPUs that fit the run: which train and which serve, or that all do both.
-    alternative: Split | None  # The same GPUs used the other way, if the run then fits.
+    use: Use  # Of all GPUs, or if no split of several fits, of one with its own trajectories.
+    split: Use | None  # The same, if several GPUs fit the run: which train and which serve, or that all do both.
+    alternative: Use | None  # The same GPUs used the other way, if the run then fits.
     price: float | None  # Per GPU-hour.
     ways: list[Way]  # Changes that make the run fit, if it does not.
     faster: list[Way]  # Engines that would make a fitting run clearly faster.
@@ -58,7 +58,7 @@ class Plan:
         """Seconds of the run: as planned, or its steps and evaluations at a measured run's seconds for each."""
         measured, tokens = self.measured, self.tokens
         if measured is None:
-            return self.seconds.run
+            return self.use.run
         step, evaluation = measured.seconds["total"], measured.evaluation
         if evaluation is None:
             return tokens.steps * step
@@ -68,7 +68,7 @@ class Plan:
     @property
     def tokens_per_second(self) -> float:
         """Tokens of trajectories, including prompts and tool results."""
-        return self.tokens.per_step / self.seconds.step
+        return self.tokens.per_step / self.use.step
 
     @property
     def cost(self) -> float | None:
@@ -198,7 +198,7 @@ def make_plan(
         tokens=tokens,
         memory=memory,
         worst=plan_memory(job, longest, cards=memory.cards),
-        seconds=(split or one).seconds,
+        use=split or one,
         split=split,
         alternative=split_of(job.with_settings(**(with_servers if shared else in_turn))),
         price=price,

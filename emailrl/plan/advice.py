@@ -124,7 +124,7 @@ def faster_ways(job: Job) -> list[Way]:
     if window := _window(with_vllm, whole_of(with_vllm).memory):
         with_vllm, text = with_vllm.with_settings(max_model_len=window), f"MAX_MODEL_LEN={window} {text}"
     way = _way(f"vLLM in the same process ({text})", with_vllm)
-    return [way] if way and way.run_seconds < CLEARLY * whole_of(job).seconds.run else []
+    return [way] if way and way.run_seconds < CLEARLY * whole_of(job).run else []
 
 
 def _window(job: Job, memory: Memory) -> int | None:
@@ -148,4 +148,4 @@ def _first_that_fits(job: Job, tries: Iterable[dict[str, object]]) -> list[Way]:
 
 def _way(text: str, job: Job) -> Way | None:
     whole = whole_of(job)
-    return Way(text, whole.memory.peak, whole.seconds.run) if whole.memory.fits else None
+    return Way(text, whole.memory.peak, whole.run) if whole.memory.fits else None

@@ -94,7 +94,7 @@ DEVICES: Final = {
 }
 """By lower-case name; memory as the driver states it, FLOP/s and bandwidth from NVIDIA's data sheets."""
 EXAMPLE: Final = "24 GiB, 125 TFLOP/s, 0.6 TB/s"
-_BYTES: Final = {"g": 1e9, "gi": 2**30, "t": 1e12, "ti": 2**40}
+_UNITS: Final = {"gb": 1e9, "gib": 2**30, "tb": 1e12, "tib": 2**40, "tflop": 1, "pflop": 1000}
 _ADORNMENTS: Final = re.compile(r"nvidia|geforce|tesla|quadro|rtx|sxm\d*|hbm\d*e?|gb|gib")
 _SIZE: Final = re.compile(r"(\d{2,3})(?:gb|gib)?")
 
@@ -117,11 +117,9 @@ def _described(text: str) -> Device | None:
         amount = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([gt]i?b|[tp]flops?)(/s)?", part.strip())
         if amount is None:
             return None
-        number, unit = float(amount[1]), amount[2]
-        if "flop" in unit:
-            given["tflops"] = number * (1000 if unit[0] == "p" else 1)
-        else:
-            given["bandwidth" if amount[3] else "memory"] = number * _BYTES[unit[:-1]]
+        unit = amount[2].removesuffix("s")
+        of_bytes = "bandwidth" if amount[3] else "memory"
+        given["tflops" if "flop" in unit else of_bytes] = float(amount[1]) * _UNITS[unit]
     if len(given) < 3 or not all(given.values()):
         return None
     gib = given["memory"] / GIB
@@ -138,12 +136,9 @@ def _named(name: str, gib: float | None = None) -> Device | None:
         if gib is None and sizes:  # a different memory size is a different GPU
             cards = [card for card in cards if abs(card.gib - sizes[0]) < sizes[0] / 10]
         if cards:
-            return _nearest(cards, gib or max(sizes, default=cards[0].gib))
+            own = gib or max(sizes, default=cards[0].gib)
+            return min(cards, key=lambda card: abs(card.gib - own))
     return None
-
-
-def _nearest(cards: list[Device], gib: float) -> Device:
-    return min(cards, key=lambda card: abs(card.gib - gib))
 
 
 def this_cpu() -> Device:
@@ -166,7 +161,7 @@ def this_machine() -> Device:
     kin = [device for key, device in DEVICES.items() if device.is_gpu and key.split("-")[0] in words]
     if not kin:
         raise UsageError(f"This machine's {name} is not in the table.", f"Describe it: --gpu '{EXAMPLE}'.")
-    card = _nearest(kin, gib)
+    card = min(kin, key=lambda each: abs(each.gib - gib))
     return replace(card, name=name, gib=gib, note=f"{name} is not in the table: times are those of the {card.name}")
 
 

@@ -7,6 +7,7 @@ number in the base's dtype.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -87,21 +88,16 @@ def work_bytes(shape: Shape, layout: Layout, keep: Keep, longest: int = 0) -> in
         # Fitted to one peak; with PEFT it is a wide gradient, its float32 copy and another half copy.
         return again + (7 if layout.itemsize == 2 else 12) * shape.ffn
     keep = Keep.INPUT if layout.layers == "unsloth" else keep
-    fused = Layout("fused", layout.itemsize, layout.rank, layout.targets)
+    fused, w = Layout("fused", layout.itemsize, layout.rank, layout.targets), layout.itemsize
     again = kept_bytes(shape, fused, Keep.ALL) - kept_bytes(shape, fused, keep)
-    work = again + max(_attention_backward(shape, layout), (shape.hidden + shape.ffn) * layout.itemsize)
+    # Two gradients of hidden size, one of attention's output, rotated queries and keys, and FlashAttention's buffers:
+    # gradients of queries (also in float32), keys and values; with grouped heads, those of keys and values are expanded
+    # to one per query head. Gate and up are freed by then.
+    attention = (2 * shape.hidden + 3 * shape.queries + 3 * shape.keys - 2 * shape.ffn) * w + 4 * shape.queries
+    if shape.heads != shape.kv_heads:
+        attention += 2 * shape.queries * w
+    work = again + max(attention, (shape.hidden + shape.ffn) * w)
     return int(UNSLOTH * work) if layout.layers == "unsloth" else work
-
-
-def _attention_backward(shape: Shape, layout: Layout) -> int:
-    """Two gradients of hidden size, one of attention's output, rotated queries and keys, and FlashAttention's buffers.
-
-    These are gradients of queries (also in float32), keys and values; with grouped heads, those of keys and values are
-    expanded to one per query head. Gate and up are freed by then.
-    """
-    w = layout.itemsize
-    shared = 2 * shape.queries * w if shape.heads != shape.kv_heads else 0
-    return (2 * shape.hidden + 3 * shape.queries + 3 * shape.keys - 2 * shape.ffn) * w + 4 * shape.queries + shared
 
 
 def _transformers_layer(shape: Shape, layout: Layout, longest: int) -> int:
@@ -157,12 +153,11 @@ class Memory:
 
     @property
     def sampling_peak(self) -> int:
-        """Bytes while rollouts are sampled."""
         return sum(self.resident.values()) + sum(self.sampling.values())
 
     @property
     def training_peak(self) -> int:
-        """Bytes at the update's peak, as ``torch.cuda.max_memory_allocated`` would state them."""
+        """As ``torch.cuda.max_memory_allocated`` would state it."""
         return sum(self.resident.values()) + sum(self.training.values())
 
     @property
@@ -207,12 +202,8 @@ def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
         cards = 1
     resident = _resident(job, layout, cards)
     free = total - (CONTEXT if on_gpu else 0) - sum(resident.values())
-    at_once, room, needs, asleep = (
-        min(most_at_once(job), max(tokens.trajectories, tokens.eval_trajectories)),
-        None,
-        0,
-        False,
-    )
+    at_once = min(most_at_once(job), max(tokens.trajectories, tokens.eval_trajectories))
+    room, needs, asleep = None, 0, False
     sampling: dict[str, int] = {}
     beside: dict[str, int] = {}
     if settings.vllm_in_process:
@@ -271,25 +262,25 @@ def most_at_once(job: Job) -> int:
 
 def _resident(job: Job, layout: Layout, cards: int) -> dict[str, int]:
     shape, every = job.shape, job.weights(layout.itemsize)
-    weights = {"weights": every}
+    parts = {"weights": every}
     if cards > 1:  # this GPU's shard and what is gathered, as in ``policy.shard``
         embeddings = shape.embeddings * layout.itemsize
         head = embeddings if shape.tied else embeddings // 2
         part = 0 if job.settings.model.shard_offload else (every - head) // cards
         # The active layer and the next one; untied input embeddings are gathered separately.
         layers = 2 * ((every - embeddings) // shape.layers)
-        weights = {"weights": head + part, "gathered": max(layers, embeddings - head)}
-    weights |= {
+        parts = {"weights": head + part, "gathered": max(layers, embeddings - head)}
+    parts |= {
         # float32 weights and gradients; fused layers multiply with copies in the base's dtype.
         "adapter": job.adapter * (8 + (layout.itemsize if layout.layers == "fused" else 0)),
         "optimizer": 8 * job.adapter,
         "runtime": WORKSPACES if layout.on_gpu else PROCESS,
     }
     if job.samples_in_process:
-        matrices = sum(inputs * outputs for inputs, outputs in (shape.linears[name] for name in layout.targets))
+        matrices = sum(math.prod(shape.linears[name]) for name in layout.targets)
         merged = shape.layers * matrices * layout.itemsize
-        weights["sampler's copy"] = merged if job.samples_merged else 4 * job.adapter
-    return weights
+        parts["sampler's copy"] = merged if job.samples_merged else 4 * job.adapter
+    return parts
 
 
 def _sampled_by_vllm(job: Job, layout: Layout, total: int) -> tuple[dict[str, int], int, bool]:

@@ -17,7 +17,7 @@ from emailrl.engines.budget import most_requests, server_share
 from emailrl.engines.vllm.arguments import VLLM_WORK
 from emailrl.model.layout import Keep
 from emailrl.model.shape import Shape
-from emailrl.plan.devices import GIB, Device
+from emailrl.plan.devices import GIB
 from emailrl.plan.memory import Layout, Memory, most_at_once, plan_memory
 from emailrl.plan.tokens import Job, Known, Tokens
 
@@ -72,21 +72,37 @@ NEARLY: Final = 0.95  # Share of the maximum tokens per second of several GPUs: 
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
-    """Seconds of a step by phase, and of the run with its evaluations."""
+class Use:
+    """What each GPU does, and the seconds of a step by phase."""
 
-    rollout: float
+    shared: bool  # Whether all GPUs do both in turn: then "servers" are engines in the trainers' processes.
+    trainers: int
+    servers: int
+    tensor_parallel: int  # GPUs per server.
+    memory: Memory  # Of one trainer.
+    tokens: Tokens  # Of a step of all ranks, and of the run.
+    sampling: float  # Of the servers.
+    playing: float
+    """Of rank 0: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
     handover: float  # Of the trainer for the new adapter, and in which in-process vLLM wakes and goes to sleep.
     score: float  # Log-probabilities of the reference, and of the old policy if it differs from the current one.
     train: float
+    gather: float  # Gathering a sharded base, as far as computation does not hide it.
+    reduce: float  # All-reduces of the adapter's gradients.
     evaluation: float  # Of one evaluation.
-    steps: int
-    evaluations: int
     utilization: float  # Assumed share of the device's FLOP/s in training.
     overlaps: bool  # Whether the next step is sampled while this one trains.
-    confirmed: float = 0.0  # As in `Tokens`.
-    gather: float = 0.0  # Gathering a sharded base, as far as computation does not hide it.
-    reduce: float = 0.0  # All-reduces of the adapter's gradients.
+
+    def __str__(self) -> str:
+        if self.shared:
+            engines = counted(self.servers, "engine")
+            return f"{self.trainers:,} GPUs that train and sample in turn ({engines}, no VLLM_URLS)"
+        trainers, servers = counted(self.trainers, "trainer"), counted(self.servers, "server")
+        return f"{trainers} and {servers} (VLLM_URLS; emailrl serve)"
+
+    @property
+    def rollout(self) -> float:
+        return self.sampling + self.playing if self.shared else max(self.sampling, self.playing)
 
     @property
     def update(self) -> float:
@@ -100,59 +116,36 @@ class Seconds:
     @property
     def evaluating(self) -> float:
         """All evaluations of the run, and the last one of best_model on other questions."""
-        return (self.evaluations + self.confirmed) * self.evaluation
+        return (self.tokens.evaluations + self.tokens.confirmed) * self.evaluation
 
     @property
     def run(self) -> float:
         """The whole run, including evaluations."""
-        return self.steps * self.step + self.evaluating
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """What each GPU does, and the seconds per step."""
-
-    shared: bool  # Whether all GPUs do both in turn: then "servers" are engines in the trainers' processes.
-    trainers: int
-    servers: int
-    tensor_parallel: int  # GPUs per server.
-    memory: Memory  # Of one trainer.
-    tokens: Tokens  # Of a step of all ranks, and of the run.
-    sampling: float  # Seconds of the servers.
-    playing: float
-    """Rank 0's seconds: it runs all conversations while the servers work; on shared GPUs it records them afterwards."""
-    seconds: Seconds
-
-    def __str__(self) -> str:
-        if self.shared:
-            engines = counted(self.servers, "engine")
-            return f"{self.trainers:,} GPUs that train and sample in turn ({engines}, no VLLM_URLS)"
-        trainers, servers = counted(self.trainers, "trainer"), counted(self.servers, "server")
-        return f"{trainers} and {servers} (VLLM_URLS; emailrl serve)"
+        return self.tokens.steps * self.step + self.evaluating
 
     @property
     def rank_0_decides(self) -> bool:
         """Whether rank 0 needs about the whole step for running the conversations, so that more GPUs are of no use."""
-        return not self.shared and self.playing >= NEARLY * self.seconds.step
+        return not self.shared and self.playing >= NEARLY * self.step
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens of trajectories, including prompts and tool results."""
-        return self.tokens.per_step / self.seconds.step
+        return self.tokens.per_step / self.step
 
 
-def whole_of(job: Job) -> Split:
+def whole_of(job: Job) -> Use:
     """What all GPUs do, or one of them if the run does not fit."""
     one = one_of(job, job.cluster.per_host if job.settings.has_servers else 1)
     return (split_of(job) if one.memory.fits else None) or one
 
 
-def one_of(job: Job, cards: int = 1) -> Split:
+def one_of(job: Job, cards: int = 1) -> Use:
     """One GPU with its own trajectories, of the ``cards`` of its host."""
     return use_of(job, plan_memory(job, job.tokens(), cards=cards))
 
 
-def split_of(job: Job) -> Split | None:
+def split_of(job: Job) -> Use | None:
     """What each of several GPUs does; None if the run does not fit, and for one GPU.
 
     In turn, every GPU trains and samples, alone or with its neighbors in one vLLM engine; with servers, the division
@@ -173,10 +166,10 @@ def split_of(job: Job) -> Split | None:
     ]
     most = max((split.tokens_per_second for split in splits), default=0.0)
     good = [split for split in splits if split.tokens_per_second >= NEARLY * most]
-    return min(good, key=lambda split: split.seconds.step, default=None)
+    return min(good, key=lambda split: split.step, default=None)
 
 
-def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Split:
+def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Use:
     """So many trainers of this ``memory``, and servers or engines, whether they are one GPU or many."""
     settings, training, cluster, layout = job.settings, job.settings.training, job.cluster, memory.layout
     own, tokens, passes = job.tokens(), job.tokens(ranks), job.scoring_passes
@@ -197,10 +190,11 @@ def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Split:
         once = cluster.gather_seconds(job.weights(layout.itemsize), memory.cards, offload=offload)
         once *= math.ceil(own.per_step / memory.micro_batch_tokens)
         gather = max(2 * training.update_epochs * once - train, 0.0) + max(passes * once - score, 0.0)
-    engine, served = sampling_of(job, memory, engines), settings.has_servers
-    sampling = engine.seconds(math.ceil(tokens.trajectories / engines), members=training.num_generations)
-    evaluated, members = math.ceil(tokens.eval_trajectories / engines), settings.evaluation.eval_samples
-    playing = tokens.trajectories * (PLAYING if served else RECORDING if ranks > 1 else 0.0)
+    evaluated = job  # evaluations play whole conversations in mode simple too
+    if training.mode == "simple":
+        evaluated = replace(job.with_settings(mode="masked"), known=Known())
+    shares = [math.ceil(count / engines) for count in (tokens.trajectories, tokens.eval_trajectories)]
+    served = settings.has_servers
     overlaps = served and settings.staleness > 0
     handover = 0.0  # seconds for which neither rollouts nor training can go on
     if overlaps:
@@ -209,33 +203,33 @@ def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Split:
         handover = HANDOVER
         if memory.vllm_sleeps:
             handover += WAKING + job.weights() / settings.engine_gpus / MOVED
-    seconds = Seconds(
-        rollout=max(sampling, playing) if served else sampling + playing,
+    return Use(
+        shared=not served,
+        trainers=ranks,
+        servers=engines,
+        tensor_parallel=server_gpus(job) if served else settings.engine_gpus,
+        memory=memory,
+        tokens=tokens,
+        sampling=sampling_seconds(job, memory, engines, shares[0], members=training.num_generations),
+        playing=tokens.trajectories * (PLAYING if served else RECORDING if ranks > 1 else 0.0),
         handover=handover,
         score=score,
         train=train,
-        evaluation=engine.evaluating().seconds(evaluated, members=members),
-        steps=tokens.steps,
-        evaluations=tokens.evaluations,
-        confirmed=tokens.confirmed,
-        utilization=share,
-        overlaps=overlaps,
         gather=gather,
         reduce=training.updates_per_step * cluster.reduce_seconds(4 * job.adapter, ranks),  # float32
+        evaluation=sampling_seconds(evaluated, memory, engines, shares[1], members=settings.evaluation.eval_samples),
+        utilization=share,
+        overlaps=overlaps,
     )
-    each = server_gpus(job) if served else settings.engine_gpus
-    return Split(not served, ranks, engines, each, memory, tokens, sampling, playing, seconds)
 
 
 def reached(shape: Shape, layout: Layout) -> float:
     """Interpolate ``UTILIZATION`` in the logarithm of the hidden size."""
     curve = UTILIZATION[layout.layers]
-    if shape.hidden <= curve[0][0]:
-        return curve[0][1]
-    for (left, low), (right, high) in pairwise(curve):
-        if shape.hidden <= right:
-            return low + (high - low) * math.log(shape.hidden / left) / math.log(right / left)
-    return curve[-1][1]
+    return curve[0][1] + sum(
+        (high - low) * min(max(math.log(shape.hidden / left) / math.log(right / left), 0.0), 1.0)
+        for (left, low), (right, high) in pairwise(curve)
+    )
 
 
 def prefix_share(job: Job, memory: Memory) -> float:
@@ -278,70 +272,47 @@ def server_gpus(job: Job) -> int:
     return each
 
 
-def sampling_of(job: Job, memory: Memory, engines: int) -> Sampling:
-    """One of the ``engines`` that sample: in a trainer's process with its ``memory``, or a server."""
-    agent, device, itemsize = job.settings.agent, job.cluster.device, memory.layout.itemsize
-    if job.cluster.gpus == 1 or not job.settings.has_servers:  # one GPU's servers stand elsewhere, of unknown size
-        each, room = job.settings.engine_gpus, memory.cache_tokens
-        return Sampling(job, job.tokens(), itemsize, device.times(each), most_at_once(job), room)
-    each = server_gpus(job)
-    free = server_share(job.settings.vllm) * each * device.gib * GIB - job.weights() - VLLM_WORK
-    asked = min(most_at_once(job), most_requests(agent, engines) // engines)
-    return Sampling(job, job.tokens(), itemsize, device.times(each), asked, int(free // job.shape.cache_bytes(2)))
+def sampling_seconds(job: Job, memory: Memory, engines: int, trajectories: int, *, members: int) -> float:
+    """Of one of the ``engines`` for so many ``trajectories``: prefill of unsampled tokens, a group's prompt once for
+    its ``members``; then decoding.
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Time of sampling trajectories with one engine."""
-
-    job: Job
-    tokens: Tokens
-    itemsize: int
-    device: Device  # All its GPUs together.
-    most: int  # Trajectories that it may sample at once.
-    room: int | None  # Tokens of its KV cache; None if there is none to consider.
-
-    def seconds(self, trajectories: int, *, members: int) -> float:
-        """Prefill of unsampled tokens, a group's prompt once for its ``members``; then decoding."""
-        job, mean = self.job, self.tokens.per_trajectory
-        rollout_mode = job.settings.training.mode == "rollout"
-        sampled = mean * (TYPICAL_SAMPLED if rollout_mode else self.tokens.trainable_share)
-        read = (mean - sampled) * trajectories * (1 - (1 if job.has_one_turn else PROMPT_SHARE) * (1 - 1 / members))
-        held = self.most if self.room is None else min(self.most, self.room // mean)
-        slots = min(max(held, 1), trajectories)
-        # In conversations the waits between turns hide the server's own time.
-        serving = trajectories * sampled * SERVING if job.settings.has_servers and job.has_one_turn else 0.0
-        return read * self._flop_seconds + trajectories * sampled / slots * self._step(slots, sampled) + serving
-
-    def evaluating(self) -> Sampling:
-        """Evaluations play whole conversations in mode simple too."""
-        if self.job.settings.training.mode != "simple":
-            return self
-        job = replace(self.job.with_settings(mode="masked"), known=Known())
-        return replace(self, job=job, tokens=job.tokens())
-
-    @property
-    def _flop_seconds(self) -> float:
-        """Seconds of computation per token."""
-        return 2 * self.job.shape.layers * self.job.shape.layer_matrix / (self.device.tflops * 1e12)
-
-    def _step(self, slots: int, sampled: float) -> float:
-        """Seconds for one token of ``slots`` trajectories: the longest of launches, memory traffic and computation."""
-        job, device, mean = self.job, self.device, self.tokens.per_trajectory
-        on_vllm, eager = job.settings.agent.engine == "vllm", job.settings.vllm.vllm_enforce_eager
-        # vLLM replays CUDA graphs all along if no prompt joins later. Else turns end at different times, and caches are
-        # half full.
-        steady = device.is_gpu and on_vllm and not eager and job.has_one_turn
-        cache = slots * (mean - sampled / 2 if steady else mean / 2) * job.shape.cache_bytes(self.itemsize)
-        if device.is_gpu and not on_vllm:
-            cache *= GATHERED
-        moving = (job.weights(self.itemsize) + cache) / (device.bandwidth * (READING if steady else BANDWIDTH))
-        working = max(moving, slots * self._flop_seconds)
-        if steady:
-            return working + job.shape.layers * ONE_TURN
-        if not device.is_gpu:
-            return working + job.shape.layers * ON_CPU_PER_LAYER
-        way = "eager" if eager else "vllm"
-        if not on_vllm:
-            way = "merged" if job.samples_merged else "beside"
-        return max(job.shape.layers * PER_LAYER[way], working)
+    The engine is in a trainer's process with its ``memory``, or a server. A token of all running trajectories takes the
+    longest of launches, memory traffic and computation.
+    """
+    agent, vllm, shape, tokens = job.settings.agent, job.settings.vllm, job.shape, job.tokens()
+    most, room, each, itemsize = (
+        most_at_once(job),
+        memory.cache_tokens,
+        job.settings.engine_gpus,
+        memory.layout.itemsize,
+    )
+    if job.cluster.gpus > 1 and job.settings.has_servers:  # one GPU's servers stand elsewhere, of unknown size
+        each = server_gpus(job)
+        free = server_share(vllm) * each * job.cluster.device.gib * GIB - job.weights() - VLLM_WORK
+        most, room = min(most, most_requests(agent, engines) // engines), int(free // shape.cache_bytes(2))
+    device, mean = job.cluster.device.times(each), tokens.per_trajectory
+    flop_seconds = 2 * shape.layers * shape.layer_matrix / (device.tflops * 1e12)  # of computation per token
+    sampled = mean * (TYPICAL_SAMPLED if job.settings.training.mode == "rollout" else tokens.trainable_share)
+    read = (mean - sampled) * trajectories * (1 - (1 if job.has_one_turn else PROMPT_SHARE) * (1 - 1 / members))
+    slots = min(max(most if room is None else min(most, room // mean), 1), trajectories)
+    on_vllm, eager = agent.engine == "vllm", vllm.vllm_enforce_eager
+    # vLLM replays CUDA graphs all along if no prompt joins later. Else turns end at different times, and caches are
+    # half full.
+    steady = device.is_gpu and on_vllm and not eager and job.has_one_turn
+    cache = slots * (mean - sampled / 2 if steady else mean / 2) * shape.cache_bytes(itemsize)
+    if device.is_gpu and not on_vllm:
+        cache *= GATHERED
+    moving = (job.weights(itemsize) + cache) / (device.bandwidth * (READING if steady else BANDWIDTH))
+    one = max(moving, slots * flop_seconds)
+    if steady:
+        one += shape.layers * ONE_TURN
+    elif not device.is_gpu:
+        one += shape.layers * ON_CPU_PER_LAYER
+    else:
+        way = "merged" if job.samples_merged else "beside"
+        if on_vllm:
+            way = "eager" if eager else "vllm"
+        one = max(shape.layers * PER_LAYER[way], one)
+    # In conversations the waits between turns hide the server's own time.
+    serving = trajectories * sampled * SERVING if job.settings.has_servers and job.has_one_turn else 0.0
+    return read * flop_seconds + trajectories * sampled / slots * one + serving

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
-from emailrl.base.process import bounded, is_importing
+from emailrl.base.process import bounded, handled_by, is_importing
 from emailrl.ranks.alone import ALONE, CONTINUE, Activity, Place, Ranks, T, said
 from emailrl.ranks.pulse import Call, Pulse
 from emailrl.settings import TrainingSettings
@@ -338,7 +338,8 @@ def joined(training: TrainingSettings, place: Place | None = None, *, device: st
         return
     import torch.distributed as dist
 
-    ranks = _meet(training, device, place)
+    with handled_by(signal.SIG_DFL):  # Python would handle a signal only after torch's wait for the others
+        ranks = _meet(training, device, place)
     ranks.on_stop = _interrupt
     ranks.rest()
     try:

@@ -23,6 +23,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints, remove_checkpoints
 
 OPTION = "--out"
+STATE_FILE = "trainer_state.pt"  # in a checkpoint: what a resumed run needs besides the weights
 REPLACED = ".replaced"
 REPLACING = ".replacing"
 RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
@@ -41,9 +42,9 @@ _OWN = re.compile(
 
 
 @contextmanager
-def held(directory: Path, option: str = OPTION) -> Iterator[None]:
+def held(directory: Path) -> Iterator[None]:
     """Lock a run's directory, or raise EmailRLError if another process trains there; clean up after a dead one."""
-    with _held(directory, option) as is_held:
+    with _held(directory) as is_held:
         if not is_held:
             raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
         _settle(directory)
@@ -135,22 +136,22 @@ def give_back_replaced(base: Path) -> list[str]:
 
 
 @contextmanager
-def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
+def _held(directory: Path) -> Iterator[bool]:
     """Lock a directory, created if missing, against other processes; False if another one holds it."""
     # This is the only way into a run's directory: who writes there need not look for links.
     try:
         str(directory.absolute()).encode()
-        check_own(directory, option)
+        check_own(directory, OPTION)
         directory.mkdir(parents=True, exist_ok=True)
         lock = Lock(directory / LOCK)
     except BlockingIOError:
         lock = None
     except OSError as error:  # also of a file system without locks
         raise UsageError(
-            f"{directory} cannot be written: {error.strerror}.", f"Choose another folder with {option}."
+            f"{directory} cannot be written: {error.strerror}.", f"Choose another folder with {OPTION}."
         ) from None
     except UnicodeEncodeError:  # tokenizers and safetensors reject such paths
-        raise UsageError(f"{directory} is not valid UTF-8.", f"Choose another folder with {option}.") from None
+        raise UsageError(f"{directory} is not valid UTF-8.", f"Choose another folder with {OPTION}.") from None
     try:
         yield lock is not None
     finally:

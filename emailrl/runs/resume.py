@@ -1,32 +1,49 @@
-"""Which run and checkpoint ``--resume`` means, what is lost by resuming from it, and a run's state on disk."""
+"""What a run starts from: which run and checkpoint ``--resume`` means, what going back to it removes, and what the two
+must have in common.
+
+Only the weights are taken from an adapter's folder, no optimizer or counters. The run adopts its rank, alpha, dropout
+and target modules.
+"""
 
 from __future__ import annotations
 
-import pickle
-import random
-import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
-
-import numpy as np
-import torch
+from typing import Any, Final, TypeVar
 
 from emailrl import checkpoints
 from emailrl.base.disk import LOCK
-from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.plain import counted, first_line
-from emailrl.checkpoints import SFT, Checkpoint, damage_of, incomplete_checkpoints, list_checkpoints, read_checkpoint
-from emailrl.model.lora import writing_tensors
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import counted
+from emailrl.checkpoints import (
+    METADATA,
+    SFT,
+    Checkpoint,
+    damage_of,
+    incomplete_checkpoints,
+    list_checkpoints,
+    read_checkpoint,
+    sha256_of,
+)
+from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.model.resolve import WEIGHTS, find_adapter, same_base
 from emailrl.records import read_records
-from emailrl.runs.folder import OPTION, held, remove_records
+from emailrl.runs.folder import STATE_FILE, held, remove_records
+from emailrl.runs.run import State
+from emailrl.settings import PolicySettings, Settings
+from emailrl.settings.names import changed
 
-STATE_FILE: Final = "trainer_state.pt"
 GO_BACK: Final = "Add --overwrite to do so, or copy the run first to keep both."
+_Group = TypeVar("_Group", bound=PolicySettings)
+Changes = dict[tuple[str, str], tuple[Any, Any]]  # Recorded and current value by section and name.
+
+_OR_NEW_RUN: Final = "or start a new run without --resume."
+_IRRELEVANT: Final = ("resume", "output_dir")
+_NOT_OF_TRAINING: Final = ("output_field", "test_set_size")
+"""Settings of questions that do not affect which ones a run trains and validates on."""
 
 # -- which run ------------------------------------------------------------------------------------------------------
 
@@ -107,24 +124,16 @@ def _recorded_steps(directory: Path) -> set[int]:
     return {step for step in steps if isinstance(step, int)}
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """A run to resume, its directory locked; without a checkpoint it starts over, having died before its first."""
-
-    directory: Path
-    checkpoint: Checkpoint | None
-
-
 @contextmanager
 def resumed(
-    resume: str, directory: Path, *, option: str = OPTION, overwrite: bool = False, remedy: str = GO_BACK
-) -> Iterator[Resumed]:
-    """Lock the run in ``directory``, and only then choose its checkpoint that ``resume`` means.
+    resume: str, directory: Path, *, overwrite: bool = False, remedy: str = GO_BACK
+) -> Iterator[Checkpoint | None]:
+    """Lock the run in ``directory``, and only then choose its checkpoint that ``resume`` means; None as above.
 
     ``overwrite`` allows losing the run's later work; ``remedy`` is the advice without it. Raises UsageError if later
     work would be lost, EmailRLError for a damaged checkpoint or if another process trains there.
     """
-    with held(directory, option):
+    with held(directory):
         checkpoint = checkpoint_to_resume(directory, resume)
         if checkpoint is not None and not (checkpoints.verify(checkpoint).path / STATE_FILE).is_file():
             raise UsageError(
@@ -132,105 +141,119 @@ def resumed(
             )
         if checkpoint and not overwrite and (loss := loss_of_going_back(directory, checkpoint)):
             raise UsageError(loss, remedy)
-        yield Resumed(directory, checkpoint)
+        yield checkpoint
 
 
-def new_run_id(mode: str) -> str:
-    return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+# -- where it starts -------------------------------------------------------------------------------------------------
 
 
-# -- state on disk --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run starts or resumes from."""
+
+    settings: Settings  # With the base model of the adapter or checkpoint, if none was named.
+    adapter: Path | None = None  # None is a new adapter.
+    parent: str | None = None  # `run_id:step` of the weights' checkpoint; for any other folder, its path and sha256.
+    notes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class State:
-    """What changes from step to step in every run, except weights, optimizer and random generators."""
+def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Start:
+    """Start from ``checkpoint``, else from ``settings.training.adapter``, after checking its recorded hashes.
 
-    step: int = 0  # Steps done.
-    best_step: int | None = None
-    last_evaluated: int | None = None
-    evaluations_without_better: int = 0
-    last_metrics: dict[str, Any] = field(default_factory=dict)
-    """What was measured last, for the metadata of checkpoints."""
-
-    @property
-    def evaluated(self) -> int:
-        """The step of the last evaluation; -1 before the first."""
-        return -1 if self.last_evaluated is None else self.last_evaluated
-
-    def count_evaluation(self, *, is_best: bool) -> None:
-        self.last_evaluated = self.step
-        self.evaluations_without_better = 0 if is_best else self.evaluations_without_better + 1
-        self.best_step = self.step if is_best else self.best_step
-
-    def forget_best(self) -> None:
-        """No weights are left of the best step: the next evaluation selects others."""
-        self.best_step = None
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The state of these plain values (``dataclasses.asdict``)."""
-        return cls(**values)
+    The settings returned name the reference policy: a checkpoint's own if it is ``auto``. Raises UsageError if it is
+    not an adapter, EmailRLError if it is damaged.
+    """
+    wanted, adapter, notes = settings.algorithm, settings.training.adapter, []
+    if wanted.reference == "auto":  # without a KL nothing is kept to measure it to
+        own = "start" if adapter is not None and wanted.beta else "base"
+        named = own if checkpoint is None else checkpoint.metadata.settings.get("algorithm", {}).get("reference", own)
+        settings = changed(settings, reference=named)
+    if checkpoint is not None:
+        path, parent = checkpoint.path, checkpoint.metadata.parent
+        base, why = checkpoint.metadata.base_model, "as in the checkpoint"
+    elif adapter is not None:
+        found = find_adapter(adapter, settings.output.output_dir)
+        path, base, why = found.path, found.base_model, "the adapter's base"
+        parent = _recorded(path) or f"{path.resolve()} sha256:{sha256_of(path / WEIGHTS)}"
+        notes.append(f"starting from the weights of {parent}")
+    else:
+        return Start(settings, parent=_recorded(Path(settings.model.name)))
+    if "name" not in settings.model.model_fields_set:
+        settings = settings.with_model(base)
+        notes.append(f"no model given: using {base}, {why}")
+    return Start(settings, path, parent, notes)
 
 
-S = TypeVar("S", bound=State)
+def _recorded(folder: Path) -> str | None:
+    """``run_id:step`` of the checkpoint or export in a folder; None for any other."""
+    return read_checkpoint(folder).reference if (folder / METADATA).is_file() else None
 
 
-Snapshot = dict[str, dict[str, Any]]
-"""A run at the end of a step, as a checkpoint stores it besides weights and optimizer: its state as plain values, and
-the random generators."""
+def with_lora(settings: _Group, lora: dict[str, Any]) -> _Group:
+    """The settings with the rank, alpha, dropout and target modules of a loaded adapter (``Policy.lora``)."""
+    own = {f"lora_{name}": lora[name] for name in ("rank", "alpha", "dropout")}
+    return changed(settings, **own, target_modules=",".join(lora["target_modules"]))
 
 
-def take_snapshot(state: State) -> Snapshot:
-    """A snapshot of the run; later steps do not change it."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    generators: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (kind, np.asarray(keys).tolist(), *rest),
-        "torch": torch.get_rng_state(),
+def check_agrees(
+    checkpoint: Checkpoint, settings: Settings, mode: str, *,
+    database: str, questions: str, source: str, fixed: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """Differences from the checkpoint's settings, for the log.
+
+    ``database`` and ``questions`` are fingerprints, ``source`` names the questions. Raises UsageError, naming the
+    cause, if the run cannot continue: another base model, mode, adapter, LoRA shape, database or set of questions, or
+    another value of a ``fixed`` setting.
+    """
+    before, path = checkpoint.metadata, checkpoint.path
+    if before.base_model and not same_base(before.base_model, settings.model.name):
+        raise UsageError(
+            f"{path} was trained from {before.base_model}, not from {settings.model.name}.",
+            f"Resume with --model {before.base_model}.",
+        )
+    if before.mode != mode:
+        hint = f"Resume with --mode {before.mode}."
+        if before.mode == SFT:
+            hint = f"Continue it with emailrl sft, or start a run from it: --adapter {path}, without --resume."
+        raise UsageError(f"{path} is from mode {before.mode}.", hint)
+    adapter, recorded = settings.training.adapter, before.settings.get("training", {}).get("adapter")
+    if adapter is not None and str(adapter) != recorded:
+        raise UsageError(
+            f"A resumed run has its own weights and was not started from {adapter}.",
+            "Drop --adapter, or start a new run without --resume.",
+        )
+    changes: Changes = {  # the checkpoint's adapter has its own LoRA settings
+        (section, name): (old, new)
+        for section, values in settings.public().items()
+        for name, new in values.items()
+        if (old := before.settings.get(section, {}).get(name, new)) != new
+        and name not in _IRRELEVANT
+        and (section != "lora" or name in settings.lora.model_fields_set)
     }
-    if torch.cuda.is_initialized():
-        generators["cuda"] = torch.cuda.get_rng_state_all()
-    return {"state": asdict(state), "generators": generators}
-
-
-def seed_generators(seed: int) -> None:
-    """Seed every global random generator: a custom reward or environment may use one."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
-    """Write ``trainer_state.pt``: tensors and plain values, readable without running any code in it."""
-    with writing_tensors(path):
-        torch.save(snapshot | {"updater": updater}, path)
-
-
-def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> tuple[S, dict[str, Any]]:
-    """The states of a checkpoint's run and updater; with ``draws`` restores the random generators."""
-    path = checkpoint.path / STATE_FILE
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        state, generators = kind.from_dict(saved["state"]), saved["generators"]
-        if draws:
-            random.setstate(generators["python"])
-            np.random.set_state(generators["numpy"])
-            torch.set_rng_state(generators["torch"])
-            # A machine with fewer GPUs than the run had restores only the states it can use.
-            for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
-                torch.cuda.set_rng_state(generator, device)
-        return state, saved["updater"]
-    except pickle.UnpicklingError:  # not torch's text, which advises to load it unprotected
-        raise EmailRLError(
-            f"{path} contains objects other than tensors and plain values, or is damaged.",
-            "Do not use this run unless you trust its source; start a new one without --resume.",
-        ) from None
-    except (KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
-        raise EmailRLError(
-            f"{path} cannot be read ({first_line(error)}).",
-            "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume.",
-        ) from None
+    if before.database_fingerprint != database:
+        now, (old, _) = settings.store.db, changes.get(("store", "db"), (None, None))
+        if old is not None:
+            problem = f"{path} was trained on the database {old}, not on {now}."
+            raise UsageError(problem, f"Resume with --db {old}, {_OR_NEW_RUN}")
+        problem = f"The database {now} has changed since {path} was trained on it."
+        raise UsageError(problem, f"{HOW_DATABASES_CHANGE} Resume with that, {_OR_NEW_RUN}")
+    for (section, name), (old, new) in changes.items():
+        if section == "lora" or name in fixed:
+            raise UsageError(f"{path} has {name} {old}, not {new}.", f"Resume with {name.upper()}={old}.")
+    if before.questions_fingerprint != questions:  # by settings, the file, or a version of emailrl that draws others
+        others = [
+            f"{name.upper()} was {old}, now {new}"
+            for (section, name), (old, new) in changes.items()
+            if name == "seed" or (section == "data" and name not in _NOT_OF_TRAINING)
+        ]
+        if others:
+            problem = f"{path} was trained on other questions: {'; '.join(others)}."
+            raise UsageError(problem, f"Resume with the old values, {_OR_NEW_RUN}")
+        commit = "" if before.git_commit is None else f", commit {before.git_commit[:12]}"
+        version = f"emailrl {before.versions.get('emailrl')}{commit}"
+        problem = f"{path} was trained on other questions than {source} now gives."
+        raise UsageError(problem, f"Resume with the old file and the version that wrote it ({version}), {_OR_NEW_RUN}")
+    return [f"changed since the checkpoint: {name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
 
 
 # -- going back -----------------------------------------------------------------------------------------------------

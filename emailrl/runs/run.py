@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import pickle
 import platform
+import random
+import secrets
+import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol
+from types import FrameType
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
 
 import emailrl
 from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import first_line
+from emailrl.base.process import handled_by, is_importing
 from emailrl.checkpoints import (
     SFT,
     Checkpoint,
@@ -24,16 +36,188 @@ from emailrl.checkpoints import (
     run_folders,
     write_checkpoint,
 )
+from emailrl.model.lora import writing_tensors
 from emailrl.model.policy import Policy
-from emailrl.runs.folder import REPLACED, discard_replaced
-from emailrl.runs.interrupts import Interrupts
+from emailrl.runs.folder import REPLACED, STATE_FILE, discard_replaced
 from emailrl.runs.log import Tracker
-from emailrl.runs.resume import STATE_FILE, S, Snapshot, save_state, take_snapshot
 from emailrl.settings import Settings
 
 MAX_SKIPPED_IN_A_ROW: Final = 3  # This many consecutive updates with a non-finite loss or gradient end the run.
 NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}
 """The folders of checkpoints by kind; any other is ``checkpoint-N``."""
+
+# -- its state ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class State:
+    """What changes from step to step in every run, except weights, optimizer and random generators."""
+
+    step: int = 0  # Steps done.
+    best_step: int | None = None
+    last_evaluated: int | None = None
+    evaluations_without_better: int = 0
+    last_metrics: dict[str, Any] = field(default_factory=dict)
+    """What was measured last, for the metadata of checkpoints."""
+
+    @property
+    def evaluated(self) -> int:
+        """The step of the last evaluation; -1 before the first."""
+        return -1 if self.last_evaluated is None else self.last_evaluated
+
+    def count_evaluation(self, *, is_best: bool) -> None:
+        self.last_evaluated = self.step
+        self.evaluations_without_better = 0 if is_best else self.evaluations_without_better + 1
+        self.best_step = self.step if is_best else self.best_step
+
+    def forget_best(self) -> None:
+        """No weights are left of the best step: the next evaluation selects others."""
+        self.best_step = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The state of these plain values (``dataclasses.asdict``)."""
+        return cls(**values)
+
+
+S = TypeVar("S", bound=State)
+
+
+Snapshot = dict[str, dict[str, Any]]
+"""A run at the end of a step, as a checkpoint stores it besides weights and optimizer: its state as plain values, and
+the random generators."""
+
+
+def take_snapshot(state: State) -> Snapshot:
+    """A snapshot of the run; later steps do not change it."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    generators: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tolist(), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_initialized():
+        generators["cuda"] = torch.cuda.get_rng_state_all()
+    return {"state": asdict(state), "generators": generators}
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every global random generator: a custom reward or environment may use one."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
+    """Write ``trainer_state.pt``: tensors and plain values, readable without running any code in it."""
+    with writing_tensors(path):
+        torch.save(snapshot | {"updater": updater}, path)
+
+
+def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> tuple[S, dict[str, Any]]:
+    """The states of a checkpoint's run and updater; with ``draws`` restores the random generators."""
+    path = checkpoint.path / STATE_FILE
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        state, generators = kind.from_dict(saved["state"]), saved["generators"]
+        if draws:
+            random.setstate(generators["python"])
+            np.random.set_state(generators["numpy"])
+            torch.set_rng_state(generators["torch"])
+            # A machine with fewer GPUs than the run had restores only the states it can use.
+            for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(generator, device)
+        return state, saved["updater"]
+    except pickle.UnpicklingError:  # not torch's text, which advises to load it unprotected
+        raise EmailRLError(
+            f"{path} contains objects other than tensors and plain values, or is damaged.",
+            "Do not use this run unless you trust its source; start a new one without --resume.",
+        ) from None
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
+        raise EmailRLError(
+            f"{path} cannot be read ({first_line(error)}).",
+            "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume.",
+        ) from None
+
+
+# -- signals --------------------------------------------------------------------------------------------------------
+
+
+class Interrupts:
+    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt when nothing is lost by it.
+
+    Inside ``droppable()`` it is raised at once, since that work can be repeated; elsewhere, and during an import, which
+    may swallow it, it waits for ``check()``. A SIGINT after it raises immediately. Works only in the main thread; in
+    others the signals are left alone.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+        self._requested = False
+        self._droppable = False
+        self._from_rank = False
+        self.impatient = False  # Whether a SIGINT came after the first signal: save nothing more.
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with handled_by(self._handle):
+            yield
+
+    @contextmanager
+    def droppable(self) -> Iterator[None]:
+        """Mark work that may be interrupted anywhere."""
+        self.check()
+        self._droppable = True
+        try:
+            yield
+        finally:
+            self._droppable = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Mark work inside ``droppable()`` that must not be interrupted because other ranks take part."""
+        before, self._droppable = self._droppable, False
+        try:
+            yield
+        finally:
+            self._droppable = before
+        if before:
+            self.check()
+
+    def request(self) -> None:
+        """Request an interrupt from another thread, as a first signal would: a rank was lost or asked to stop."""
+        self._from_rank = True
+        main = threading.main_thread().ident
+        if not self._requested and main is not None:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def check(self) -> None:
+        """Raise a pending KeyboardInterrupt."""
+        if self._requested:
+            raise KeyboardInterrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._requested and number == signal.SIGTERM:
+            return  # one comes from the service manager, which signals every process, and one from the launcher
+        self.impatient = self._requested
+        self._requested = True
+        if self.impatient or (self._droppable and not is_importing(frame)):
+            raise KeyboardInterrupt
+        # In a thread: the main thread may be writing the same log, and its stream refuses to be entered twice.
+        notice = "Stopping after this step."
+        if number == signal.SIGINT and not self._from_rank:
+            notice = "Interrupted: stopping after this step (press again to stop now without saving)."
+        threading.Thread(target=self._notify, args=(notice,)).start()
+
+
+# -- the run --------------------------------------------------------------------------------------------------------
+
+
+def new_run_id(mode: str) -> str:
+    return f"{mode}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,19 +26,19 @@ from emailrl.model.device import choose_device, choose_dtype
 from emailrl.model.load import load_policy, prepare_training
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import clear_run, free_directory
-from emailrl.runs.interrupts import Interrupts
 from emailrl.runs.log import RULE, Clock, Display, Pace, Say, Tracker, check_services, duration, silent
-from emailrl.runs.resume import (
+from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume
+from emailrl.runs.run import (
+    NAMES,
+    Interrupts,
+    Origin,
+    Run,
     State,
-    checkpoint_to_resume,
     load_state,
     new_run_id,
-    resumed,
-    run_to_resume,
     seed_generators,
+    write_weights,
 )
-from emailrl.runs.run import NAMES, Origin, Run, write_weights
-from emailrl.runs.start import check_agrees, find_start
 from emailrl.settings import Settings, SftSettings, run_root
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
@@ -234,7 +234,7 @@ def _open(
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
     with ExitStack() as stack:
         remedy = "Resume the latest, or copy the checkpoint elsewhere."
-        checkpoint = stack.enter_context(resumed(resume or "auto", directory, remedy=remedy)).checkpoint
+        checkpoint = stack.enter_context(resumed(resume or "auto", directory, remedy=remedy))
         recover(directory)
         if checkpoint is None:
             clear_run(directory)  # remains of a run that died before its first checkpoint

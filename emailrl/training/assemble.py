@@ -12,6 +12,7 @@ from emailrl.agent.play import Collector, Score
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
+from emailrl.checkpoints import Checkpoint
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import PolicyEngine
 from emailrl.engines.vllm.servers import check_servers
@@ -25,20 +26,9 @@ from emailrl.records.trajectory import Scenario
 from emailrl.rewards.build import build_scorer
 from emailrl.rewards.scorer import OverlongScorer
 from emailrl.runs.folder import check_replaceable, clear_run, give_back_replaced, new_directory
-from emailrl.runs.interrupts import Interrupts
 from emailrl.runs.log import RULE, Display, Tracker, check_services
-from emailrl.runs.resume import (
-    Resumed,
-    load_state,
-    lost_metrics,
-    new_run_id,
-    resumed,
-    rewind,
-    run_to_resume,
-    seed_generators,
-)
-from emailrl.runs.run import Origin
-from emailrl.runs.start import Start, check_agrees, find_start, with_lora
+from emailrl.runs.resume import Start, check_agrees, find_start, lost_metrics, resumed, rewind, run_to_resume, with_lora
+from emailrl.runs.run import Interrupts, Origin, load_state, new_run_id, seed_generators
 from emailrl.settings import Settings, run_root
 from emailrl.training import algorithms, team
 from emailrl.training.ending import check_unfinished
@@ -57,7 +47,7 @@ class Prepared:
 
     mode: algorithms.Mode
     algorithm: algorithms.Algorithm
-    before: Resumed | None  # The run to resume; None for a new one
+    checkpoint: Checkpoint | None  # What to resume from; None for a new run
     start: Start
     train: list[Scenario]
     val: list[Scenario]
@@ -104,15 +94,16 @@ class Assembly:
         for note in give_back_replaced(base):
             display.say(f"Note: {note}")
         with ExitStack() as stack:
-            before, changes = None, []
+            directory = checkpoint = None
+            changes = []
             if resume is not None:
                 any_mode = "mode" not in training.model_fields_set
                 directory = run_to_resume(resume, output.output_dir, training.mode, any_mode=any_mode)
                 if directory is not None:
-                    before = stack.enter_context(resumed(resume, directory, overwrite=overwrite))
+                    checkpoint = stack.enter_context(resumed(resume, directory, overwrite=overwrite))
             elif overwrite:
                 check_replaceable(base)
-            ready = self._prepared(mode, algorithm, before)
+            ready = self._prepared(mode, algorithm, checkpoint)
             display.say("Loading the model ...")
             with ranks.at_work():
                 start, total = ready.start, ready.total_steps
@@ -126,13 +117,11 @@ class Assembly:
                 loaded = ranks.agree(lambda: _load(ready, ranks, mesh, stack))
                 loaded.updater.synchronize()
                 ranks.started()
-            if before is None:
+            if directory is None:
                 directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
-            elif before.checkpoint is not None:
-                directory = before.directory
+            elif checkpoint is not None:
                 changes = rewind(directory, loaded.state) + lost_metrics(directory, loaded.state.step)
             else:
-                directory = before.directory
                 clear_run(directory)
                 changes = [f"a run in {directory} died before its first checkpoint; this one replaces it"]
             run = _assembled(ready, loaded, ranks, directory, display, stack)
@@ -167,9 +156,10 @@ class Assembly:
         if settings.has_servers:
             check_servers(settings.vllm)
 
-    def _prepared(self, mode: algorithms.Mode, algorithm: algorithms.Algorithm, before: Resumed | None) -> Prepared:
+    def _prepared(
+        self, mode: algorithms.Mode, algorithm: algorithms.Algorithm, checkpoint: Checkpoint | None
+    ) -> Prepared:
         """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
-        checkpoint = before.checkpoint if before else None
         start = find_start(self.settings, checkpoint)
         settings, training, data = start.settings, start.settings.training, start.settings.data
         # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
@@ -208,17 +198,17 @@ class Assembly:
         epochs = training.num_train_epochs if mode.epochs_bound else None
         per_step = algorithms.questions_per_step(training, self.ranks.world)
         total = algorithms.count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
-        if before and checkpoint:
+        if checkpoint:
             state, _ = load_state(checkpoint, RunState, draws=False)
             ended = state.stop_reason(settings.evaluation, total, epochs)
-            check_unfinished(before.directory, state, ended, confirms=bool(confirm))
-        parts = mode, algorithm, before, start, train.scenarios, chosen, confirm, *prints
+            check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
+        parts = mode, algorithm, checkpoint, start, train.scenarios, chosen, confirm, *prints
         return Prepared(*parts, notes, scores, total, epochs)
 
 
 def _load(ready: Prepared, ranks: Ranks, mesh: DeviceMesh | None, stack: ExitStack) -> Loaded:
     """Load the model on this rank; ``stack`` closes the engine."""
-    settings, checkpoint = ready.start.settings, ready.before.checkpoint if ready.before else None
+    settings, checkpoint = ready.start.settings, ready.checkpoint
     policy = team.load_trained(settings, ready.start.adapter, ranks, mesh)
     engine = build_engine(settings, policy)
     stack.callback(team.leave_and_close, ranks, engine)
@@ -233,8 +223,7 @@ def _load(ready: Prepared, ranks: Ranks, mesh: DeviceMesh | None, stack: ExitSta
 def _assembled(
     ready: Prepared, loaded: Loaded, ranks: Ranks, directory: Path, display: Display, stack: ExitStack
 ) -> TrainingRun:
-    settings, mode, state = loaded.settings, ready.mode, loaded.state
-    checkpoint = ready.before.checkpoint if ready.before else None
+    settings, mode, state, checkpoint = loaded.settings, ready.mode, loaded.state, ready.checkpoint
     run_id, evaluated = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name), state.evaluated
     reference, algorithm = checkpoint.reference if checkpoint else None, settings.training.algorithm
     origin = Origin(run_id, mode.name, algorithm, ready.database, ready.questions, ready.start.parent, reference)

@@ -14,7 +14,7 @@ from emailrl.base.plain import counted
 from emailrl.checkpoints import remove_checkpoints
 from emailrl.engines.base import Sampler
 from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
-from emailrl.measure.evaluation import Evaluation, evaluate
+from emailrl.measure.evaluation import Evaluation
 from emailrl.records import write_records
 from emailrl.records.trajectory import Scenario
 from emailrl.runs.run import Run
@@ -139,18 +139,11 @@ class TrainingRun(Run[RunState]):
         num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
         self.tracker.say(f"Evaluating on {counted(len(questions), 'question')} ...")
         display.phase(f"{label} rollouts of step {step}", len(questions) * num_samples)
-        evaluation = evaluate(
-            self.evaluator,
-            questions,
-            step=step,
-            seed=self.settings.training.seed,
-            temperature=self.settings.agent.eval_temperature,
-            num_samples=num_samples,
-            split_label=label,
-            progress=display.played,
-        )
+        seed, temperature = self.settings.training.seed, self.settings.agent.eval_temperature
+        how = {"seed": seed, "temperature": temperature, "split_label": label, "progress": display.played}
+        groups = self.evaluator.collect(questions, num_samples, step=step, **how)  # type: ignore[arg-type]
         self.engine.release()
-        return evaluation
+        return Evaluation([trajectory for group in groups for trajectory in group.trajectories], step)
 
     @property
     def mask_truncated(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from emailrl.measure.evaluation import Z_95, Evaluation
 from emailrl.records.trajectory import Scenario
-from emailrl.runs.resume import State
+from emailrl.runs.run import State
 from emailrl.settings import EvaluationSettings
 
 CERTAIN = 3.0

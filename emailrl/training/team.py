@@ -28,8 +28,7 @@ from emailrl.model.policy import Policy
 from emailrl.model.resolve import CONFIG, WEIGHTS
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
-from emailrl.runs.interrupts import Interrupts
-from emailrl.runs.resume import seed_generators
+from emailrl.runs.run import Interrupts, seed_generators
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import MODES, resolve

@@ -11,7 +11,7 @@ import pytest
 from tiny import make_checkpoint, make_questions
 
 from emailrl.agent.mail_env import Rubric
-from emailrl.measure import benchmark
+from emailrl.agent.play import Collector
 from emailrl.questions import load, write_scenarios
 from emailrl.records import read_trajectories
 
@@ -145,15 +145,17 @@ def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeyp
 
 
 def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch) -> None:
-    real, played = benchmark.evaluate, []
+    real, played = Collector.collect, []
 
-    def evaluate(*arguments, **options):
+    def collect(*arguments, **options):
         if len(played) == 2:
             raise KeyboardInterrupt
         played.append(real(*arguments, **options))
         return played[-1]
 
-    monkeypatch.setattr(benchmark, "evaluate", evaluate)
+    code, _, error = emailrl("benchmark", "--resume")
+    assert code == 2 and "outputs/benchmarks has no unfinished benchmark." in error and error.count("\n") == 1
+    monkeypatch.setattr(Collector, "collect", collect)
     code, out, said = emailrl("benchmark", "--sequential", "--out", "bench")
     assert code == 130 and "outputs/grpo_masked/best_model: interrupted after 2 of 4 questions, the first ones" in out
     assert "2 questions saved in bench; to finish, rerun the same command with --resume --out bench" in said
@@ -161,25 +163,12 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
     assert written["interrupted"] and written["results"][0]["num_questions"] == 2
     code, out, error = emailrl("benchmark", "--out", "other")  # before anything has ended
     assert (code, out) == (130, "") and error.splitlines()[-1] == "interrupted"
-
-
-def test_resume_takes_the_newest_unfinished_one(emailrl, here: Path, monkeypatch) -> None:
-    code, _, error = emailrl("benchmark", "--resume")
-    assert code == 2 and "outputs/benchmarks has no unfinished benchmark." in error and error.count("\n") == 1
-    real = benchmark.evaluate
-
-    def evaluate(*arguments, **options):
-        if options["played"] or "q1" in [scenario.id for scenario in arguments[1]]:
-            raise KeyboardInterrupt
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(benchmark, "evaluate", evaluate)
+    played.pop()
     assert emailrl("benchmark", "--sequential")[0] == 130
-    monkeypatch.setattr(benchmark, "evaluate", real)
+    monkeypatch.setattr(Collector, "collect", real)
     code, out, _ = emailrl("benchmark", "--sequential", "--resume", "--json")
-    assert code == 0
     record = json.loads(out)
-    assert record["num_questions"] == 4 and record["complete"] and record["unjudged"] == 0
+    assert code == 0 and record["num_questions"] == 4 and record["complete"] and record["unjudged"] == 0
     assert len(list((here / "outputs" / "benchmarks").iterdir())) == 1
 
 

@@ -124,24 +124,7 @@ def run_page(page: str, folder: Path, *kinds: str) -> None:
             run_block(block, home, small=small)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "emailrl train --nope 3",
-        "emailrl trian",
-        "emailrl train --max-steps many",
-        "emailrl train --mode bad",
-        "emailrl benchmark && emailrl export --form merged",
-        "for lr in 1e-5 fast; do emailrl train --learning-rates $lr; done",
-        "MAX_STEP=3 emailrl train",
-        "MAX_STEPS=few emailrl train",
-        "make everything",
-        "pip install -e '.[everything]'",
-        "python tests/gpu/none.py",
-        "python tests/gpu/bench_train_step.py --bad",
-        "emailrll train",
-    ],
-)
+@pytest.mark.parametrize("line", ["emailrl train --nope 3", "MAX_STEP=3 emailrl train", "make everything", "emailrll"])
 def test_a_wrong_command_is_found(line: str) -> None:
     with pytest.raises((AssertionError, OSError, UsageError, WRONG_USAGE)):
         for words in commands(line):

@@ -64,62 +64,48 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def records(path: Path) -> list[Record]:
-    return list(read_records(path))
+def read(path: Path) -> Record:
+    """The first or only record of a file."""
+    return next(iter(read_records(path))) if path.suffix == ".jsonl" else json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_metrics_of_training(home: Path) -> None:
-    [step] = records(home / "run_masked" / "metrics.jsonl")
+def named(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", text))
+
+
+def test_files_of_training(home: Path) -> None:
+    run = home / "run_masked"
+    step = read(run / "metrics.jsonl")
     own = {name for name in step if not name.startswith("eval_")} - {"dropped", "seconds"}
     assert own == fields(section("The update", "###")) | fields(section("The rollouts", "###"))
     assert set(step["dropped"]) == fields(section("dropped", "###"))
     assert set(step["seconds"]) == fields(section("seconds", "###").partition("\n## ")[0])
-    assert {name.removeprefix("eval_") for name in step if name.startswith("eval_")} <= METRICS_OF_A_BENCHMARK
+    evaluations = [*read_records(run / "evaluations.jsonl"), read(run / "confirmed.json")]
+    evaluations.append({name.removeprefix("eval_"): None for name in step if name.startswith("eval_")})
+    assert {name for each in evaluations for name in each} - {"step"} <= METRICS_OF_A_BENCHMARK
+    metadata = read(run / "best_model" / "metadata.json")
+    assert set(metadata) == fields(section("metadata.json")) and "evaluated_step" in metadata["metrics"]
 
 
-def test_evaluations(home: Path) -> None:
-    confirmed = json.loads((home / "run_masked" / "confirmed.json").read_text(encoding="utf-8"))
-    for evaluation in [*records(home / "run_masked" / "evaluations.jsonl"), confirmed]:
-        assert set(evaluation) - {"step"} <= METRICS_OF_A_BENCHMARK
-
-
-def test_trajectories(home: Path) -> None:
-    trajectory, *_ = records(home / "run_masked" / "trajectories" / "step-000001.jsonl")
+def test_trajectories_and_what_training_adds(home: Path) -> None:
+    trajectory = read(home / "run_masked" / "trajectories" / "step-000001.jsonl")
     own, turn = section("trajectories/").split("\nA turn:\n")
     assert set(trajectory) == fields(own) - {"samples"}
     assert set(trajectory["turns"][0]) == fields(turn)
-    described = set(re.findall(r"`(\w+)`", own))
-    assert {name for message in trajectory["messages"] for name in message} <= described
+    assert {name for message in trajectory["messages"] for name in message} <= named(own)
     assert set(trajectory["rubric"]) - {"offline_correct"} <= METRICS_OF_A_BENCHMARK
-
-
-def test_what_training_adds(home: Path) -> None:
-    added = records(home / "run_masked" / "training" / "step-000001.jsonl")
+    added = list(read_records(home / "run_masked" / "training" / "step-000001.jsonl"))
     text = section("training/")
     assert {name for record in added for name in record} == fields(text)
-    described = set(re.findall(r"`(\w+)`", text))
-    assert {name for record in added for sample in record["samples"] for name in sample} <= described
+    assert {name for record in added for sample in record["samples"] for name in sample} <= named(text)
 
 
-def test_results_of_a_benchmark(home: Path) -> None:
-    results = json.loads((home / "measured" / "results.json").read_text(encoding="utf-8"))
-    text = section("results.json")
-    described = set(re.findall(r"`(\w+)`", text))
-    assert set(results) <= described and set(results["comparisons"][0]) <= described
+def test_results_of_a_benchmark_and_metrics_of_sft(home: Path) -> None:
+    results, text = read(home / "measured" / "results.json"), section("results.json")
+    assert {*results, *results["comparisons"][0]} <= named(text)
     assert set(results["results"][0]) - METRICS_OF_A_BENCHMARK <= fields(text) <= set(results["results"][0])
-
-
-def test_metadata_of_a_checkpoint(home: Path) -> None:
-    metadata = json.loads((home / "run_masked" / "best_model" / "metadata.json").read_text(encoding="utf-8"))
-    assert set(metadata) == fields(section("metadata.json"))
-    assert "evaluated_step" in metadata["metrics"]
-
-
-def test_metrics_of_sft(home: Path) -> None:
-    [step] = records(home / "sft" / "metrics.jsonl")
-    text = section("metrics.jsonl of sft")
-    assert set(step) == fields(text)
-    assert set(step["seconds"]) <= set(re.findall(r"`(\w+)`", text))
+    step, text = read(home / "sft" / "metrics.jsonl"), section("metrics.jsonl of sft")
+    assert set(step) == fields(text) and set(step["seconds"]) <= named(text)
 
 
 def test_labels_of_the_log(home: Path) -> None:

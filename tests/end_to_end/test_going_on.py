@@ -54,12 +54,12 @@ def test_an_evaluation_that_no_checkpoint_has_is_repeated_and_recorded_once(
 ) -> None:
     """The step is saved without its evaluation, which the resumed run makes up for and dies before the next save."""
     settings = make_settings(max_steps=4, save_steps=100)
-    evaluate, update = run_module.evaluate, Updater.train
+    measure, update = run_module.TrainingRun.measure, Updater.train
 
-    def failing(*args: Any, step: int, **how: Any) -> Any:
+    def failing(run: Any, questions: Any, step: int, label: str) -> Any:
         if step == 2:
             raise EmailRLError("The mailbox is away.")
-        return evaluate(*args, step=step, **how)
+        return measure(run, questions, step, label)
 
     def broken(self: Updater, *given: Any, step: int) -> Any:
         if step == 3:
@@ -67,7 +67,7 @@ def test_an_evaluation_that_no_checkpoint_has_is_repeated_and_recorded_once(
         return update(self, *given, step=step)
 
     with monkeypatch.context() as patch, pytest.raises(EmailRLError):
-        patch.setattr(run_module, "evaluate", failing)
+        patch.setattr(run_module.TrainingRun, "measure", failing)
         train(settings)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(Updater, "train", broken)
@@ -158,7 +158,7 @@ def test_an_overwritten_run_comes_back_where_the_new_one_ends_before_its_first_c
     run = train(settings).run_dir
     kept = everything(run)
     said: list[str] = []
-    with interrupted(run_module, "evaluate"):
+    with interrupted(run_module.TrainingRun, "measure"):
         train(settings, overwrite=True, progress=said.append)
     assert said[-1].endswith("the run being replaced is restored.")
     assert everything(run) == kept and not (run / ".replaced").exists()

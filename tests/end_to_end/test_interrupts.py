@@ -24,7 +24,7 @@ from emailrl.training.update import Updater
 
 @pytest.mark.parametrize(
     ("owner", "name", "saved"),
-    [(run_module.TrainingRun, "collect", 2), (Updater, "train", 3), (run_module, "evaluate", 4)],
+    [(run_module.TrainingRun, "collect", 2), (Updater, "train", 3), (run_module.TrainingRun, "measure", 4)],
     ids=["rollout", "update", "evaluation"],
 )
 def test_ctrl_c_saves_the_last_step_and_the_resumed_run_equals_the_uninterrupted(

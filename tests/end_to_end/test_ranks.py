@@ -155,14 +155,14 @@ def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
 def test_a_stop_during_an_evaluation_saves_the_step_before_it(
     settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = run_module.evaluate
+    honest = run_module.TrainingRun.measure
 
-    def interrupted(*args: Any, step: int, **how: Any) -> Any:
+    def interrupted(run: Any, questions: Any, step: int, label: str) -> Any:
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return honest(*args, step=step, **how)
+        return honest(run, questions, step, label)
 
-    monkeypatch.setattr(run_module, "evaluate", interrupted)
+    monkeypatch.setattr(run_module.TrainingRun, "measure", interrupted)
     settings = settings_at("two", max_steps=4, eval_steps=2, save_steps=500, rank_timeout=20)
     zero, opened = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
     assert isinstance(zero, KeyboardInterrupt) and opened == []

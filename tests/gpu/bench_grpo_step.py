@@ -1,8 +1,6 @@
 """Where every second of a whole GRPO step goes, on one GPU: vLLM in process asleep while the trainer works.
 
-    python tests/gpu/bench_grpo_step.py --shape 14B --db data/enron_emails.db --questions art_e_questions.jsonl \\
-        --tokenizer qwen_tokenizer --folder models --out results
-    python tests/gpu/bench_grpo_step.py --shape 4B --completion 1024 --set beta=0
+    python tests/gpu/bench_grpo_step.py --shape 4B --completion 1024 --set beta=0 --folder models --out results
 
 The steps are those of ``emailrl train`` with its default settings but for the batch (8 questions x 6 rollouts); clocks
 are on its methods (``clocks``). Random weights of the true shapes say nothing sensible, so the conversation is played
@@ -14,13 +12,13 @@ one turn of exactly N tokens instead of the script, as ``bench_grpo_trl`` compar
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench_sampling import Scripted, Timed
+from bench_sampling import Scripted, Timed, demo
 from clocks import OTHER, Clocks
 from runner import Bench, Given, Row, forget_peak, now
 
@@ -76,18 +74,8 @@ class Enough(Exception):
     """No further step may begin."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", default="14B")
-    parser.add_argument("--engine", default="vllm", choices=ENGINES)
-    parser.add_argument("--steps", type=int, default=3, help="steps, the first of which does not count")
-    parser.add_argument("--db", type=Path, help="a mail database; default: the demo's")
-    parser.add_argument("--questions", type=Path, help="questions on it (JSONL)")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further settings: beta=0")
-    parser.add_argument("--completion", type=int, help="one turn of so many tokens")
-
-
 def measure(given: Given, case: Row) -> list[Row]:
-    """The rows of the steps. A failure is a row, with the phase it came in, after those that there are."""
+    """The rows of the steps; a failure is a row after those that there are."""
     from emailrl.settings import load_settings
     from emailrl.training.loop import train
 
@@ -97,28 +85,19 @@ def measure(given: Given, case: Row) -> list[Row]:
         overrides = SETTINGS | {"output_dir": Path(folder) / "run", "max_steps": given.steps + 1}
         overrides |= {"engine": given.engine, "max_tokens": given.completion or LONGEST}
         overrides |= SMOKE if given.smoke else {"model_name": str(given.folder / given.shape)}
-        overrides |= {"db": given.db, "questions": given.questions} if given.db else demo(Path(folder))
-        overrides |= dict(one.split("=", 1) for one in given.set)
+        db, questions = (given.db, given.questions) if given.db else demo(Path(folder))
+        overrides |= {"db": db, "questions": questions} | dict(one.split("=", 1) for one in given.set)
         try:
             put_on(clocks, given, rows)
             train(load_settings(overrides, environ={}), progress=partial(print, file=sys.stderr, flush=True))
         except Enough:
             pass
         except Exception as error:
-            where = " > ".join(clocks.failed_in) or "outside the steps"
-            rows.append({"error": f"{error!r:.200} in: {where}"})
+            traceback.print_exc()
+            rows.append({"error": f"{error!r:.200}"})
         finally:
             clocks.restore()
     return rows
-
-
-def demo(folder: Path) -> Row:
-    from emailrl.questions.beside import questions_file, write_demo
-    from emailrl.settings import load_settings
-
-    db = folder / "demo.db"
-    write_demo(db, settings=load_settings({}, environ={}).store, seed=1, overwrite=True)
-    return {"db": db, "questions": questions_file(db)}
 
 
 def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
@@ -129,76 +108,75 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     seen: Counter[str] = Counter()
     memory: dict[str, float] = {}
 
-    def played(inner: Any) -> Any:
-        def generate(self: Any, requests: Sequence[Any], advance: Any) -> Any:
-            def go_on(completion: Any) -> Any:
-                with clocks.span("sampling/bookkeeping"):
-                    return advance(completion)
+    def generate(inner: Any, self: Any, requests: Sequence[Any], advance: Any) -> Any:
+        def go_on(completion: Any) -> Any:
+            with clocks.span("sampling/bookkeeping"):
+                return advance(completion)
 
-            return Timed(SimpleNamespace(generate=partial(inner, self)), *lengths).generate(requests, go_on)
+        return Timed(SimpleNamespace(generate=partial(inner, self)), *lengths).generate(requests, go_on)
 
-        return generate
+    def open_environment(inner: Any, *args: Any) -> Any:
+        with clocks.span("sampling/mailbox"):
+            environment = inner(*args)
+        return Clocked(environment, rounds=0 if given.completion else 2, max_results=RESULTS, clocks=clocks)
 
-    def scripted(inner: Any) -> Any:
-        def open_environment(*args: Any) -> Any:
-            with clocks.span("sampling/mailbox"):
-                environment = inner(*args)
-            return Clocked(environment, rounds=0 if given.completion else 2, max_results=RESULTS, clocks=clocks)
+    def score(inner: Any, self: Any, trajectories: Sequence[Any]) -> None:
+        inner(self, trajectories)
+        for one in trajectories:
+            one.reward = random.Random(one.id).uniform(-1, 1)
+            one.reward_terms = {"drawn": one.reward}
 
-        return open_environment
+    def collect(inner: Any, *args: Any, **named: Any) -> Any:
+        made = inner(*args, **named)
+        groups.extend(made)
+        return made
 
-    def drawn(inner: Any) -> Any:
-        def score(self: Any, trajectories: Sequence[Any]) -> None:
-            inner(self, trajectories)
-            for one in trajectories:
-                one.reward = random.Random(one.id).uniform(-1, 1)
-                one.reward_terms = {"drawn": one.reward}
+    def release(inner: Any, self: Any) -> None:
+        memory["sampling"] = used()
+        inner(self)
+        memory["asleep"] = used()
+        forget_peak()
 
-        return score
+    def end_step(inner: Any, run: Any, metrics: Row | None = None) -> None:
+        inner(run, metrics)
+        seconds, own = clocks.cut()
+        row = {"step": run.state.step, "seconds": seconds, "own": own, "vllm": dict(seen), "memory": dict(memory)}
+        rows.append(row | by_phase(own) | batch_of(groups, metrics or {}))
+        print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
+        groups.clear()
+        seen.clear()
+        if run.state.step == given.steps or time.monotonic() - begun > given.limit:
+            raise Enough
+        clocks.cut()  # what was told here belongs to no step
 
-    def kept(inner: Any) -> Any:
-        def collect(*args: Any, **named: Any) -> Any:
-            made = inner(*args, **named)
-            groups.extend(made)
-            return made
-
-        return collect
-
-    def watched(inner: Any) -> Any:
-        def release(self: Any) -> None:
-            memory["sampling"] = used()
+    def start(inner: Any, self: Any) -> None:
+        """Clock vLLM's start, and from then on tell its steps that read prompts from those that only sample."""
+        with clocks.span("start"):
             inner(self)
-            memory["asleep"] = used()
-            forget_peak()
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        take = scheduler.update_from_output
 
-        return release
+        def update_from_output(scheduled: Any, *args: Any, **named: Any) -> Any:
+            rows = len(scheduled.num_scheduled_tokens)
+            if rows and clocks.now.name == "sampling/engine":  # not an adapter's proof
+                kind = "prompts" if scheduled.total_num_scheduled_tokens > rows else "tokens"
+                clocks.now.name = f"sampling/{kind}"
+                seen[f"{kind[:-1]}_steps"] += 1
+            return take(scheduled, *args, **named)
 
-    def ending(inner: Any) -> Any:
-        def end_step(run: Any, metrics: Row | None = None) -> None:
-            inner(run, metrics)
-            seconds, own = clocks.cut()
-            row = {"step": run.state.step, "seconds": seconds, "own": own, "vllm": dict(seen), "memory": dict(memory)}
-            rows.append(row | by_phase(own) | batch_of(groups, metrics or {}))
-            print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
-            groups.clear()
-            seen.clear()
-            if run.state.step == given.steps or time.monotonic() - begun > given.limit:
-                raise Enough
-            clocks.cut()  # what was told here belongs to no step
-
-        return end_step
+        scheduler.update_from_output = update_from_output
 
     for path, name in CLOCKS.items() | {(f"{engine}.{method}", name) for method, name in OF_ENGINE.items()}:
         clocks.time(path, name)
-    clocks.put("emailrl.training.run:TrainingRun.evaluate_if_due", lambda inner: lambda run: None)
-    clocks.put("emailrl.training.run:TrainingRun.end_step", ending)
-    clocks.put("emailrl.agent.play:Stage.open_environment", scripted)
-    clocks.put("emailrl.rewards.scorer:Scorer.score", drawn)
-    clocks.put("emailrl.agent.play:Collector.collect", kept)
-    clocks.put(f"{engine}.generate", played)
-    clocks.put(f"{engine}.release", watched)
+    clocks.put("emailrl.training.run:TrainingRun.evaluate_if_due", lambda inner, run: None)
+    clocks.put("emailrl.training.run:TrainingRun.end_step", end_step)
+    clocks.put("emailrl.agent.play:Stage.open_environment", open_environment)
+    clocks.put("emailrl.rewards.scorer:Scorer.score", score)
+    clocks.put("emailrl.agent.play:Collector.collect", collect)
+    clocks.put(f"{engine}.generate", generate)
+    clocks.put(f"{engine}.release", release)
     if given.engine == "vllm":
-        clocks.put(f"{engine}._start", partial(started, clocks, seen))
+        clocks.put(f"{engine}._start", start)
         clocks.time(f"{engine}._step", None)  # sampling, or an adapter's proof
         clocks.time("emailrl.engines.vllm.probe:Probe.load", "adapter/read")
         clocks.time("emailrl.engines.vllm.probe:Probe._logits", "adapter/trainer")
@@ -218,28 +196,6 @@ class Clocked(Scripted):
     def step(self, message: Any) -> Any:
         with self.clocks.span("sampling/mailbox"):
             return super().step(message)
-
-
-def started(clocks: Clocks, seen: Counter[str], inner: Any) -> Any:
-    """Clock vLLM's start, and from then on tell its steps that read prompts from those that only sample."""
-
-    def start(engine: Any) -> None:
-        with clocks.span("start"):
-            inner(engine)
-        scheduler = engine._engine.engine_core.engine_core.scheduler
-        take = scheduler.update_from_output
-
-        def update_from_output(scheduled: Any, *args: Any, **named: Any) -> Any:
-            rows = len(scheduled.num_scheduled_tokens)
-            if rows and clocks.now.name == "sampling/engine":  # not an adapter's proof
-                kind = "prompts" if scheduled.total_num_scheduled_tokens > rows else "tokens"
-                clocks.now.name = f"sampling/{kind}"
-                seen[f"{kind[:-1]}_steps"] += 1
-            return take(scheduled, *args, **named)
-
-        scheduler.update_from_output = update_from_output
-
-    return start
 
 
 def used() -> float:
@@ -289,11 +245,19 @@ def add_mean(rows: list[Row]) -> None:
 BENCH = Bench(
     __file__,
     __doc__,
-    lambda given: [{"case": given.shape}],
     measure,
     {"shape": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
      "sampled": "sampled_tokens:,", "seconds": "seconds:.2f"} | {phase: f"{phase}:.2f" for phase in PHASES},
-    options,
+    {
+        "--shape": {"default": "14B"},
+        "--engine": {"default": "vllm", "choices": ENGINES},
+        "--steps": {"type": int, "default": 3, "help": "steps, the first of which does not count"},
+        "--db": {"type": Path, "help": "a mail database; default: the demo's"},
+        "--questions": {"type": Path, "help": "questions on it (JSONL)"},
+        "--set": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "further settings: beta=0"},
+        "--completion": {"type": int, "help": "one turn of so many tokens"},
+    },
+    lambda given: [{"case": given.shape}],
     smoke={"shape": "nano", "completion": 4},
     shapes=lambda given: [] if given.smoke else [given.shape],
     add=add_mean,

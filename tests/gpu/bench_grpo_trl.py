@@ -14,7 +14,6 @@ sleeping and waking of the cache counts as its sampling. Every step is a row; th
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -24,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import bench_grpo_step
-from bench_grpo_step import demo
+from bench_sampling import demo
 from runner import Bench, Given, Row, now, peak_gib
 from shapes import LINEAR
 
@@ -37,13 +36,6 @@ SIDES: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", default="4B")
-    parser.add_argument("--completion", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=4, help="the first of which does not count")
-    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
-
-
 def measure(given: Given, case: Row) -> list[Row]:
     side = case["case"]
     if side.startswith("TRL"):
@@ -54,7 +46,7 @@ def measure(given: Given, case: Row) -> list[Row]:
     return [row if "error" in row else row | {"hand-over": row["adapter"] + row["wake"] + row["sleep"]} for row in rows]
 
 
-def prompts(model: Path, settings: Any) -> list[str]:
+def prompts(model: Path) -> list[str]:
     """The first prompt of the first questions, as emailrl renders it."""
     from transformers import AutoTokenizer
 
@@ -62,16 +54,16 @@ def prompts(model: Path, settings: Any) -> list[str]:
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import open_mailbox
     from emailrl.questions import load_scenario_set
+    from emailrl.settings import DataSettings
 
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
     with tempfile.TemporaryDirectory() as folder:
-        demo_files = demo(Path(folder))
-        found = load_scenario_set(
-            demo_files["questions"], None, limit=QUESTIONS, seed=1, data=settings.data, check_inboxes=False
-        ).scenarios
+        db, file = demo(Path(folder))
         texts = []
-        for scenario in found:
-            with closing(open_mailbox(demo_files["db"], scenario.inbox_address, until=scenario.query_date)) as box:
+        for scenario in load_scenario_set(
+            file, None, limit=QUESTIONS, seed=1, data=DataSettings(), check_inboxes=False
+        ).scenarios:
+            with closing(open_mailbox(db, scenario.inbox_address, until=scenario.query_date)) as box:
                 texts.append(renderer.start(MailEnvironment(scenario, box, max_turns=10).start()).text)
     return texts
 
@@ -82,10 +74,8 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from emailrl.settings import load_settings
-
     model = given.folder / given.shape
-    texts = prompts(model, load_settings({}, environ={}))
+    texts = prompts(model)
     clocks: dict[str, float] = {}
     marks, rows = [now()], list[Row]()
 
@@ -104,11 +94,6 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
 
     begun = now()
     draw = random.Random(1)
-    sampler: dict[str, Any] = {
-        "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": SHARE,
-        "vllm_enable_sleep_mode": asleep,
-        "vllm_max_model_length": 8192, "generation_kwargs": {"ignore_eos": True},
-    }  # fmt: skip
     trainer = GRPOTrainer(
         model=str(model),
         reward_funcs=lambda prompts, **columns: [draw.uniform(-1, 1) for _ in prompts],
@@ -118,7 +103,8 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
             max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=True,
             gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
             disable_tqdm=True, model_init_kwargs={"dtype": "bfloat16"},
-            **sampler,
+            use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=SHARE, vllm_enable_sleep_mode=asleep,
+            vllm_max_model_length=8192, generation_kwargs={"ignore_eos": True},
         ),
         train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LINEAR, task_type="CAUSAL_LM"),
@@ -174,14 +160,19 @@ def add_means(rows: list[Row]) -> None:
 BENCH = Bench(
     __file__,
     __doc__,
-    lambda given: [{"case": side} for side in given.sides],
     measure,
     {
         "side": "case", "steps": "steps", "s a step": "seconds:.2f", "of it sampling": "sampling:.2f",
         "hand-over of weights": "hand-over:.2f", "update and rest": "rest:.2f", "tokens": "tokens:,.0f",
         "sampled": "sampled_tokens:,.0f", "tokens/s": "rate:,.0f", "x TRL": "x_trl:.2f",
     },
-    options,
+    {
+        "--shape": {"default": "4B"},
+        "--completion": {"type": int, "default": 1024},
+        "--steps": {"type": int, "default": 4, "help": "the first of which does not count"},
+        "--sides": {"nargs": "+", "default": list(SIDES), "choices": SIDES},
+    },
+    lambda given: [{"case": side} for side in given.sides],
     smoke={"shape": "nano", "completion": 24, "steps": 3, "sides": ["emailrl-awake"]},
     shapes=lambda given: [] if given.smoke else [given.shape],
     add=add_means,

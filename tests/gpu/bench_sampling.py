@@ -1,7 +1,6 @@
 """Trajectories a second on a real mail database, 48 at once: vLLM in process against in-process transformers.
 
-    python tests/gpu/bench_sampling.py --shape 0.6B 4B --db data/enron_emails.db --questions art_e_questions.jsonl \
-        --tokenizer qwen_tokenizer
+    python tests/gpu/bench_sampling.py --shape 0.6B 4B --db enron_emails.db --questions art_e_questions.jsonl
 
 Random weights of the true shapes say nothing sensible, so what they say is not played: every trajectory makes the same
 real calls (search, read, search, read, answer) on the question's own inbox, each after a completion of 48 to 144 tokens
@@ -14,7 +13,6 @@ template, tokenizer, bookkeeping), both as shares of the wall time. ``start`` is
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -36,13 +34,6 @@ AT_ONCE, GROUP_SIZE = 48, 6
 SHORTEST, LONGEST = 48, 144  # tokens of a completion
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", nargs="+", default=["4B"])
-    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
-    parser.add_argument("--db", type=Path, help="a mail database; default: the demo's")
-    parser.add_argument("--questions", type=Path, help="questions on it (JSONL)")
-
-
 def measure(given: Given, case: Row) -> Row:
     """Play the questions once and say how long everything took."""
     from emailrl.engines import build_engine
@@ -55,7 +46,7 @@ def measure(given: Given, case: Row) -> Row:
     started = time.perf_counter()
     policy = load_policy(settings, trainable=True)
     with tempfile.TemporaryDirectory() as folder, closing(build_engine(settings, policy)) as engine:
-        engine.load_adapter(random_adapter(policy, Path(folder)), "v-1")
+        engine.load_adapter(random_adapter(policy, Path(folder) / "v-1"), "v-1")
         db, scenarios = questions_of(given, Path(folder))
         play(engine, policy, db, scenarios[:2])  # kernels are compiled, caches grown
         start = time.perf_counter() - started
@@ -74,32 +65,28 @@ def random_adapter(policy: Any, folder: Path) -> Path:
     for _, parameter in policy.trainable_parameters():
         with torch.no_grad():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.01)
-    policy.save_adapter(folder / "v-1")
-    return folder / "v-1"
+    policy.save_adapter(folder)
+    return folder
 
 
-def questions_of(given: argparse.Namespace, folder: Path) -> tuple[Path, list[Any]]:
+def demo(folder: Path) -> tuple[Path, Path]:
+    """The demo's mail database and questions."""
+    from emailrl.questions.beside import questions_file, write_demo
+    from emailrl.settings import StoreSettings
+
+    write_demo(db := folder / "demo.db", settings=StoreSettings(), seed=1, overwrite=True)
+    return db, questions_file(db)
+
+
+def questions_of(given: Given, folder: Path) -> tuple[Path, list[Any]]:
     """A database, and its first questions, each as often as a group has members."""
-    from emailrl.mail.build import build_database
-    from emailrl.mail.demo import make_world
     from emailrl.questions import load_scenario_set
     from emailrl.settings import DataSettings
 
     count, members = (2, 3) if given.smoke else (AT_ONCE // GROUP_SIZE, GROUP_SIZE)
-    if given.db and given.questions:
-        data, db = DataSettings(), given.db
-        scenarios = load_scenario_set(
-            given.questions, None, limit=count, seed=1, data=data, check_inboxes=False
-        ).scenarios
-    else:
-        import random
-
-        from emailrl.mail.demo import ask
-
-        world, db = make_world(1, "test", 0), folder / "mail.db"
-        build_database(world.emails, db)
-        scenarios = [ask(world, fact, random.Random(1)) for fact in world.facts]
-    return db, [scenario for scenario in scenarios[:count] for _ in range(members)]
+    db, questions = (given.db, given.questions) if given.db else demo(folder)
+    found = load_scenario_set(questions, None, limit=count, seed=1, data=DataSettings(), check_inboxes=False)
+    return db, [scenario for scenario in found.scenarios for _ in range(members)]
 
 
 @dataclass
@@ -165,6 +152,7 @@ def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[s
     from emailrl.engines import SamplingParams
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import open_mailbox
+    from emailrl.records.trajectory import Trajectory
 
     timed, renderer = Timed(engine), ChatRenderer(policy.tokenizer, tool_schemas())
     with ExitStack() as opened:
@@ -173,9 +161,11 @@ def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[s
             for scenario in scenarios
             for box in [open_mailbox(db, scenario.inbox_address, until=scenario.query_date)]
         ]
+        # With ids of their own, since members of a group play the same question.
+        empty = [Trajectory(str(n), scenario.id, scenario) for n, scenario in enumerate(scenarios)]
+        sampling, seeds = SamplingParams(LONGEST, temperature=1.0), list(range(len(scenarios)))
         before = time.perf_counter()
-        sampling, seeds = SamplingParams(LONGEST, temperature=1.0), range(len(scenarios))
-        ended = numbered_run(run, environments, timed, renderer, sampling, seeds)
+        ended = run(environments, timed, renderer, sampling, seeds=seeds, trajectories=empty)
         seconds = time.perf_counter() - before
     broken = [trajectory.exception for trajectory in ended if trajectory.exception]
     if broken:
@@ -193,27 +183,21 @@ def play(engine: Any, policy: Any, db: Path, scenarios: Sequence[Any]) -> dict[s
     }
 
 
-def numbered_run(run: Any, environments: Any, engine: Any, renderer: Any, sampling: Any, seeds: Any) -> list[Any]:
-    """``run`` with an id for each trajectory, since members of a group play the same question."""
-    from emailrl.records.trajectory import Trajectory
-
-    empty = [Trajectory(str(n), one.scenario.id, one.scenario) for n, one in enumerate(environments)]
-    ended: list[Any] = run(environments, engine, renderer, sampling, seeds=list(seeds), trajectories=empty)
-    return ended
-
-
 BENCH = Bench(
     __file__,
     __doc__,
-    lambda given: [{"case": f"{shape}-{side}", "shape": shape, "side": side}
-                   for shape in given.shape for side in given.sides],
     measure,
     {
         "shape": "shape", "side": "side", "at once": "trajectories", "trajectories/s": "trajectories_per_second:.2f",
         "sampled tokens/s": "sampled_tokens_per_second:,.0f", "seconds": "seconds:.1f", "tools": "tools:.2%",
         "between": "between:.2%", "longest prompt": "prompt_tokens:,", "start s": "start:.0f", "wake s": "wake:.2f",
     },
-    options,
+    {
+        "--shape": {"nargs": "+", "default": ["4B"]},
+        "--sides": {"nargs": "+", "default": list(SIDES), "choices": SIDES},
+        "--db": {"type": Path, "help": "a mail database; default: the demo's"},
+        "--questions": {"type": Path, "help": "questions on it (JSONL)"},
+    },
     smoke={"shape": ["nano"], "sides": ["transformers"]},
     shapes=lambda given: [] if given.smoke else given.shape,
     limit=400,

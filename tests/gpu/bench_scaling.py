@@ -11,7 +11,6 @@ to 1 %. Numbers of ranks may run at once on GPUs of their own: the table has all
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +21,15 @@ from shapes import advantage, config_of, make_samples, set_lora
 MEMBERS = 6
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2])
-    parser.add_argument("--shape", default="14B")
-    parser.add_argument("--questions", type=int, default=4, help="per rank in the weak case, in all in the strong one")
-    parser.add_argument("--repeats", type=int, default=2)
-
-
 def measure(given: Given, case: Row) -> list[Row]:
     from emailrl.model.lora import checksum
     from emailrl.ranks import RankGroup, joined
+    from emailrl.settings import load_settings
 
-    settings = settings_of(given)
+    # The defaults, at a rate at which steps stay comparable.
+    changes = {"learning_rate": 1e-7, "warmup_steps": 0, "temperature": 1.0, "rank_timeout": 120}
+    changes |= {"emailrl_device": "cpu", "max_tokens_per_micro_batch": 512} if given.smoke else {}
+    settings = load_settings(changes, environ={}, cwd=given.out)
     with joined(settings.training, device=settings.model.device) as ranks:
         updater = make_updater(given.shape, settings, ranks)
         updater.synchronize()
@@ -54,15 +50,6 @@ def measure(given: Given, case: Row) -> list[Row]:
         with ranks.at_work():
             verify()
         return [row | {"hash": checksum(updater.parameters)[:12]} for row in rows]
-
-
-def settings_of(given: Given) -> Any:
-    """Settings of the 14B step: the defaults, a rate at which steps stay comparable."""
-    from emailrl.settings import load_settings
-
-    changes = {"learning_rate": 1e-7, "warmup_steps": 0, "temperature": 1.0, "rank_timeout": 120}
-    changes |= {"emailrl_device": "cpu", "max_tokens_per_micro_batch": 512} if given.smoke else {}
-    return load_settings(changes, environ={}, cwd=given.out)
 
 
 def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
@@ -118,29 +105,20 @@ def timed(updater: Any, samples: list[Any]) -> tuple[float, dict[str, float]]:
     return now() - begun, result.metrics
 
 
-def add_shares(rows: list[Row]) -> None:
+def compare(rows: list[Row]) -> None:
+    """Add the share of one rank's speed; a gradient that is not one rank's is an error."""
     rows.sort(key=lambda row: row["ranks"])
-    one = next((row["tokens_per_second_per_gpu"] for row in rows if row["ranks"] == 1 and "error" not in row), None)
-    for row in rows:
-        if one and "error" not in row:
-            row["of_one"] = row["tokens_per_second_per_gpu"] / one
-
-
-def check(rows: list[Row]) -> list[str]:
-    problems = [f"{row['case']}: {row['error']}" for row in rows if "error" in row]
-    norms = {row["ranks"]: row["grad_norm"] for row in rows if row.get("kind") == "strong"}
-    one = norms.get(1)
-    return problems + [
-        f"{ranks} ranks: the gradient's norm is {norm:.6g}, with one rank {one:.6g}"
-        for ranks, norm in norms.items()
-        if one is not None and abs(norm / one - 1) > 0.01
-    ]
+    one = next((row for row in rows if row["ranks"] == 1 and "error" not in row), None)
+    for row in rows if one else ():
+        if "error" not in row:
+            row["of_one"] = row["tokens_per_second_per_gpu"] / one["tokens_per_second_per_gpu"]
+            if row["kind"] == "strong" and abs(row["grad_norm"] / one["grad_norm"] - 1) > 0.01:
+                row["error"] = f"the gradient's norm is {row['grad_norm']:.6g}, with one rank {one['grad_norm']:.6g}"
 
 
 BENCH = Bench(
     __file__,
     __doc__,
-    lambda given: [{"case": f"{number} ranks", "ranks": number} for number in given.ranks],
     measure,
     {
         "ranks": "ranks", "scaling": "kind", "trajectories": "trajectories", "tokens": "tokens:,",
@@ -148,11 +126,17 @@ BENCH = Bench(
         "tokens per rank, mean": "rank_tokens_mean:,.0f", "max": "rank_tokens_max:,.0f",
         "all-reduce s": "all_reduce_seconds:.4f", "gradient norm": "grad_norm:.5g", "adapter": "hash",
     },
-    options,
+    {
+        "--ranks": {"nargs": "*", "type": int, "default": [1, 2]},
+        "--shape": {"default": "14B"},
+        "--questions": {"type": int, "default": 4, "help": "per rank in the weak case, in all in the strong one"},
+        "--repeats": {"type": int, "default": 2},
+    },
+    lambda given: [{"case": f"{number} ranks", "ranks": number} for number in given.ranks],
     smoke={"shape": "smoke"},
+    shapes=lambda given: [],
     launcher=torchrun,
-    add=add_shares,
-    check=check,
+    add=compare,
     gpus="all",
 )  # fmt: skip
 

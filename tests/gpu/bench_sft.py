@@ -13,6 +13,7 @@ tokens, as a system prompt with tools does; emailrl computes them once a micro-b
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +86,7 @@ def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | Non
     fitter = Fitter(
         load_policy(settings, trainable=True, full=full), settings.training, settings.sft, settings.agent.temperature
     )
-    batches = batches_of(lambda number: groups, len(groups), BATCH, 1, 0)
+    batches = batches_of(itertools.repeat(groups), len(groups), BATCH, 1, 0)
     tokens, seconds, loss = 0, 0.0, 0.0
     for step in range(1, WARMUP + STEPS + 1):
         start = now()
@@ -189,12 +190,12 @@ def add_rates(rows: list[Row]) -> None:
 BENCH = Bench(
     __file__,
     __doc__,
-    cases,
     measure,
     {
         "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,", "of TRL's best": "of_trl:.2f",
         "s a step": "step_seconds:.3f", "peak GiB": "peak_gib:.1f", "loss": "loss:.3f",
     },
+    cases=cases,
     shapes=lambda given: ["smoke" if given.smoke else "135M"],
     add=add_rates,
     seconds=400,

@@ -1,6 +1,5 @@
 """Seconds per forward and backward pass of one GRPO batch: emailrl, TRL and Unsloth's layers side by side.
 
-    python tests/gpu/bench_train_step.py --shape 4B                     # every side, each in a process of its own
     python tests/gpu/bench_train_step.py --shape 0.6B 4B --sides fast lean
 
 48 trajectories (8 questions x 6) of 2 to 6 thousand tokens, LoRA of rank 16 on every linear layer, bf16, random weights
@@ -15,7 +14,6 @@ how many went through the layers, and MFU counts these.
 
 from __future__ import annotations
 
-import argparse
 import gc
 from pathlib import Path
 from typing import Any
@@ -41,12 +39,6 @@ UNTIMED = ("float32", "exact")
 REFERENCES = ("padded", "float32")
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", nargs="+", default=["4B"])
-    parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
-    parser.add_argument("--trl-ways", default="8,8L,4,4L", help="batch sizes TRL may choose from, L with Liger")
-
-
 def measure(given: Given, case: Row) -> Row:
     shape, side = case["shape"], case["side"]
     if side == "unsloth":
@@ -55,8 +47,8 @@ def measure(given: Given, case: Row) -> Row:
     from train_step_sides import lora_settings, policy_side, timed
 
     folder, samples = given.folder / shape, make_samples(shape)
-    row: Row = {"tokens": sum(len(one.token_ids) for one in samples)}
-    row["trainable"] = sum(one.num_trainable for one in samples)
+    trained = sum(one.num_trainable for one in samples)
+    row: Row = {"tokens": sum(len(one.token_ids) for one in samples), "trainable": trained}
     if side == "trl":
         ran, row["setting"], row["ways"] = best_trl(folder, samples, given.trl_ways)
     else:
@@ -69,31 +61,30 @@ def measure(given: Given, case: Row) -> Row:
     if side not in UNTIMED:
         seconds, peak = timed(ran, samples, 1 if side in ("trl", "padded") else 2)
         work = ran.work(samples)
-        mfu = flops(shape, work, row["trainable"]) / seconds / PEAK_TFLOPS / 1e12
         row |= {"seconds": seconds, "peak_gib": peak, "tokens_per_second": row["tokens"] / seconds}
-        row |= {"computed": work.tokens, "mfu": mfu}
+        row |= {"computed": work.tokens, "mfu": flops(shape, work, trained) / seconds / PEAK_TFLOPS / 1e12}
     return row
 
 
-def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str, dict[str, float | None]]:
-    """TRL in whichever of ``ways`` is fastest on eight trajectories, and the seconds of each; None does not fit."""
+def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str, dict[str, float]]:
+    """TRL in whichever of ``ways`` is fastest on eight trajectories, and the seconds of those that fit."""
     import torch
     from train_step_sides import timed, trl_side
 
     choices = {one: (int(one.rstrip("L")), one.endswith("L")) for one in ways.split(",")}
-    seconds: dict[str, float | None] = {}
+    seconds: dict[str, float] = {}
     for name, (rows, liger) in choices.items() if len(choices) > 1 else ():
         try:
             side = trl_side(folder, rows, liger)
             side.run(samples[:rows])
             seconds[name] = timed(side, samples[8:16], 1)[0]
         except torch.cuda.OutOfMemoryError:
-            seconds[name] = None
+            pass  # it is none of the ways then
         finally:
             side = None
             gc.collect()
             torch.cuda.empty_cache()
-    rows, liger = choices[min(choices, key=lambda name: seconds.get(name) or float("inf"))]
+    rows, liger = choices[min(choices, key=lambda name: seconds.get(name, float("inf")))]
     return trl_side(folder, rows, liger), f"batches of {rows}{', Liger' if liger else ''}", seconds
 
 
@@ -107,13 +98,12 @@ def agreement(kept: Path, side: str, logprobs: list[Any], gradients: dict[str, A
     found = {}
     for reference in REFERENCES:
         path = kept.with_name(kept.name.replace(f"-{side}.pt", f"-{reference}.pt"))
-        if side == reference or not path.exists():
-            continue
-        other, other_gradients = torch.load(path)
-        distance = sum(float((gradients[name] - one).square().sum()) for name, one in other_gradients.items())
-        size = sum(float(one.square().sum()) for one in other_gradients.values())
-        found[f"logprob_{reference}"] = float((flat - other).abs().max())
-        found[f"gradient_{reference}"] = (distance / size) ** 0.5
+        if side != reference and path.exists():
+            other, other_gradients = torch.load(path)
+            distance = sum(float((gradients[name] - one).square().sum()) for name, one in other_gradients.items())
+            size = sum(float(one.square().sum()) for one in other_gradients.values())
+            found[f"logprob_{reference}"] = float((flat - other).abs().max())
+            found[f"gradient_{reference}"] = (distance / size) ** 0.5
     return found
 
 
@@ -122,11 +112,9 @@ def flops(shape: str, work: Any, trained: int) -> float:
     from shapes import config_of
 
     config = config_of(shape)
-    inner = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
+    inner, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     layer = config.hidden_size * (2 * inner + 2 * keys + 3 * config.intermediate_size)
-    attention = work.pairs * inner * 2 * 3
-    linear = 4 * work.tokens * layer
+    attention, linear = work.pairs * inner * 2 * 3, 4 * work.tokens * layer
     return float(config.num_hidden_layers * (linear + attention) + 4 * trained * config.hidden_size * config.vocab_size)
 
 
@@ -141,8 +129,6 @@ def add_ratios(rows: list[Row]) -> None:
 BENCH = Bench(
     __file__,
     __doc__,
-    lambda given: [{"case": f"{shape}-{side}", "shape": shape, "side": side}
-                   for shape in given.shape for side in given.sides],
     measure,
     {
         "shape": "shape", "side": "side", "setting": "setting", "computed": "computed:,.0f", "seconds": "seconds:.2f",
@@ -150,9 +136,12 @@ BENCH = Bench(
         "peak GiB": "peak_gib:.1f", "MFU": "mfu:.1%", "log-prob vs bf16 (max)": "logprob_padded:.2g",
         "vs fp32": "logprob_float32:.2g", "gradient vs bf16": "gradient_padded:.2g", "vs fp32 ": "gradient_float32:.2g",
     },
-    options,
+    {
+        "--shape": {"nargs": "+", "default": ["4B"]},
+        "--sides": {"nargs": "+", "default": SIDES, "choices": SIDES},
+        "--trl-ways": {"default": "8,8L,4,4L", "help": "batch sizes TRL may choose from, L with Liger"},
+    },
     smoke={"shape": ["smoke"], "sides": ["padded", "fast"]},
-    shapes=lambda given: given.shape,
     add=add_ratios,
 )  # fmt: skip
 

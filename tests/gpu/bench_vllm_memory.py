@@ -8,7 +8,6 @@ shape runs in a process of its own. Figures are what the driver says is taken, l
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from contextlib import closing
@@ -18,11 +17,6 @@ from typing import Any
 from runner import Bench, Given, Row
 
 GIB = 2**30
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", nargs="+", default=["0.6B"])
-    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
 
 
 def measure(given: Given, case: Row) -> Row:
@@ -76,15 +70,17 @@ def taken() -> int:
 BENCH = Bench(
     __file__,
     __doc__,
-    lambda given: [{"case": shape, "shape": shape} for shape in given.shape],
     measure,
     {
         "shape": "shape", "awake GiB": "awake:.2f", "planned": "planned_awake:.2f", "asleep GiB": "asleep",
         "planned ": "planned_asleep:.2f", "cache tokens": "cache_tokens:,", "planned  ": "planned_cache_tokens:,",
         "not weights or cache GiB": "work:.2f", "wake s": "wake:.2f",
     },
-    options,
-    shapes=lambda given: given.shape,
+    {
+        "--shape": {"nargs": "+", "default": ["0.6B"]},
+        "--eager": {"action": "store_true", "help": "without CUDA graphs"},
+    },
+    lambda given: [{"case": shape, "shape": shape} for shape in given.shape],
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ class Clocks:
     settle: Callable[[], object] = lambda: None  # waits for the GPU, so that its work counts where it was asked for
     clock: Callable[[], float] = time.perf_counter
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    failed_in: list[str] = field(default_factory=list)  # what was running, outermost first, where an exception began
 
     def __post_init__(self) -> None:
         self._open: list[Frame] = []
@@ -39,18 +38,15 @@ class Clocks:
         self._before: list[tuple[Any, str, Any]] = []
 
     @contextmanager
-    def span(self, name: str | None, *, settled: bool = False) -> Iterator[Frame]:
+    def span(self, name: str | None, *, settled: bool = False) -> Iterator[None]:
         """Time the block, under the name of what it is inside of where ``name`` is None. ``settled`` waits for the GPU
         before the end."""
         frame = Frame(name or (self._open[-1].name if self._open else OTHER), self.clock())
         self._open.append(frame)
         try:
-            yield frame
+            yield
             if settled:
                 self.settle()
-        except BaseException:
-            self.failed_in = self.failed_in or [one.name for one in self._open]
-            raise
         finally:
             self._open.pop()
             seconds = self.clock() - frame.begun
@@ -58,24 +54,22 @@ class Clocks:
             if self._open:
                 self._open[-1].inner += seconds
 
-    def put(self, path: str, make: Callable[[Any], Any]) -> None:
-        """Replace the function at ``module:Class.method`` by what ``make`` makes of it."""
+    def put(self, path: str, instead: Callable[..., Any]) -> None:
+        """Have calls of ``module:Class.method`` go to ``instead``, with the method itself before their arguments."""
         owner, _, method = path.rpartition(".")
         cls = resolve_name(owner)
-        self._before.append((cls, method, inner := getattr(cls, method)))
-        setattr(cls, method, make(inner))
+        inner = getattr(cls, method)
+        self._before.append((cls, method, inner))
+        setattr(cls, method, lambda *args, **named: instead(inner, *args, **named))
 
-    def time(self, path: str, name: str | None, *, settled: bool = True) -> None:
-        """Clock the method at ``module:Class.method`` (see ``span``)."""
+    def time(self, path: str, name: str | None) -> None:
+        """Clock the method at ``module:Class.method``, the GPU's work with it (see ``span``)."""
 
-        def make(inner: Any) -> Any:
-            def timed(*args: Any, **kwargs: Any) -> Any:
-                with self.span(name, settled=settled):
-                    return inner(*args, **kwargs)
+        def timed(inner: Any, *args: Any, **named: Any) -> Any:
+            with self.span(name, settled=True):
+                return inner(*args, **named)
 
-            return timed
-
-        self.put(path, make)
+        self.put(path, timed)
 
     def restore(self) -> None:
         while self._before:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.small import save_random
+from gpu.shapes import save_model
+
+from emailrl.model.resolve import NANO_DIR
 
 MEASURED: list[str] = []
 
@@ -50,13 +52,11 @@ def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers of 256 with heads of 128, in float32."""
-    return save_random(tmp_path_factory.mktemp("model"), torch.float32)
+    save_model("three layers", NANO_DIR, folder := tmp_path_factory.mktemp("model"), torch.float32)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def larger_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight layers of Qwen3-0.6B's width, in bf16."""
-    wide = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 16}
-    folder = tmp_path_factory.mktemp("larger")
-    return save_random(folder, torch.bfloat16, **wide, num_key_value_heads=8, initializer_range=0.02)
+    save_model("eight layers", NANO_DIR, folder := tmp_path_factory.mktemp("larger"))
+    return folder

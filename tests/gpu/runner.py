@@ -34,60 +34,70 @@ Given = argparse.Namespace
 HERE = Path(__file__).parent
 
 
+def shapes_and_sides(given: Given) -> list[Row]:
+    """The cases of a benchmark that has several sides and shapes."""
+    return [{"case": f"{shape}-{side}", "shape": shape, "side": side} for shape in given.shape for side in given.sides]
+
+
 @dataclass(frozen=True)
 class Bench:
     """A benchmark: what is measured, how, and what of it is shown."""
 
     file: str
     doc: str | None
-    cases: Callable[[Given], Sequence[Row]]  # what tells the cases apart: one word of each (``case``) names its log
     measure: Callable[[Given, Row], Row | list[Row]]
     columns: Mapping[str, str]  # by title the key of a row, with a format behind a colon
-    options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cases: Callable[[Given], Sequence[Row]] = shapes_and_sides  # one word of each (``case``) names its log
     smoke: Mapping[str, Any] = field(default_factory=dict)  # what options are in a rehearsal
-    shapes: Callable[[Given], Sequence[str]] = lambda given: ()  # the random models it needs (see ``shapes``)
+    shapes: Callable[[Given], Sequence[str]] = lambda given: given.shape  # the random models it needs (see ``shapes``)
     launcher: Callable[[Row], Sequence[str]] = lambda case: [sys.executable]  # what runs the script for a case
     add: Callable[[list[Row]], None] = lambda rows: None  # adds to the rows what compares them
-    check: Callable[[list[Row]], Sequence[str]] = lambda rows: ()  # what is not as it must be: the exit code is 1 then
     gpus: str = "0"
     seconds: float = 600
     limit: float = 300
 
-    @property
-    def name(self) -> str:
-        return Path(self.file).stem
-
     def main(self, argv: Sequence[str] | None = None, *, apart: bool = True) -> list[Row]:
-        given = self.arguments(sys.argv[1:] if argv is None else argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        given = self.arguments(words)
         if given.case:
             self._one(given, json.loads(given.case))
         given.out.mkdir(parents=True, exist_ok=True)
-        file, begun = given.out / f"{self.name}.jsonl", time.monotonic()
-        words = list(sys.argv[1:] if argv is None else argv)
+        name, begun, free = Path(self.file).stem, time.monotonic(), SimpleQueue[str]()
+        file = given.out / f"{name}.jsonl"
 
-        def run(case: Row, gpu: str) -> None:
-            left = begun + given.seconds - time.monotonic()
-            rows: list[Row] = [{"error": "no time left"}]
+        def run(case: Row) -> None:
+            left, rows = begun + given.seconds - time.monotonic(), [{"error": "no time left"}]
             if not apart:
-                measured = self.measure(given, case)
-                rows = measured if isinstance(measured, list) else [measured]
+                rows = listed(self.measure(given, case))
             elif left > 0:
                 command = [*self.launcher(case), self.file, *words, "--out", given.out, "--case", json.dumps(case)]
-                log = given.out / f"{self.name}-{case['case']}.log".replace(" ", "-")
-                limit = min(given.limit, left + 60)
-                rows = rows_of([str(word) for word in command], log=log, limit=limit, environ=environment(gpu))
+                log, gpu = given.out / f"{name}-{case['case']}.log".replace(" ", "-"), free.get()
+                rows = rows_of(list(map(str, command)), log, min(given.limit, left + 60), environment(gpu))
+                free.put(gpu)
             for row in rows:
-                note(case | row | {"of": begun, "date": time.strftime("%Y-%m-%d")}, file)
+                line = json.dumps(case | row | {"of": begun, "date": time.strftime("%Y-%m-%d")})
+                with file.open("a", encoding="utf-8") as lines:
+                    lines.write(f"{line}\n")
+                print(line, file=sys.stderr, flush=True)
 
         if not given.report:
             for shape in self.shapes(given):
                 write_model(given, shape, apart=apart)
-            hand_out(self.cases(given), given.gpus, run)
-        rows = last_of_each(records(file))
+            for gpu in given.gpus:
+                free.put(gpu)
+            if apart:
+                with ThreadPoolExecutor(len(given.gpus)) as pool:
+                    list(pool.map(run, self.cases(given)))
+            else:
+                list(map(run, self.cases(given)))
+        rows = records(file)
+        last = {row["case"]: row["of"] for row in rows}
+        rows = [row for row in rows if row["of"] == last[row["case"]]]
         self.add(rows)
         print(self.table(rows))
-        if problems := [*self.check(rows)]:
-            sys.exit("\n".join(problems))
+        if any("error" in row for row in rows):
+            sys.exit(1)
         return rows
 
     def arguments(self, argv: Sequence[str]) -> Given:
@@ -104,9 +114,10 @@ class Bench:
         add("--folder", type=Path, help="default: --out")
         add("--tokenizer", type=Path, default=NANO_DIR)
         add("--case", help=argparse.SUPPRESS)
-        self.options(parser)
+        for name, how in self.options.items():
+            add(name, **how)
         given = parser.parse_args(argv)
-        given.out = Path(given.out or tempfile.mkdtemp(prefix=f"{self.name}.")).absolute()
+        given.out = Path(given.out or tempfile.mkdtemp(prefix="bench.")).absolute()
         given.folder = (given.folder or given.out).absolute()
         if given.smoke:
             vars(given).update(self.smoke)
@@ -116,8 +127,7 @@ class Bench:
     def _one(self, given: Given, case: Row) -> None:
         """A case's process: its rows are the last line of stdout."""
         faulthandler.dump_traceback_later(0.9 * given.limit)
-        measured = self.measure(given, case)
-        rows = measured if isinstance(measured, list) else [measured]
+        rows = listed(self.measure(given, case))
         if os.environ.get("RANK", "0") == "0":
             print(json.dumps([row | {"machine": machine(), "versions": versions()} for row in rows]))
         sys.stdout.flush()
@@ -125,12 +135,13 @@ class Bench:
         os._exit(0)  # vLLM's own end may hang
 
     def table(self, rows: Sequence[Row]) -> str:
-        heads = {f"{one['machine']}, {one['date']}, {one['versions']}": None for one in rows if "machine" in one}
-        cells = [
-            [shown(row, key) for key in self.columns.values()] if "error" not in row else [row["case"], row["error"]]
-            for row in rows
-        ]
-        return "\n".join(["", *heads, "", markdown([*self.columns], cells)])
+        """Machines and versions, then Markdown; a row with an error has it in place of figures."""
+        lines = {f"{one['machine']}, {one['date']}, {one['versions']}": None for one in rows if "machine" in one}
+        table = [[*self.columns], ["---"] * len(self.columns)]
+        for row in rows:
+            figures = [shown(row, key) for key in self.columns.values()]
+            table.append([row["case"], row["error"]] if "error" in row else figures)
+        return "\n".join(["", *lines, "", *(f"| {' | '.join(cells)} |" for cells in table)])
 
 
 def shown(row: Row, key: str) -> str:
@@ -140,27 +151,12 @@ def shown(row: Row, key: str) -> str:
     return "–" if value is None else format(value, spec)
 
 
-def last_of_each(rows: Sequence[Row]) -> list[Row]:
-    last = {row["case"]: row["of"] for row in rows}
-    return [row for row in rows if row["of"] == last[row["case"]]]
+def listed(found: Row | list[Row]) -> list[Row]:
+    return found if isinstance(found, list) else [found]
 
 
 def torchrun(case: Row) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case["ranks"])]
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; a row that is too short gets empty cells."""
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    lines += [f"| {' | '.join(map(str, row))} |" + " |" * (len(columns) - len(row)) for row in rows]
-    return "\n".join(lines)
-
-
-def note(row: Row, file: Path) -> None:
-    """Add a row to a file of JSON lines, and show it on stderr."""
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(row) + "\n")
-    print(json.dumps(row), file=sys.stderr, flush=True)
 
 
 def records(path: Path) -> list[Row]:
@@ -205,43 +201,22 @@ def forget_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def write_model(given: Given, shape: str, *, apart: bool = True) -> Path:
-    """Where a shape's random weights are; written, if need be, by a process that leaves nothing on the GPU."""
+def write_model(given: Given, shape: str, *, apart: bool) -> None:
+    """Write a shape's random weights, if need be, in a process that leaves nothing on the GPU."""
     folder: Path = given.folder / shape
     if (folder / "tokenizer_config.json").exists():  # written last
-        return folder
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    begun, words = time.perf_counter(), [shape, str(given.tokenizer), str(folder)]
+    words = [shape, str(given.tokenizer), str(folder)]
     if apart:
         subprocess.run([sys.executable, str(HERE / "shapes.py"), *words], env=environment(given.gpus[0]), check=True)
     else:
         from shapes import save_model
 
         save_model(*words)
-    print(f"weights of {shape} written in {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
-    return folder
 
 
 # -- processes
-
-
-def hand_out(cases: Sequence[Any], gpus: Sequence[str], run: Callable[[Any, str], Any]) -> list[Any]:
-    """Call ``run(case, gpu)`` for every case, one at a time on each GPU; the results in the order of the cases."""
-    free: SimpleQueue[str] = SimpleQueue()
-    for gpu in gpus:
-        free.put(gpu)
-
-    def on_a_free_gpu(case: Any) -> Any:
-        gpu = free.get()
-        try:
-            return run(case, gpu)
-        finally:
-            free.put(gpu)
-
-    if len(gpus) == 1:
-        return [run(case, gpus[0]) for case in cases]
-    with ThreadPoolExecutor(len(gpus)) as workers:
-        return list(workers.map(on_a_free_gpu, cases))
 
 
 def environment(gpu: str, **more: str) -> dict[str, str]:
@@ -255,7 +230,7 @@ def environment(gpu: str, **more: str) -> dict[str, str]:
     return ENVIRONMENT | kept | more | where | {"PYTHONPATH": path}
 
 
-def rows_of(command: Sequence[str], *, log: Path, limit: float, environ: Mapping[str, str] | None = None) -> list[Row]:
+def rows_of(command: Sequence[str], log: Path, limit: float, environ: Mapping[str, str]) -> list[Row]:
     """The rows (JSON) in the last line that a command prints, with its seconds as ``wall``; an error is a row as well.
     The command is interrupted after ``limit`` seconds. What it writes to stderr is in ``log``."""
     begun = time.monotonic()
@@ -266,8 +241,7 @@ def rows_of(command: Sequence[str], *, log: Path, limit: float, environ: Mapping
         said = lines.read().splitlines()
     wall = {"wall": round(time.monotonic() - begun, 1)}
     if in_time and process.returncode == 0 and said:
-        found = json.loads(said[-1])
-        return [row | wall for row in (found if isinstance(found, list) else [found])]
+        return [row | wall for row in json.loads(said[-1])]
     show_end(log, f"ended with {process.returncode}" if in_time else f"over {limit:.0f} s")
     told = log.read_text(errors="replace").splitlines()
     errors_told = [line for line in told if "Error" in line and "ChildFailed" not in line] or told or ["?"]
@@ -281,20 +255,12 @@ def show_end(log: Path, what: str) -> None:
 
 
 def ended_in_time(process: subprocess.Popen[Any], seconds: float, *, grace: float = 15) -> bool:
-    """Wait so long for a process, then end it (see ``end``); whether it ended by itself."""
-    try:
-        process.wait(max(0.0, seconds))
-        return True
-    except subprocess.TimeoutExpired:
-        end(process, grace=grace)
-        return False
-
-
-def end(process: subprocess.Popen[Any], *, grace: float = 15) -> None:
-    """Interrupt a process; kill it if it has not ended after ``grace`` seconds."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(grace)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """Wait so long for a process, then interrupt it, and later kill it; whether it ended by itself."""
+    for wait, stop in ((max(0.0, seconds), signal.SIGINT), (grace, signal.SIGKILL)):
+        try:
+            process.wait(wait)
+            return stop == signal.SIGINT
+        except subprocess.TimeoutExpired:
+            process.send_signal(stop)
+    process.wait()
+    return False

@@ -13,14 +13,20 @@ import torch
 from emailrl.training.batch import TrainingSample
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
-    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
-    "smoke": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
+         "max_position_embeddings": 40960, "rope_theta": 1e6}  # fmt: skip
+TESTED = {"vocab_size": 4096, "max_position_embeddings": 8192}
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SHAPES: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
+    "0.6B": ((1024, 3072, 28, 16), {}),
+    "4B": ((2560, 9728, 36, 32), {}),
+    "14B": ((5120, 17408, 40, 40), {"tie_word_embeddings": False}),
+    "32B": ((5120, 25600, 64, 64), {"tie_word_embeddings": False}),
+    "smoke": ((64, 96, 2, 4), {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2048}),
+    "three layers": ((256, 768, 3, 4), TESTED | {"num_key_value_heads": 2, "initializer_range": 0.05}),
+    "eight layers": ((1024, 3072, 8, 16), TESTED),
 }
-"""Of Qwen3, and one for a rehearsal on a CPU."""
+"""Of Qwen3; one for a rehearsal on a CPU, and two for tests, the second as wide as 0.6B."""
 SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
            "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}  # fmt: skip
 """SmolLM2-135M's, a Llama's."""
@@ -31,22 +37,18 @@ def config_of(shape: str) -> Any:
 
     if shape == "135M":
         return LlamaConfig(**SMOLLM2, tie_word_embeddings=True, bos_token_id=None)
-    smoke = shape == "smoke"
-    return Qwen3Config(
-        **SHAPES[shape],
-        num_key_value_heads=2 if smoke else 8, head_dim=16 if smoke else 128, vocab_size=2048 if smoke else 151936,
-        tie_word_embeddings=shape not in ("14B", "32B"), max_position_embeddings=40960, rope_theta=1e6,
-    )  # fmt: skip
+    sizes, changes = SHAPES[shape]
+    return Qwen3Config(**dict(zip(SIZES, sizes, strict=True)) | QWEN3 | changes)
 
 
-def save_model(shape: str, tokenizer: Path | str, folder: Path | str) -> None:
+def save_model(shape: str, tokenizer: Path | str, folder: Path | str, dtype: torch.dtype = torch.bfloat16) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     kept, config = AutoTokenizer.from_pretrained(tokenizer), config_of(shape)
     config.eos_token_id, config.pad_token_id = kept.eos_token_id, kept.pad_token_id
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    with torch.random.fork_rng(), torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
     kept.save_pretrained(folder)
 
 

@@ -1,12 +1,17 @@
-"""A real small model learns on real mail: SFT, then GRPO, several seeds side by side on one GPU, then the frozen test.
+"""A real small model learns on real mail: SFT, then GRPO, then the frozen test, several seeds and settings at once.
 
     python tests/gpu/small_questions.py enron_mail_subset.tar.gz --out data/small
-    python tests/gpu/small_model.py data/small --work work --base FOLDER --seeds 1 2 3 --seconds 570
+    python tests/gpu/small_model.py run data/small --work work --base FOLDER --plan 0:long:1,2,3 1:short:1:sft_steps=150
+    python tests/gpu/small_model.py collect work --out OUT
+    python tests/gpu/small_model.py curves work/*/seed-*/outputs/grpo_masked --out docs/figures/small_model.svg
+    python tests/gpu/small_model.py agree once/trajectories/00-smol.jsonl again/trajectories/00-smol.jsonl
 
-plays the stages ``sft``, ``train`` and ``benchmark`` for each seed in a folder of its own, as a user would: three
-commands on one ``emailrl.toml``. After ``--seconds`` every command gets SIGINT, and the same call goes on where they
-stopped. ``--stages`` runs some of them; ``second`` measures the questions of DATA/second.jsonl (harder kinds,
-ART-E's), beside ``benchmark``. The last lines show each seed's results. ``small_evidence.py`` runs several of these.
+``run`` plays the plan: of each entry GPU:NAME:SEEDS[:SETTING=VALUE,…] every seed in WORK/NAME/seed-N as a user would,
+by commands on one ``emailrl.toml``; ``second`` measures the questions of DATA/second.jsonl. Training is interrupted
+``--reserve`` seconds before the end, and the benchmarks follow. Killed and started again with the same words, it goes
+on for what is left of its time. ``collect`` prints a table and packs metrics, benchmarks with trajectories, logs, and
+of the three best runs the adapter and the one it started from. ``curves --short`` draws accuracy over steps only.
+``agree`` says how far two measurements of the same weights differ.
 """
 
 from __future__ import annotations
@@ -17,12 +22,21 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import tarfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from runner import ended_in_time, records
+
+from emailrl.base.drawing import FIRST, SECOND, new_figure
+from emailrl.measure.evaluation import is_correct, is_judged, paired_test, wilson_interval
+from emailrl.records import read_trajectories
+from emailrl.records.trajectory import Trajectory
 
 SETTINGS = """\
 model_name = "smol-base"
@@ -83,132 +97,266 @@ vllm_probe_tolerance = 0.3
 INTERRUPTED = 130
 MEASURING = {"KV_CACHE_GIB": "8"}  # two benchmarks of a seed run side by side
 SFT, RUN = Path("outputs/sft"), Path("outputs/grpo_masked")
+NOTED = (".json", ".jsonl", ".csv", ".log", ".toml", ".md")
+LEFT = {"training", "policy", "in_flight.jsonl", "warm.jsonl", "tokenizer.json"}
 
 
 def settings_text(base: Path, data: Path, seed: str, changes: Sequence[str] = ()) -> str:
     """An ``emailrl.toml``; each of ``changes`` is a line NAME=VALUE that replaces that of the same name."""
-    text = SETTINGS.format(base=base.absolute(), data=data.absolute(), seed=seed)
-    for line in changes:
-        name, _, value = (part.strip() for part in line.partition("="))
-        kept = [one for one in text.splitlines() if one.split(" = ")[0] != name]
-        text = "\n".join([*kept, f"{name} = {value}"]) + "\n"
-    return text
+    lines = SETTINGS.format(base=base.absolute(), data=data.absolute(), seed=seed).splitlines()
+    for change in changes:
+        name, _, value = (part.strip() for part in change.partition("="))
+        lines = [*(one for one in lines if one.split(" = ")[0] != name), f"{name} = {value}"]
+    return "\n".join(lines) + "\n"
 
 
-class Seed:
-    def __init__(self, folder: Path, deadline: float, train_until: float, second: Path) -> None:
-        self.folder, self.deadline, self.train_until, self.second = folder, deadline, train_until, second
+def run(options: argparse.Namespace) -> None:
+    # A shell ignores it in its background jobs, and so would the commands here, which end by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    options.work.mkdir(parents=True, exist_ok=True)
+    noted = options.work / "end"
+    if not noted.exists():
+        noted.write_text(str(time.time() + options.seconds))
+    options.end = float(noted.read_text())
+    seeds = []
+    for entry in options.plan:
+        gpu, name, numbers, *changes = entry.split(":")
+        for place, seed in enumerate(numbers.split(",")):
+            folder = make_folder(options.work / name / f"seed-{seed}", options, seed, ",".join(changes))
+            seeds.append(partial(play_seed, folder, gpu, options, place * options.stagger))
+    if options.warm:  # vLLM compiles while SFT has the GPUs, so that the training processes find its cache filled
+        folder, how = make_folder(options.work / "warm", options, "0", ""), ["--limit", "1", "--num-generations", "1"]
+        seeds.append(partial(emailrl, folder, gpu, "warm", ["rollout", *how, "--out", "warm.jsonl"], options.end))
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        for ended in [pool.submit(seed) for seed in seeds]:
+            ended.result()
 
-    def run(self, stages: Sequence[str]) -> None:
-        """SFT, then training, then all measurements side by side, which take the adapters that there are."""
-        if "sft" in stages and not self._complete("sft"):
-            return
-        if "train" in stages:
-            self._complete("train")
-        measuring = [
-            threading.Thread(target=self._complete, args=(stage,)) for stage in stages if stage not in ("sft", "train")
-        ]
-        for thread in measuring:
-            thread.start()
-        for thread in measuring:
-            thread.join()
 
-    def _complete(self, stage: str) -> bool:
+def make_folder(folder: Path, options: argparse.Namespace, seed: str, changes: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    every = [*options.set, *filter(None, changes.split(","))]
+    (folder / "emailrl.toml").write_text(settings_text(options.base, options.data, seed, every))
+    return folder
+
+
+def play_seed(folder: Path, gpu: str, options: argparse.Namespace, later: float) -> None:
+    """SFT, then training, then all measurements side by side, which take the adapters that there are."""
+    time.sleep(later)
+
+    def complete(stage: str) -> bool:
         """Play a stage, again if it fails: vLLM's start can while another process allocates; whether it is done."""
-        done = self.folder / f"{stage}.done"
+        done, until = folder / f"{stage}.done", options.end - (options.reserve if stage == "train" else 0)
         for _ in range(2):
-            if not done.exists() and time.monotonic() < self._until(stage):
-                code = self._command(stage)
-                print(f"[{time.strftime('%X')}] {self.folder.name}: {stage} ended with {code}", flush=True)
+            if not done.exists() and time.time() < until:
+                code = emailrl(folder, gpu, stage, words_of(folder, stage, options.data), until)
                 if code == 0:
                     done.touch()
                 if code == INTERRUPTED:
                     break
         return done.exists()
 
-    def _until(self, stage: str) -> float:
-        return self.train_until if stage == "train" else self.deadline
+    if "sft" in options.stages and not complete("sft"):
+        return
+    if "train" in options.stages:
+        complete("train")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(complete, [stage for stage in options.stages if stage not in ("sft", "train")]))
 
-    def _command(self, stage: str) -> int:
-        with (self.folder / f"{stage}.log").open("a") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "emailrl", *self._arguments(stage)],
-                cwd=self.folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"COLUMNS": "160"} | ({} if stage in ("sft", "train") else MEASURING),
-            )
-            ended_in_time(child, self._until(stage) - time.monotonic(), grace=45)
-            return child.returncode
 
-    def _arguments(self, stage: str) -> list[str]:
-        going_on = ["--resume", "latest"]
-        if stage == "sft":
-            made = ["--resume", str(SFT)] if any(self.folder.glob(f"{SFT}/checkpoint-*")) else []
-            return ["sft", *(made or ["--out", str(SFT)])]
-        if stage == "train":
-            begun = any(self.folder.glob(f"{RUN}/checkpoint-*")) or (self.folder / RUN / "best_model").exists()
-            return ["train", *(going_on if begun else ["--adapter", str(SFT / "best_model")])]
-        resume = ["--resume"] if (self.folder / stage / "conditions.json").exists() else []
-        questions = ["--questions", str(self.second), "--limit", "1000"] if stage == "second" else []
-        found = [run / "best_model" for run in (SFT, RUN) if (self.folder / run / "best_model").exists()]
-        both = [flag for path in found for flag in ("--checkpoint", str(path))]
-        return ["benchmark", *both, *questions, "--out", stage, *resume]
+def emailrl(folder: Path, gpu: str, name: str, words: Sequence[str], until: float) -> int:
+    """A command in the folder, ended at ``until``; its exit code. Its output is in ``NAME.log``."""
+    environ = os.environ | {"COLUMNS": "160", "CUDA_VISIBLE_DEVICES": gpu}
+    environ |= {} if name in ("sft", "train") else MEASURING
+    with (folder / f"{name}.log").open("a") as log:
+        command = [sys.executable, "-m", "emailrl", *words]
+        child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environ)
+        ended_in_time(child, until - time.time(), grace=45)
+    print(
+        f"[{time.strftime('%X')}] {folder.parent.name}/{folder.name}: {name} ended with {child.returncode}", flush=True
+    )
+    return child.returncode
+
+
+def words_of(folder: Path, stage: str, data: Path) -> list[str]:
+    if stage == "sft":
+        made = any(folder.glob(f"{SFT}/checkpoint-*"))
+        return ["sft", "--resume" if made else "--out", str(SFT)]
+    if stage == "train":
+        begun = any(folder.glob(f"{RUN}/checkpoint-*")) or (folder / RUN / "best_model").exists()
+        return ["train", *(["--resume", "latest"] if begun else ["--adapter", str(SFT / "best_model")])]
+    resume = ["--resume"] if (folder / stage / "conditions.json").exists() else []
+    questions = ["--questions", str(data.absolute() / "second.jsonl"), "--limit", "1000"] if stage == "second" else []
+    found = [run / "best_model" for run in (SFT, RUN) if (folder / run / "best_model").exists()]
+    both = [flag for path in found for flag in ("--checkpoint", str(path))]
+    return ["benchmark", *both, *questions, "--out", stage, *resume]
+
+
+# -- results
+
+
+def name_of(folder: Path) -> str:
+    return f"{folder.parent.name}-{folder.name.removeprefix('seed-')}"
+
+
+def best(folder: Path) -> float:
+    """The best accuracy in validation, by which runs are ranked: no test question chooses an adapter."""
+    return max((one["accuracy"] for one in records(folder / RUN / "evaluations.jsonl")), default=0.0)
+
+
+def row(folder: Path) -> str:
+    """A line of the table: what a seed's folder has come to."""
+    taught, steps = (records(folder / part / "metrics.jsonl") for part in (SFT, RUN))
+    losses = [one["val_loss"] for one in taught if one.get("val_loss") is not None]
+    sampled = [one["accuracy"] for one in steps if one["accuracy"] is not None]
+    first, last = (f"{sum(few) / len(few):.1%}" if few else "–" for few in (sampled[:3], sampled[-3:]))
+    validated = {one["step"]: one["accuracy"] for one in records(folder / RUN / "evaluations.jsonl")}
+    cells = [
+        f"{len(taught)} steps" + (f", val {losses[-1]:.4f}" if losses else ""),
+        f"{len(steps)} steps, sampled {first} → {last}",
+        ", ".join(f"{accuracy:.1%} at {step}" for step, accuracy in sorted(validated.items())) or "–",
+    ]
+    for path in (folder / "benchmark/results.json", folder / "second/results.json"):
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        shown = [f"{r['accuracy']:.1%} ({r['accuracy_low']:.1%}–{r['accuracy_high']:.1%})"
+                 for r in found.get("results", [])]  # fmt: skip
+        tests = [f", p = {one['p_value']:.2g}" for one in found.get("comparisons", [])]
+        cells.append(" → ".join(shown) + "".join(tests) or "–")
+    return f"| {name_of(folder)} | " + " | ".join(cells) + " |"
+
+
+def collect(options: argparse.Namespace) -> None:
+    work, out = options.work, options.out
+    folders = sorted(work.glob("*/seed-*"), key=best, reverse=True)
+    head = "| run | SFT | RL | validation, greedy | test: SFT → RL | second table: SFT → RL |"
+    table = "\n".join([head, "|---|---|---|---|---|---|", *map(row, folders)])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.txt").write_text(f"{table}\n")
+    taken = {
+        path for folder in folders[:3] for part in (RUN, SFT) for path in (folder / part).glob("best_model/adapter_*")
+    }
+    with tarfile.open(out / "results.tar.xz", "w:xz", preset=1) as tar:
+        for path in sorted(work.rglob("*")):
+            inside = set(path.relative_to(work).parts)
+            rollouts = "trajectories" in inside and "outputs" in inside
+            if path in taken or (path.suffix in NOTED and not rollouts and not inside & LEFT):
+                tar.add(path, path.relative_to(work))
+    print(table)
+
+
+def curves(options: argparse.Namespace) -> None:
+    """Reward, validation accuracy and entropy over steps and minutes; bands: the 95 % intervals of the accuracy."""
+    runs = {}
+    for folder in options.runs:  # of a step that was run again after a resume the last record counts
+        metrics, evaluations = (
+            sorted({one["step"]: one for one in records(folder / f"{name}.jsonl")}.items())
+            for name in ("metrics", "evaluations")
+        )
+        runs[name_of(folder.absolute().parents[1])] = [one for _, one in metrics], [one for _, one in evaluations]
+    figure = (draw_short if options.short else draw)(runs)
+    figure.savefig(options.out, metadata={"Date": None} if options.out.suffix == ".svg" else None)
+
+
+def draw(runs: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> Any:
+    figure = new_figure(9, 8)
+    rows = {
+        "reward_mean": "mean reward, training",
+        "accuracy": "validation accuracy, greedy",
+        "entropy": "entropy, nats",
+    }
+    grid = figure.subplots(len(rows), 2, sharey="row", sharex="col")
+    for axes, (key, label) in zip(grid, rows.items(), strict=True):
+        for name, (metrics, evaluations) in runs.items():
+            ends = accumulate(one["seconds"]["total"] / 60 for one in metrics)  # evaluations included
+            minutes = {0: 0.0} | {one["step"]: end for one, end in zip(metrics, ends, strict=True)}
+            points = [one for one in (evaluations if key == "accuracy" else metrics)
+                      if one.get(key) is not None and one["step"] in minutes]  # fmt: skip
+            steps = [one["step"] for one in points]
+            for place, at in zip(axes, (steps, [minutes[step] for step in steps]), strict=True):
+                (line,) = place.plot(at, [one[key] for one in points], marker="o" if key == "accuracy" else "", ms=4,
+                                     lw=1.2, label=name)  # fmt: skip
+                if key == "accuracy":
+                    bounds = [[one[bound] for one in points] for bound in ("accuracy_low", "accuracy_high")]
+                    place.fill_between(at, *bounds, color=line.get_color(), alpha=0.12, lw=0)
+        axes[0].set(ylabel=label)
+    grid[1][0].yaxis.set_major_formatter("{x:.0%}")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    grid[-1][0].set(xlabel="RL step (0: after SFT)")
+    grid[-1][1].set(xlabel="minutes of RL")
+    return figure
+
+
+def draw_short(runs: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> Any:
+    """Accuracy over steps: greedy on validation questions on the left, of training rollouts on the right."""
+    figure = new_figure(9, 3.6)
+    validation, sampled = figure.subplots(1, 2, sharey=True, sharex=True)
+    for number, (name, (metrics, evaluations)) in enumerate(runs.items()):
+        color = (FIRST, SECOND, "#6f5aa8")[number % 3]
+        style = {"color": color, "ls": ("-", "--", ":")[number % 3], "label": f"seed {name.rpartition('-')[2]}"}
+        steps = [one["step"] + 0.15 * number for one in evaluations]  # so that intervals do not cover each other
+        validation.plot(steps, [one["accuracy"] for one in evaluations], marker="o", **style)
+        bounds = [[one[bound] for one in evaluations] for bound in ("accuracy_low", "accuracy_high")]
+        validation.vlines(steps, *bounds, color=color, alpha=0.6)
+        sampled.plot([one["step"] for one in metrics], [one["accuracy"] for one in metrics], **style)
+    validation.set(title="Validation, greedy, 95 % interval", xlabel="RL step (0: after SFT)", ylim=(0.5, 1))
+    validation.yaxis.set_major_formatter("{x:.0%}")
+    last = max(metrics[-1]["step"] for metrics, _ in runs.values())
+    sampled.set(title="Training questions, sampled", xlabel="RL step", xticks=range(0, last + 2, 4))
+    sampled.legend(loc="lower right")
+    return figure
+
+
+def agree(options: argparse.Namespace) -> None:
+    first, second = (
+        [one for one in read_trajectories(path) if is_judged(one)] for path in (options.first, options.second)
+    )
+    print(agreement(first, second))
+
+
+def agreement(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> str:
+    """How many conversations and verdicts differ between two measurements, and what they make of the accuracy."""
+    others = {each.scenario.id: each for each in second}
+    pairs = [(each, others[each.scenario.id]) for each in first if each.scenario.id in others]
+    n = len(pairs)
+    parted = sum([t.completion_ids for t in a.turns] != [t.completion_ids for t in b.turns] for a, b in pairs)
+    changes = [(a.scenario.inbox_address, is_correct(b) - is_correct(a)) for a, b in pairs]
+    worse, better = (sum(change == sign for _, change in changes) for sign in (-1, 1))
+    flips = worse + better
+    low, high = wilson_interval(flips, n)
+    sd, most = ((share / n) ** 0.5 for share in (flips / n, high))
+    p_value, unit = paired_test(changes)
+    return (
+        f"{n} questions: {parted} conversations part, {flips} verdicts change ({flips / n:.1%}, {low:.1%} to "
+        f"{high:.1%}), {worse} to the worse; accuracy {(better - worse) / n:+.1%}, p = {p_value:.2g} by {unit}.\n"
+        f"If flips are independent, the difference has a standard deviation of {sd:.2%} (at most {most:.2%})."
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--base", type=Path, required=True, help="folder with SmolLM2-135M-Instruct, as SMOL_BASE")
-    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"])
-    parser.add_argument("--stages", nargs="+", default=["sft", "train", "benchmark"])
-    parser.add_argument("--train-until", type=float, help="seconds after which train is stopped; the benchmark follows")
-    parser.add_argument("--seconds", type=float, default=570)
-    parser.add_argument("--stagger", type=float, default=20, help="seconds from one seed's start to the next one's")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="lines of emailrl.toml to change")
+    commands = parser.add_subparsers(required=True)
+
+    def command(act: Any, *paths: str) -> Any:
+        made = commands.add_parser(act.__name__)
+        made.set_defaults(act=act)
+        for path in paths:
+            made.add_argument(path, type=Path, **({"required": True} if path.startswith("--") else {}))
+        return made.add_argument
+
+    add = command(run, "data", "--work", "--base")
+    add("--plan", nargs="+", required=True, metavar="GPU:NAME:SEEDS[:SETTING=VALUE,…]")
+    add("--seconds", type=float, default=960)
+    add("--reserve", type=float, default=240, help="of them, for the benchmarks")
+    add("--stagger", type=float, default=8, help="seconds from one seed's start on a GPU to the next one's")
+    add("--stages", nargs="+", default=["sft", "train", "benchmark", "second"])
+    add("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of every run")
+    add("--no-warm", dest="warm", action="store_false", help="do not fill vLLM's cache beforehand")
+    command(collect, "work", "--out")
+    add = command(curves, "--out")
+    add("runs", type=Path, nargs="+", help="folders with metrics.jsonl and evaluations.jsonl")
+    add("--short", action="store_true")
+    command(agree, "first", "second")
     options = parser.parse_args()
-    # A shell ignores it in its background jobs, and so would the commands here, which end by it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    deadline = time.monotonic() + options.seconds
-    threads = []
-    for number, seed in enumerate(options.seeds):
-        folder = options.work / f"seed-{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "emailrl.toml").write_text(settings_text(options.base, options.data, seed, options.set))
-        if number:
-            time.sleep(options.stagger)
-        stop = deadline if options.train_until is None else deadline - options.seconds + options.train_until
-        threads.append(
-            threading.Thread(
-                target=Seed(folder, deadline, stop, options.data.absolute() / "second.jsonl").run,
-                args=(options.stages,),
-            )
-        )
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    for seed in options.seeds:
-        for line in summary(options.work / f"seed-{seed}"):
-            print(line)
-
-
-def summary(folder: Path) -> list[str]:
-    lines = [f"== {folder.name}"]
-    for record in records(folder / SFT / "metrics.jsonl")[-1:]:
-        lines.append(f"sft step {record['step']}: loss {record['loss']:.4f}, val {record.get('val_loss')}")
-    for record in records(folder / RUN / "evaluations.jsonl"):
-        lines.append(f"validation at step {record['step']}: {record['accuracy']:.3f}, reward {record['reward']:.3f}")
-    steps = records(folder / RUN / "metrics.jsonl")
-    for record in steps[::5] + steps[-1:]:
-        shown = ("accuracy", "reward_mean", "entropy", "num_turns", "clip_fraction", "grad_norm", "exceptions")
-        told = ", ".join(f"{name} {record[name]:.3f}" for name in shown if record.get(name) is not None)
-        lines.append(f"step {record['step']}: {told}, seconds {record['seconds']}")
-    if (folder / "benchmark/results.json").exists():
-        for result in json.loads((folder / "benchmark/results.json").read_text())["results"]:
-            low, high = result["accuracy_low"], result["accuracy_high"]
-            lines.append(f"test: {result['accuracy']:.3f} ({low:.3f} to {high:.3f}), {result['model']}")
-    return lines
+    options.act(options)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
-from emailrl.training.batch import Layout, MicroBatch, TrainingSample, micro_batches
+from emailrl.training.batch import Layout, TrainingSample, micro_batches
 from emailrl.training.losses import policy_loss
 
 
@@ -40,7 +40,7 @@ def work_apart(samples: list[TrainingSample]) -> Work:
 
 @dataclass
 class Side:
-    """How a side runs a list of samples: forward and backward, gradients left in ``parameters``."""
+    """How a side runs a list of samples: forward and backward, gradients left in the parameters."""
 
     model: Any
     run: Callable[[list[TrainingSample]], list[Tensor]]  # returns the log-probabilities of each sample's trained tokens
@@ -52,9 +52,6 @@ class Side:
             for name, one in self.model.named_parameters()
             if "lora_" in name and one.grad is not None
         }
-
-    def zero_grad(self) -> None:
-        self.model.zero_grad(set_to_none=True)
 
 
 def lora_settings(folder: Path, *, dtype: str = "bf16", backend: str = "transformers", **training: Any) -> Settings:
@@ -81,35 +78,27 @@ def model_side(model: Any, settings: Settings, device: torch.device, max_tokens:
     shares = settings.training.prefix_sharing and shares_prefixes(model)
     layout = Layout(max_tokens, device=device, packing=takes_packed(model), share_prefixes=shares)
 
-    def cut(samples: list[TrainingSample]) -> list[MicroBatch]:
-        return micro_batches(samples, layout)
+    def run(samples: list[TrainingSample]) -> list[Tensor]:
+        batches, results = micro_batches(samples, layout), dict[int, Tensor]()
+        total = float(sum(batch.num_trainable for batch in batches))
+        for batch in batches:
+            mask, shared = batch.loss_mask, batch.shared
+            logprobs = token_logprobs(model, batch.token_ids, mask, entropy=True, shared=shared).logprobs
+            advantages = torch.tensor([advantage(samples[i]) for i in batch.indices], device=mask.device)
+            loss, _ = policy_loss(logprobs, logprobs.detach(), advantages, mask, denominator=total)
+            loss.backward()
+            results |= {index: logprobs[row][mask[row]].detach() for row, index in enumerate(batch.indices)}
+        return [results[i] for i in range(len(results))]
 
-    return Side(model, lambda samples: _step(model, cut(samples), samples), lambda samples: _work(cut(samples)))
+    def work(samples: list[TrainingSample]) -> Work:
+        batches, pairs = micro_batches(samples, layout), 0
+        for batch in batches:
+            ends = torch.arange(1, batch.loss_mask.shape[1] + 1, device=batch.shared.device)
+            lengths = (batch.loss_mask * ends).amax(1)
+            pairs += int((lengths.square() - batch.shared.square()).sum())
+        return Work(sum(batch.num_tokens for batch in batches), pairs)
 
-
-def _work(batches: list[MicroBatch]) -> Work:
-    pairs = 0
-    for batch in batches:
-        lengths = (batch.loss_mask * torch.arange(1, batch.loss_mask.shape[1] + 1, device=batch.shared.device)).amax(1)
-        pairs += int((lengths.square() - batch.shared.square()).sum())
-    return Work(sum(batch.num_tokens for batch in batches), pairs)
-
-
-def _step(model: Any, batches: list[MicroBatch], samples: list[TrainingSample]) -> list[Tensor]:
-    denominator = float(sum(batch.num_trainable for batch in batches))
-    results: dict[int, Tensor] = {}
-    for batch in batches:
-        scored = token_logprobs(model, batch.token_ids, batch.loss_mask, entropy=True, shared=batch.shared)
-        advantages = torch.tensor([advantage(samples[i]) for i in batch.indices], device=batch.loss_mask.device)
-        _loss(batch, scored.logprobs, advantages, denominator).backward()
-        for row, index in enumerate(batch.indices):
-            results[index] = scored.logprobs[row][batch.loss_mask[row]].detach()
-    return [results[i] for i in range(len(results))]
-
-
-def _loss(batch: MicroBatch, logprobs: Tensor, advantages: Tensor, denominator: float) -> Tensor:
-    loss, _ = policy_loss(logprobs, logprobs.detach(), advantages, batch.loss_mask, denominator=denominator)
-    return loss
+    return Side(model, run, work)
 
 
 def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
@@ -137,9 +126,8 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
     # Both are set in Trainer.train(), which would also generate.
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    trained = trainer.model
-    set_lora(trained)
-    trained.train()
+    set_lora(trainer.model)
+    trainer.model.train()
     captured: list[Tensor] = []
     inner = trainer._get_per_token_logps_and_entropies
 
@@ -157,29 +145,30 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
             rows = samples[start : start + per_batch]
             inputs = _trl_inputs(rows, "cuda" if cuda else "cpu")
             captured.clear()
-            loss = trainer.compute_loss(trained, inputs)
+            loss = trainer.compute_loss(trainer.model, inputs)
             # TRL averages over the batch's own tokens; the whole batch is what everyone divides by.
             (loss * (sum(sample.num_trainable for sample in rows) / total)).backward()
             for row, mask in zip(captured[0], inputs["tool_mask"], strict=True):
                 results.append(row[mask.bool()].detach())
         return results
 
-    return Side(trained, run)
+    return Side(trainer.model, run)
 
 
 def _trl_inputs(rows: list[TrainingSample], device: str) -> dict[str, Tensor]:
-    prompts = [sample.loss_mask.index(1) for sample in rows]
-    longest = max(len(sample.token_ids) - start for sample, start in zip(rows, prompts, strict=True))
-    inputs = {name: torch.zeros(len(rows), max(prompts), dtype=torch.long) for name in ("prompt_ids", "prompt_mask")}
-    for name in ("completion_ids", "completion_mask", "tool_mask"):
-        inputs[name] = torch.zeros(len(rows), longest, dtype=torch.long)
-    for row, (sample, start) in enumerate(zip(rows, prompts, strict=True)):
-        inputs["prompt_ids"][row, max(prompts) - start :] = torch.tensor(sample.token_ids[:start])
-        inputs["prompt_mask"][row, max(prompts) - start :] = 1
-        end = len(sample.token_ids) - start
-        inputs["completion_ids"][row, :end] = torch.tensor(sample.token_ids[start:])
-        inputs["completion_mask"][row, :end] = 1
-        inputs["tool_mask"][row, :end] = torch.tensor(sample.loss_mask[start:])
+    """Prompts padded on the left, what follows on the right."""
+    starts = [sample.loss_mask.index(1) for sample in rows]
+    longest = max(len(sample.token_ids) - start for sample, start in zip(rows, starts, strict=True))
+    columns: dict[str, list[list[int]]] = {"prompt_ids": [], "prompt_mask": []}
+    columns |= {"completion_ids": [], "completion_mask": [], "tool_mask": []}
+    for sample, start in zip(rows, starts, strict=True):
+        before, after = [0] * (max(starts) - start), [0] * (longest - len(sample.token_ids) + start)
+        columns["prompt_ids"].append(before + sample.token_ids[:start])
+        columns["prompt_mask"].append(before + [1] * start)
+        columns["completion_ids"].append(sample.token_ids[start:] + after)
+        columns["completion_mask"].append([1] * (longest - len(after)) + after)
+        columns["tool_mask"].append(list(sample.loss_mask[start:]) + after)
+    inputs = {name: torch.tensor(column) for name, column in columns.items()}
     inputs["advantages"] = torch.tensor([advantage(sample) for sample in rows])
     return {name: one.to(device) for name, one in inputs.items()} | {"num_items_in_batch": torch.tensor(1.0)}
 
@@ -192,7 +181,7 @@ def timed(side: Side, samples: list[TrainingSample], repeats: int) -> tuple[floa
         torch.cuda.empty_cache()
     forget_peak()
     for _ in range(repeats):
-        side.zero_grad()
+        side.model.zero_grad(set_to_none=True)
         start = now()
         side.run(samples)
         best = min(best, now() - start)

@@ -13,14 +13,12 @@ from emailrl.measure.evaluation import (
     Evaluation,
     check_samples,
     clustered_interval,
-    evaluate,
-    majority,
     paired_test,
     sign_flip_p_value,
     verdict,
     wilson_interval,
 )
-from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory
 
 
 def scenario(name: str) -> Scenario:
@@ -93,20 +91,6 @@ def test_when_every_question_raised_there_is_an_accuracy_but_no_mean() -> None:
     assert result.accuracy == 0.0 and result.reward is None and result.tokens is None
 
 
-def test_evaluate_asks_for_each_question_once_with_the_stated_decoding() -> None:
-    asked: list[Any] = []
-
-    class Scripted:
-        def collect(self, scenarios: Any, group_size: int, **how: Any) -> list[TrajectoryGroup]:
-            asked.append((len(scenarios), group_size, how))
-            return [TrajectoryGroup(s.id, s, [trajectory(s.id, s.id == "a", 1.0)]) for s in scenarios]
-
-    result = evaluate(Scripted(), [scenario("a"), scenario("b")], step=7, seed=3, temperature=0.0)
-    expected = {"step": 7, "seed": 3, "temperature": 0.0, "split_label": "val", "progress": None, "played": None}
-    assert asked == [(2, 1, expected)]
-    assert (result.step, result.num_questions, result.accuracy) == (7, 2, 0.5)
-
-
 def sample(name: str, correct: bool | None, answer: str | None) -> Trajectory:
     return trajectory(name, correct, 1.0 if correct else 0.0, final_answer=answer)
 
@@ -171,6 +155,7 @@ def test_one_sample_a_question_gives_wilsons_own_interval(right: int) -> None:
         # Without any spread, as many as there are questions.
         ([Fraction(1)] * 10, 40, 10, 10),
         ([Fraction(1, 2)] * 10, 40, 5, 10),
+        ([], 0, 0, 0),
     ],
 )
 def test_an_interval_of_several_samples_counts_the_questions(
@@ -180,14 +165,9 @@ def test_an_interval_of_several_samples_counts_the_questions(
     assert found == pytest.approx(wilson_interval(successes, total), abs=1e-12)
 
 
-def test_the_interval_of_nothing_is_everything() -> None:
-    assert clustered_interval([], 0) == (0.0, 1.0)
-
-
-def test_the_majority_is_the_most_frequent_answer_and_of_equals_the_earliest() -> None:
-    assert majority(["b", "a", "c", "a"]) == 1
-    assert majority(["b", "a", "a", "b"]) == 0
-    assert majority(["x"]) == 0
+def test_of_equally_frequent_answers_the_earliest_counts() -> None:
+    first = [sample("a", True, "12"), sample("a", False, "13")]
+    assert [Evaluation(samples).metrics()["majority"] for samples in (first, first[::-1])] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,6 @@ def test_a_rollout_that_raised_is_played_again(tmp_path: Path) -> None:
     write_trajectories(path, [raised, unjudged])
     with Conditions(tmp_path / "conditions.json", {}, resume=False) as conditions:
         journal = Journal(path, conditions, resume=True)
-        assert list(journal.trajectories) == ["b"] and journal.unscored
+        assert list(journal.trajectories) == ["b"] and not journal.scored
         journal.append(Trajectory("a", "a", first, stop_reason=StopReason.ANSWERED))
         assert list(Journal(path, conditions, resume=True).trajectories) == ["a", "b"]

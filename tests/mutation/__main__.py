@@ -12,21 +12,18 @@ import json
 import sys
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from .run import Result, preload, run
-from .targets import MODULES, SAMPLED, drawn, modules
+from .run import MODULES, SAMPLED, Result, drawn, modules, preload, run
 
 REASONS = Path(__file__).with_name("survivors.toml")
-SHOWN = ("line", "scope", "kind", "original", "mutated")
 
 
-def report(results: Sequence[Result], sample: int, seconds: float) -> dict[str, object]:
+def report(results: Sequence[Result], sample: int, seconds: float) -> dict[str, Any]:
     """The results as JSON values."""
     reasons = tomllib.loads(REASONS.read_text())
 
@@ -34,36 +31,20 @@ def report(results: Sequence[Result], sample: int, seconds: float) -> dict[str, 
         killed = sum(result.outcome != "survived" for result in of)
         return {"mutants": len(of), "killed": killed, "score": killed / len(of) if of else 1.0}
 
-    def survivor(one: Result) -> dict[str, object]:
-        mutant = {key: value for key, value in asdict(one.mutant).items() if key in SHOWN}
-        change = f"{one.mutant.scope}: {one.mutant.original} → {one.mutant.mutated}"
-        return mutant | {
-            "module": one.module,
-            "reason": reasons.get(one.module, {}).get(change, "no test tells it apart yet"),
-        }
-
-    names = list(dict.fromkeys(one.module for one in results))
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "seconds": round(seconds),
-        "all": tally(results) | {"timeouts": Counter(result.outcome for result in results)["timeout"]},
-        "modules": {
-            name: tally([one for one in results if one.module == name]) | {"of": drawn(name, sample)[1]}
-            for name in names
-        },
-        "survivors": [survivor(one) for one in results if one.outcome == "survived"],
+    told: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "seconds": round(seconds)}
+    told["all"] = tally(results) | {"timeouts": sum(result.outcome == "timeout" for result in results)}
+    told["modules"] = {
+        name: tally([one for one in results if one.module == name]) | {"of": drawn(name, sample)[1]}
+        for name in dict.fromkeys(one.module for one in results)
     }
-
-
-def _print(told: dict) -> None:
-    for name, row in told["modules"].items():
-        drawn_from = f"  (drawn from {row['of']})" if row["of"] > row["mutants"] else ""
-        print(f"{name:36} {row['killed']:4} of {row['mutants']:4}  {row['score']:7.1%}{drawn_from}")
-    for one in told["survivors"]:
-        print(f"survived  {one['module']}:{one['line']}  [{one['kind']}]  {one['original']}  →  {one['mutated']}")
-        print(f"          {one['scope']}: {one['reason']}")
-    every = told["all"]
-    print(f"\n{every['killed']} of {every['mutants']} mutants killed ({every['score']:.1%}), {told['seconds']} s")
+    told["survivors"] = []
+    for one in results:
+        if one.outcome == "survived":
+            shown = {key: getattr(one.mutant, key) for key in ("line", "scope", "kind", "original", "mutated")}
+            change = f"{one.mutant.scope}: {one.mutant.original} → {one.mutant.mutated}"
+            reason = reasons.get(one.module, {}).get(change, "no test tells it apart yet")
+            told["survivors"].append(shown | {"module": one.module, "reason": reason})
+    return told
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,10 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for _, room in groupby(modules(wanted.modules), lambda name: name.startswith(SAMPLED)):
         results += run(list(room), wanted.tests, sample=wanted.sample, workers=wanted.workers, say=say)
     told = report(results, wanted.sample, time.monotonic() - started)
-    _print(told)
+    for name, row in told["modules"].items():
+        drawn_from = f"  (drawn from {row['of']})" if row["of"] > row["mutants"] else ""
+        print(f"{name:36} {row['killed']:4} of {row['mutants']:4}  {row['score']:7.1%}{drawn_from}")
+    for one in told["survivors"]:
+        print(f"survived  {one['module']}:{one['line']}  [{one['kind']}]  {one['original']}  →  {one['mutated']}")
+        print(f"          {one['scope']}: {one['reason']}")
+    every = told["all"]
+    print(f"\n{every['killed']} of {every['mutants']} mutants killed ({every['score']:.1%}), {told['seconds']} s")
     if wanted.json:
         wanted.json.write_text(json.dumps(told, indent=1) + "\n")
-    return 0 if told["all"]["score"] >= wanted.min_score else 1
+    return 0 if every["score"] >= wanted.min_score else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 from generate import openrlhf_reference
 
 from emailrl.base.errors import UsageError
-from emailrl.openrlhf import FLAGS, find_flag, parse, to_toml
+from emailrl.openrlhf import FLAGS, parse, to_toml
 from emailrl.openrlhf.convert import COUNTS, JOINT, NAMES
 from emailrl.settings import Settings, load_settings
 from emailrl.settings.names import by_name
@@ -27,37 +27,10 @@ def values_of(text: str) -> dict[str, Any]:
     return {key: value for table in tomllib.loads(to_toml(text)).values() for key, value in table.items()}
 
 
-def comments_of(text: str) -> str:
-    return "\n".join(line for line in to_toml(text).splitlines() if line.startswith("#"))
-
-
+BATCH = "--rollout_batch_size 16 --n_samples_per_prompt 4"
+CREDENTIALS = "--remote_rm_url; credentials removed: set the full URL as EMAILRL_REWARD"
 ROOT = Path(__file__).resolve().parents[2]
-
-
 SEED = ROOT.parent / "shared" / "seeds" / "openrlhf_options.zh.txt"
-
-
-# The flags OpenRLHF 0.9.2 documents for PPO: what each stands for is in emailrl/openrlhf/table.py.
-DOCUMENTED: list[str] = re.findall(
-    r"\w+",
-    """
-    pretrain reward_pretrain critic_pretrain prompt_data input_key label_key output_key apply_chat_template
-    input_template max_samples prompt_split actor_num_nodes actor_num_gpus_per_node critic_num_nodes
-    critic_num_gpus_per_node ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node
-    vllm_num_engines vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_sync_backend enforce_eager
-    enable_prefix_caching colocate_all_models colocate_actor_ref colocate_critic_reward vllm_enable_sleep
-    deepspeed_enable_sleep zero_stage gradient_checkpointing adam_offload overlap_comm ds_tensor_parallel_size
-    ring_attn_size ring_head_stride train_batch_size rollout_batch_size micro_train_batch_size
-    micro_rollout_batch_size n_samples_per_prompt actor_learning_rate critic_learning_rate lr_scheduler
-    lr_warmup_ratio max_epochs num_episodes max_steps init_kl_coef kl_target kl_horizon use_kl_loss kl_estimator
-    eps_clip eps_clip_low_high dual_clip gamma lambd advantage_estimator agent_func_path remote_rm_url
-    async_train async_queue_size dynamic_filtering dynamic_filtering_reward_range packing_samples
-    use_dynamic_batch train_max_tokens_per_gpu rollout_max_tokens_per_gpu prompt_max_len generate_max_len
-    temperature top_p top_k param_dtype attn_implementation load_in_4bit lora_rank lora_alpha lora_dropout
-    target_modules enable_vllm_is_correction vllm_is_truncated_threshold use_icepop save_path ckpt_path
-    load_checkpoint save_steps save_hf_ckpt max_ckpt_num logging_steps eval_steps use_wandb use_tensorboard
-    """,
-)
 
 
 # What may stand without a setting: placement by role, weight sync, pairs, separate models, DeepSpeed's own.
@@ -69,21 +42,14 @@ WITHOUT_A_SETTING = {
 }
 
 
-def test_every_documented_flag_is_known() -> None:
-    assert [name for name in DOCUMENTED if name not in NAMES] == []
-
-
-def test_every_flag_of_the_list_is_known() -> None:
-    if not SEED.is_file():
-        pytest.skip(f"no list of OpenRLHF's options at {SEED}")
-    listed = re.findall(r"^--(\w+)", SEED.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(set(listed)) > 90
-    assert set(listed) == set(DOCUMENTED)
-
-
-def test_only_what_has_no_counterpart_is_without_a_setting() -> None:
+def test_every_documented_flag_is_known_and_only_what_has_no_counterpart_is_without_a_setting() -> None:
     assert {flag.name for flag in FLAGS if not flag.settings} == WITHOUT_A_SETTING
     assert all(flag.note for flag in FLAGS if not flag.settings)
+    assert len(FLAGS) >= 113
+    if not SEED.is_file():
+        pytest.skip(f"no list of OpenRLHF's options at {SEED}")
+    listed = set(re.findall(r"^--(\w+)", SEED.read_text(encoding="utf-8"), re.MULTILINE))
+    assert len(listed) > 90 and listed <= NAMES.keys()
 
 
 def test_flags_and_settings_are_named_once_and_exist() -> None:
@@ -93,23 +59,10 @@ def test_flags_and_settings_are_named_once_and_exist() -> None:
     assert {*JOINT, *COUNTS} <= {flag.name for flag in FLAGS}
 
 
-def test_the_page_is_current() -> None:
-    assert (ROOT / "docs/reference/openrlhf.md").read_text(encoding="utf-8").endswith(openrlhf_reference()), (
-        "run `make docs`"
-    )
-
-
-def test_the_page_has_every_flag_once() -> None:
-    rows = re.findall(r"^\| `--(\w+)` \|", openrlhf_reference(), re.MULTILINE)
-    assert sorted(rows) == sorted(flag.name for flag in FLAGS)
-
-
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.settings], ids=lambda flag: flag.name)
-def test_every_flag_comes_to_the_settings_the_page_names(flag: Any) -> None:
-    value = {"nothing": "", "one": VALUES.get(flag.name, "3"), "two": "0.3 0.4", "some": "q_proj v_proj"}[flag.takes]
-    text = f"{NEEDS.get(flag.name, '')} --{flag.name} {value}"
-    written = set(values_of(text)) | set(re.findall(r"\w+", "\n".join(to_toml(text).splitlines()[2:])))
-    assert set(flag.settings) <= written
+def test_the_page_is_current_and_has_every_flag_once() -> None:
+    page = openrlhf_reference()
+    assert (ROOT / "docs/reference/openrlhf.md").read_text(encoding="utf-8").endswith(page), "run `make docs`"
+    assert sorted(re.findall(r"^\| `--(\w+)` \|", page, re.MULTILINE)) == sorted(flag.name for flag in FLAGS)
 
 
 NEEDS = {
@@ -144,20 +97,22 @@ VALUES = {
 }
 
 
+def words(flag: Any) -> str:
+    value = {"nothing": "", "one": VALUES.get(flag.name, "3"), "two": "0.3 0.4", "some": "q_proj v_proj"}[flag.takes]
+    return f"--{flag.name} {value}"
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.settings], ids=lambda flag: flag.name)
+def test_every_flag_comes_to_the_settings_the_page_names(flag: Any) -> None:
+    text = f"{NEEDS.get(flag.name, '')} {words(flag)}"
+    written = set(values_of(text)) | set(re.findall(r"\w+", "\n".join(to_toml(text).splitlines()[2:])))
+    assert set(flag.settings) <= written
+
+
 def test_all_flags_at_once_load(tmp_path: Path) -> None:
-    """Every flag that takes a place in the file, through the loader that train uses."""
-    text = " ".join(
-        f"--{flag.name} "
-        + {"nothing": "", "one": VALUES.get(flag.name, "3"), "two": "0.3 0.4", "some": "q_proj v_proj"}[flag.takes]
-        for flag in FLAGS
-    )
-    settings = settings_of(text, tmp_path)
+    settings = settings_of(" ".join(map(words, FLAGS)), tmp_path)
     assert settings.training.algorithm == "ppo" and settings.algorithm.gae_lambda == 0.9
     assert settings.algorithm.importance_correction == "icepop"
-
-
-def test_the_nearest_flag_is_found_by_either_name() -> None:
-    assert find_flag("--kl-estimator") is find_flag("algo.kl.estimator")
 
 
 def test_a_shells_quoting_equals_signs_and_continuations() -> None:
@@ -177,13 +132,10 @@ def test_a_shells_quoting_equals_signs_and_continuations() -> None:
     }
 
 
-def test_old_and_dotted_names_are_one_flag() -> None:
+def test_old_and_dotted_names_are_one_flag_and_of_one_that_comes_twice_the_last_counts() -> None:
     old = "--actor_learning_rate 3e-6 --n_samples_per_prompt 4 --lora_rank 8 --advantage_estimator group_norm"
-    new = "--actor.adam.lr 3e-6 --rollout.n_samples_per_prompt 4 --ds.lora.rank 8 --algo.advantage.estimator group_norm"
+    new = "--actor.adam.lr 3e-6 --rollout.n-samples-per-prompt 4 --ds.lora.rank 8 --algo.advantage.estimator group_norm"
     assert to_toml(old) == to_toml(new)
-
-
-def test_of_a_flag_that_comes_twice_the_last_counts() -> None:
     assert values_of("--max_steps 3 --max_steps 5")["max_steps"] == 5
 
 
@@ -203,44 +155,20 @@ def test_what_cannot_be_read(text: str, told: str) -> None:
         to_toml(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "--temperature",
-        "--temperature 1 2",
-        "--use_kl_loss true",
-        "--eps_clip_low_high 0.2",
-        "--target_modules",
-        "--pretrain=",
-        "--ckpt_path '' --max_steps 3",
-        "--remote_rm_url=' '",
-        "--top_p nan",
-        "--max_norm inf",
-        "--adam_betas a b",
-        "--n_samples_per_prompt 2.5",
-        "--vllm_num_engines -1",
-        "--async_train",
-        "--async_train --async_queue_size 0 --vllm_num_engines 1",
-        "--zero_stage 4",
-        "--temperature hot",
-        "--max_steps 2.5",
-        "--save_steps soon",
-        "--rollout_batch_size many",
-        "--actor_num_gpus_per_node 0 --rollout_batch_size 8",
-        "--actor_num_nodes 0 --train_batch_size 8",
-        "--vllm_tensor_parallel_size 0 --vllm_num_engines 2 --colocate_all_models",
-        "--train_batch_size 0",
-        "--kl_estimator k4",
-        "--temperature -1",
-        "--advantage_estimator ppo",
-        "--policy_loss_type dpo",
-        "--lr_scheduler polynomial",
-        "--lora_rank 0",
-        "--input_template plain",
-        "--prompt_split test",
-        "--remote_rm_url http://a/,http://b/",
-    ],
-)
+REFUSED = """
+    --temperature | --temperature 1 2 | --use_kl_loss true | --eps_clip_low_high 0.2 | --target_modules | --pretrain=
+    | --ckpt_path '' --max_steps 3 | --remote_rm_url=' ' | --top_p nan | --max_norm inf | --adam_betas a b
+    | --n_samples_per_prompt 2.5 | --vllm_num_engines -1 | --async_train | --zero_stage 4 | --temperature hot
+    | --async_train --async_queue_size 0 --vllm_num_engines 1 | --max_steps 2.5 | --save_steps soon
+    | --rollout_batch_size many | --actor_num_gpus_per_node 0 --rollout_batch_size 8 | --train_batch_size 0
+    | --actor_num_nodes 0 --train_batch_size 8 | --kl_estimator k4 | --temperature -1 | --advantage_estimator ppo
+    | --vllm_tensor_parallel_size 0 --vllm_num_engines 2 --colocate_all_models | --policy_loss_type dpo
+    | --lr_scheduler polynomial | --lora_rank 0 | --input_template plain | --prompt_split test
+    | --remote_rm_url http://a/,http://b/
+"""
+
+
+@pytest.mark.parametrize("text", list(map(str.strip, REFUSED.split("|"))))
 def test_what_cannot_be_converted_names_the_flag(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         to_toml(text)
@@ -287,37 +215,26 @@ def test_reinforce_with_a_baseline(tmp_path: Path) -> None:
     }
 
 
-def test_the_objective_is_openrlhfs_where_it_is_not_given() -> None:
-    nothing = values_of("")
-    assert nothing["algorithm"] == "ppo" and nothing["whiten_advantages"] is True
-    assert (nothing["kl_in"], nothing["kl_estimator"]) == ("reward", "k1")
-    grpo = values_of("--advantage_estimator group_norm")
-    assert (grpo["algorithm"], grpo["whiten_advantages"], grpo["kl_in"]) == ("grpo", False, "reward")
-    dr_grpo = values_of("--advantage_estimator dr_grpo --init_kl_coef 0")
-    assert (dr_grpo["loss_aggregation"], dr_grpo["beta"]) == ("token_mean", 0.0)
-    gspo = values_of("--advantage_estimator group_norm --policy_loss_type gspo")
-    assert (gspo["ratio_level"], gspo["loss_aggregation"], gspo["kl_in"]) == ("sequence", "sequence_mean", "loss")
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        # The objective is OpenRLHF's where it is not given.
+        ("", {"algorithm": "ppo", "whiten_advantages": True, "kl_in": "reward", "kl_estimator": "k1"}),
+        ("--advantage_estimator group_norm", {"algorithm": "grpo", "whiten_advantages": False, "kl_in": "reward"}),
+        ("--advantage_estimator dr_grpo --init_kl_coef 0", {"loss_aggregation": "token_mean", "beta": 0.0}),
+        (
+            "--advantage_estimator group_norm --policy_loss_type gspo",
+            {"ratio_level": "sequence", "loss_aggregation": "sequence_mean", "kl_in": "loss"},
+        ),
         # 16 questions x 4 rollouts = 64 trajectories, 32 to an update: two updates a step.
-        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 32", (16, 2)),
-        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 48", (16, 2)),
-        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 999", (16, 1)),
-        ("--train_batch_size 32 --n_samples_per_prompt 4", (8, None)),
-        ("--rollout_batch_size 16", (16, None)),
-    ],
-)
-def test_batches(text: str, expected: tuple[int, int | None]) -> None:
-    values = values_of(text)
-    assert (values["per_device_train_batch_size"], values.get("num_mini_batches")) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+        (f"{BATCH} --train_batch_size 32", {"per_device_train_batch_size": 16, "num_mini_batches": 2}),
+        (f"{BATCH} --train_batch_size 48", {"per_device_train_batch_size": 16, "num_mini_batches": 2}),
+        (f"{BATCH} --train_batch_size 999", {"per_device_train_batch_size": 16, "num_mini_batches": 1}),
+        (
+            "--train_batch_size 32 --n_samples_per_prompt 4",
+            {"per_device_train_batch_size": 8, "num_mini_batches": None},
+        ),
+        ("--rollout_batch_size 16", {"per_device_train_batch_size": 16, "num_mini_batches": None}),
         ("--eps_clip 0.3", {"clip_low": 0.3, "clip_high": 0.3}),
         ("--eps_clip 0.3 --eps_clip_low_high 0.2 0.28", {"clip_low": 0.2, "clip_high": 0.28}),
         ("--lr_scheduler cosine_with_min_lr", {"lr_scheduler": "cosine", "min_lr_ratio": 0.1}),
@@ -381,6 +298,9 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
     assert {key: values.get(key) for key in expected} == expected
 
 
+SHARED = "--colocate_all_models --actor_num_gpus_per_node 8 --vllm_tensor_parallel_size 2"
+
+
 @pytest.mark.parametrize(
     ("text", "absent", "told"),
     [
@@ -389,11 +309,7 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
         ("--advantage_estimator rloo --lambd 0.9", "gae_lambda", "--lambd: no effect, it needs ADVANTAGE_"),
         ("--advantage_estimator rloo --gamma 0.9", "gamma", "--gamma: no effect, it needs"),
         ("--init_kl_coef 0 --kl_target 0.1", "kl_target", "--kl_target: no effect, it needs BETA"),
-        (
-            "--micro_train_batch_size 2 --use_dynamic_batch",
-            "max_rows_per_micro_batch",
-            "--use_dynamic_batch: always on",
-        ),
+        ("--micro_train_batch_size 2 --use_dynamic_batch", "max_rows_per_micro_batch", "_batch: always on"),
         ("--dynamic_filtering_reward_range 0 1", "filter_low", "no effect, it needs DYNAMIC_FILTERING"),
         ("--overlong_penalty_factor 2", "overlong_penalty", "no effect, it needs OVERLONG_BUFFER"),
         ("--prompt_data corbt/enron_emails_sample_questions", "questions", "the default when `questions` is not set"),
@@ -401,29 +317,40 @@ def test_values(text: str, expected: dict[str, Any]) -> None:
         (
             "--vllm_num_engines 4 --async_train --colocate_all_models",
             "vllm_urls",
-            "with --async_train vLLM has its own GPUs, set vllm_urls",
+            "vLLM has its own GPUs, set vllm_urls",
         ),
         ("--ring_attn_size 2", "ring_attn_size", "--ring_attn_size: DeepSpeed's own"),
         ("--vllm_num_engines 4", "vllm_urls", "start them with emailrl serve --replicas 4 and set vllm_urls"),
         ("", "lora_rank", "--lora_rank not given: OpenRLHF trains all weights"),
         ("", "max_steps", "--max_steps not given: computed there from --num_episodes"),
         ("--reward_clip_range -inf 5", "reward_clip_low", "--reward_clip_range: an infinite bound is no bound"),
+        # Engines that share GPUs are as many as the ranks make.
+        (f"{SHARED} --vllm_num_engines 8", "", "one for each vllm_tensor_parallel_size of them: 4"),
+        ("--colocate_all_models --vllm_num_engines 2", "", "of them: 1"),
+        # A value that does not stay as it was says so.
+        (f"{BATCH} --train_batch_size 48", "", "= 64 / 48, rounded up to 2"),
+        ("--train_batch_size 30 --n_samples_per_prompt 4", "", "= 30 / 4, rounded down to 7: one update per step"),
+        ("--train_batch_size 3 --n_samples_per_prompt 4", "", "= 3 / 4, rounded up to 1"),
+        ("--top_k -1", "", "--top_k -1: all, which is 0 here"),
+        ("--lr_scheduler constant_with_warmup", "", 'lr_scheduler = "constant"  # --lr_scheduler constant_with_warmup'),
+        # Credentials are not written.
+        ("--remote_rm_url http://me:hunter2@host:5/s", "", f'reward = "http://host:5/s"  # {CREDENTIALS}'),
+        (
+            "--remote_rm_url 'https://host/s?api_key=hunter2&v=1'",
+            "",
+            f'reward = "https://host/s?api_key=***&v=1"  # {CREDENTIALS}',
+        ),
     ],
 )
-def test_what_has_no_line_of_its_own_is_a_comment(text: str, absent: str, told: str) -> None:
-    assert absent not in values_of(text)
-    assert told in comments_of(text)
+def test_what_differs_is_a_comment(text: str, absent: str, told: str) -> None:
+    toml = to_toml(text)
+    assert told in toml and "hunter2" not in toml and absent not in values_of(text)
 
 
-def test_engines_that_share_gpus_are_as_many_as_the_ranks_make() -> None:
-    flags, said = (
-        "--colocate_all_models --actor_num_gpus_per_node 8 --vllm_tensor_parallel_size 2 ",
-        "follows from the ranks",
-    )
-    assert said not in comments_of(flags + "--vllm_num_engines 4")
-    assert "one for each vllm_tensor_parallel_size of them: 4" in comments_of(flags + "--vllm_num_engines 8")
-    assert said not in comments_of(flags + "--vllm_num_engines 0")
-    assert "of them: 1" in comments_of("--colocate_all_models --vllm_num_engines 2")
+def test_what_does_not_differ_has_no_comment() -> None:
+    assert "rounded" not in to_toml(f"{BATCH} --train_batch_size 32")
+    for engines in (0, 4):
+        assert "follows from the ranks" not in to_toml(f"{SHARED} --vllm_num_engines {engines}")
 
 
 def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:
@@ -433,34 +360,3 @@ def test_awkward_texts_come_through_toml(tmp_path: Path) -> None:
     assert settings.model.name == 'a"b\\c \N{GRINNING FACE}\x7f'
     assert settings.agent.question_template == "Frage: {}\n# not a comment"
     assert settings.tracking.wandb_name == "x # y"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 48", "= 64 / 48, rounded up to 2"),
-        ("--train_batch_size 30 --n_samples_per_prompt 4", "= 30 / 4, rounded down to 7: one update per step"),
-        ("--train_batch_size 3 --n_samples_per_prompt 4", "= 3 / 4, rounded up to 1"),
-        ("--top_k -1", "--top_k -1: all, which is 0 here"),
-        ("--lr_scheduler constant_with_warmup", 'lr_scheduler = "constant"  # --lr_scheduler constant_with_warmup'),
-    ],
-)
-def test_a_value_that_does_not_stay_as_it_was_says_so(text: str, told: str) -> None:
-    assert told in to_toml(text)
-    assert "rounded" not in to_toml("--rollout_batch_size 16 --n_samples_per_prompt 4 --train_batch_size 32")
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://me:hunter2@host:5000/score", "http://host:5000/score"),
-        ("https://host/score?api_key=hunter2&v=1", "https://host/score?api_key=***&v=1"),
-    ],
-)
-def test_credentials_in_an_address_are_not_written(url: str, shown: str) -> None:
-    toml = to_toml(f"--remote_rm_url '{url}'")
-    assert "hunter2" not in toml
-    [line] = [line for line in toml.splitlines() if line.startswith("reward = ")]
-    assert line == f'reward = "{shown}"  # --remote_rm_url; credentials removed: ' + (
-        "set the full URL as EMAILRL_REWARD"
-    )

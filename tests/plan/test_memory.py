@@ -168,7 +168,7 @@ def test_measured_peaks_and_seconds_are_planned(
     resident = made.memory.resident
     planned = made.memory.training_peak - resident["optimizer"] - resident["sampler's copy"]
     assert planned / GIB == pytest.approx(peak, rel=0.08)
-    assert made.seconds.train == pytest.approx(seconds, rel=0.08)
+    assert made.use.train == pytest.approx(seconds, rel=0.08)
 
 
 @pytest.mark.parametrize(

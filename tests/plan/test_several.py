@@ -13,7 +13,7 @@ from plan.planned import H200, settings_with
 from emailrl.cli.app import app
 from emailrl.plan import Known, Plan, find_device, make_plan
 from emailrl.plan.devices import Cluster
-from emailrl.plan.time import HANDED_OVER, HANDOVER, MOVED, WAKING, Split
+from emailrl.plan.time import HANDED_OVER, HANDOVER, MOVED, WAKING, Use
 
 H100 = find_device("H100")
 A_TOKEN = 7_266_631_680 / 791.2e12
@@ -54,21 +54,21 @@ def test_trainers_and_servers_by_hand(tmp_path: Path) -> None:
     assert split.tokens.trajectories == made.tokens.trajectories == 24
     # 24 read 3,000 tokens each, a fifth of them a prompt that three share; a thousand times 36 layers of 0.53 ms.
     assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN + 1000 * 36 * 0.53e-3, rel=1e-5)
-    seconds = split.seconds
+    seconds = split
     assert seconds.rollout == split.sampling > 24 * 14.4e-3 and seconds.handover == HANDED_OVER
-    assert seconds.train == pytest.approx(alone.seconds.train / 0.98)
-    assert seconds.score == pytest.approx(alone.seconds.score / 0.98)
+    assert seconds.train == pytest.approx(alone.use.train / 0.98)
+    assert seconds.score == pytest.approx(alone.use.score / 0.98)
     # 33,030,144 float32 numbers.
     assert seconds.reduce == pytest.approx(132_120_576 / 200e9 + 20e-6)
     training = seconds.score + seconds.train + seconds.reduce
     assert seconds.step == seconds.rollout > HANDED_OVER + training > HANDED_OVER
     assert split.tokens_per_second == pytest.approx(24 * 4000 / seconds.step)
     assert seconds.run == pytest.approx(200 * seconds.step + 22 * seconds.evaluation)
-    assert made.seconds == seconds and made.run_seconds == seconds.run and alone.split is None
-    turns = plan_of(tmp_path, 3, max_staleness=0).seconds
+    assert made.use == seconds and made.run_seconds == seconds.run and alone.split is None
+    turns = plan_of(tmp_path, 3, max_staleness=0).use
     assert turns.step == pytest.approx(turns.rollout + HANDOVER + training)
     # The trainer saves the adapter, so a faster server does not hide that.
-    often = plan_of(tmp_path, 3, update_epochs=9).seconds
+    often = plan_of(tmp_path, 3, update_epochs=9).use
     assert often.rollout < often.step == pytest.approx(HANDED_OVER + often.score + often.train + often.reduce)
 
 
@@ -78,12 +78,12 @@ def test_rank_0_plays_so_many_and_no_more(tmp_path: Path) -> None:
     assert few.split is not None and many.split is not None
     assert few.split.playing == pytest.approx(few.split.tokens.trajectories * 0.69 / 48)
     assert few.split.playing < few.split.sampling
-    assert many.seconds.rollout == max(many.split.playing, many.split.sampling)
+    assert many.use.rollout == max(many.split.playing, many.split.sampling)
     assert 0.8 * 4000 / (0.69 / 48) < many.split.tokens_per_second < 1.0001 * 4000 / (0.69 / 48)
     assert any("rank 0" in note for note in many.notes) and not any("rank 0" in note for note in few.notes)
 
 
-def served(tmp_path: Path, **values: Any) -> Split:
+def served(tmp_path: Path, **values: Any) -> Use:
     """One trainer and one server of the 4B shape: 12 × 8 completions of 764 tokens to prompts of 770."""
     given = {"per_device_train_batch_size": 12, "num_generations": 8, "max_turns": 1, "max_tokens": 768} | values
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", vllm_urls="http://server", engine="vllm", **given)
@@ -95,7 +95,7 @@ def served(tmp_path: Path, **values: Any) -> Split:
 def test_a_trainer_and_a_server_as_measured(tmp_path: Path) -> None:
     """H200s, two machines: rollouts with loading the adapter 9.8 and 12.2 s, updates 5.2 and 5.3 s, steps in turns 15.2
     and 17.7 s, overlapping 9.2 and 11.6 s. A new adapter took 1.7 s then."""
-    turns, ahead = served(tmp_path, max_staleness=0).seconds, served(tmp_path, max_staleness=1).seconds
+    turns, ahead = served(tmp_path, max_staleness=0), served(tmp_path, max_staleness=1)
     assert turns.rollout + 1.7 == pytest.approx((9.8 + 12.2) / 2, rel=0.15)
     assert turns.score + turns.train == pytest.approx((5.2 + 5.3) / 2, rel=0.15)
     assert turns.step - turns.handover + 1.7 == pytest.approx((15.2 + 17.7) / 2, rel=0.15)
@@ -110,7 +110,7 @@ def test_shared_gpus_as_measured(tmp_path: Path, gpus: int, seconds: float) -> N
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **given)
     made = make_plan(settings, H200, known=Known(1535, 0.498), num_gpus=gpus)
     assert made.split is not None and made.split.shared
-    assert made.seconds.step - made.seconds.handover + 3.2 == pytest.approx(seconds, rel=0.15)
+    assert made.use.step - made.use.handover + 3.2 == pytest.approx(seconds, rel=0.15)
 
 
 @pytest.mark.parametrize(("completions", "seconds"), [(48, 1.84), (96, 2.38), (192, 4.00), (384, 6.34)])
@@ -144,7 +144,7 @@ def test_a_server_samples_as_many_at_once_as_it_is_asked_for(tmp_path: Path) -> 
 
 
 def test_updates_reduce_as_often(tmp_path: Path) -> None:
-    once, often = plan_of(tmp_path, 3).seconds, plan_of(tmp_path, 3, num_mini_batches=2, update_epochs=2).seconds
+    once, often = plan_of(tmp_path, 3).use, plan_of(tmp_path, 3, num_mini_batches=2, update_epochs=2).use
     assert once.reduce > 0 and often.reduce == pytest.approx(4 * once.reduce)
 
 
@@ -180,7 +180,7 @@ def test_gathering_that_takes_longer_than_the_work_shows(tmp_path: Path) -> None
     split = made.split
     assert split is not None and split.memory.cards == 2
     gathered = 2 * 16_381_470_720 / 2 / 20e9  # once forward, once backward, half of the base from the other card
-    assert split.seconds.gather == pytest.approx(gathered - split.seconds.train)
+    assert split.gather == pytest.approx(gathered - split.train)
 
 
 def test_too_few_gpus(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_every_gpu_trains_and_samples_its_own_trajectories(tmp_path: Path) -> No
     assert (split.trainers, split.servers, split.tensor_parallel) == (3, 3, 1)
     assert split.tokens.trajectories == 36
     assert split.sampling == pytest.approx(36_000 * (13 / 15) * A_TOKEN + DECODING, rel=1e-5)
-    assert split.sampling == pytest.approx(alone.seconds.rollout)
+    assert split.sampling == pytest.approx(alone.use.rollout)
     assert split.playing == pytest.approx(36 * 0.16 / 48)  # rank 0 records all
-    seconds = split.seconds
+    seconds = split
     assert seconds.rollout == pytest.approx(split.sampling + split.playing) and seconds.handover == HANDOVER
-    asleep = shared_of(tmp_path, 3, vllm_enable_sleep="on").seconds.handover
+    asleep = shared_of(tmp_path, 3, vllm_enable_sleep="on").use.handover
     assert asleep == pytest.approx(HANDOVER + WAKING + WEIGHTS / MOVED)
-    assert seconds.train == pytest.approx(alone.seconds.train / 0.98)
+    assert seconds.train == pytest.approx(alone.use.train / 0.98)
     assert seconds.reduce == pytest.approx(2 * 2 / 3 * 132_120_576 / 200e9 + 40e-6)
     training = seconds.score + seconds.train + seconds.reduce
     assert seconds.step == pytest.approx(seconds.rollout + HANDOVER + training)
@@ -232,7 +232,7 @@ def test_engines_of_two_gpus(tmp_path: Path) -> None:
     split = made.split
     assert split is not None and (split.trainers, split.servers, split.tensor_parallel) == (4, 2, 2)
     assert split.sampling == pytest.approx(72_000 * (13 / 15) * A_TOKEN / 2 + DECODING, rel=1e-5)
-    asleep = shared_of(tmp_path, 4, vllm_tensor_parallel_size=2, vllm_enable_sleep="on").seconds.handover
+    asleep = shared_of(tmp_path, 4, vllm_tensor_parallel_size=2, vllm_enable_sleep="on").use.handover
     assert asleep == pytest.approx(HANDOVER + WAKING + WEIGHTS / 2 / MOVED)
     cache = int(0.45 * 139.8 * GIB) - WEIGHTS // 2 - 2 * GIB  # on each of them
     assert made.memory.cache_tokens == 2 * cache // 147_456
@@ -241,14 +241,14 @@ def test_engines_of_two_gpus(tmp_path: Path) -> None:
 def test_evaluations_are_divided_among_the_engines(tmp_path: Path) -> None:
     split = shared_of(tmp_path, 4, eval_dataset_size=12).split
     assert split is not None
-    assert split.seconds.evaluation == pytest.approx(3 * 3000 * A_TOKEN + DECODING, rel=1e-5)
+    assert split.evaluation == pytest.approx(3 * 3000 * A_TOKEN + DECODING, rel=1e-5)
 
 
 def test_a_cache_of_its_own_size_replaces_vllms_share(tmp_path: Path) -> None:
     made = shared_of(tmp_path, 2, kv_cache_gib=10, vllm_enable_sleep=False)
     assert made.memory.cache_tokens == 10 * GIB // 147_456
     assert made.memory.sampling["vLLM"] == made.memory.training["vLLM"] == WEIGHTS + 12 * GIB
-    assert made.seconds.handover == HANDOVER  # nobody sleeps
+    assert made.use.handover == HANDOVER  # nobody sleeps
 
 
 def test_both_uses_of_the_gpus_are_compared(tmp_path: Path) -> None:

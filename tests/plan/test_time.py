@@ -40,8 +40,8 @@ def test_prompts_that_a_group_shares_by_hand(tmp_path: Path) -> None:
 
     shared, apart = made(), made(prefix_sharing=False)
     assert prefix_share(shared.job, shared.memory) == pytest.approx(0.2 * 3 / 4)
-    assert shared.seconds.train == pytest.approx(apart.seconds.train * (1 - (0.15 - 0.05)))
-    assert shared.seconds.score == pytest.approx(apart.seconds.score * (1 - (0.15 - 0.05)))
+    assert shared.use.train == pytest.approx(apart.use.train * (1 - (0.15 - 0.05)))
+    assert shared.use.score == pytest.approx(apart.use.score * (1 - (0.15 - 0.05)))
     for other in (
         made(max_tokens_per_micro_batch=4096), made(lora_dropout=0.1), made(packing=False), made(backend="unsloth"),
     ):  # fmt: skip
@@ -69,7 +69,7 @@ def test_time_that_shared_prefixes_save_as_measured(
 
     def train(**more: Any) -> float:
         settings = settings_with(tmp_path, max_tokens_per_micro_batch=16_384, **values, **more)
-        return make_plan(settings, H200, known=Known(tokens, sampled)).seconds.train
+        return make_plan(settings, H200, known=Known(tokens, sampled)).use.train
 
     assert 1 - train() / train(prefix_sharing=False) == pytest.approx(saved, abs=0.03)
 
@@ -80,31 +80,31 @@ def test_the_14b_train_step_as_measured(tmp_path: Path) -> None:
         tmp_path, engine="vllm", vllm_urls="http://server", model_name="Qwen/Qwen3-14B", per_device_train_batch_size=4,
         num_generations=6,
     )  # fmt: skip
-    seconds = make_plan(settings, H200, known=Known(3838)).seconds
+    seconds = make_plan(settings, H200, known=Known(3838)).use
     assert 92_106 / (seconds.score + seconds.train) == pytest.approx(6755, rel=0.15)
 
 
 def test_time_and_cost(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, max_steps=10, eval_steps=100)
     made = make_plan(settings, H200, price=3.6)
-    seconds = made.seconds
+    seconds = made.use
     of_steps = 10 * (seconds.rollout + seconds.score + seconds.train)
     # Before the first step, after the last, and best_model on other questions.
     assert seconds.run == pytest.approx(of_steps + 3 * seconds.evaluation)
     assert made.cost == pytest.approx(seconds.run * 3.6 / 3600)
-    halved = make_plan(settings, H200, known=Known(utilization=seconds.utilization / 2)).seconds
+    halved = make_plan(settings, H200, known=Known(utilization=seconds.utilization / 2)).use
     assert halved.train == pytest.approx(2 * seconds.train) and halved.rollout == pytest.approx(seconds.rollout)
-    assert make_plan(settings_with(tmp_path, beta=0), H200).seconds.score == 0
+    assert make_plan(settings_with(tmp_path, beta=0), H200).use.score == 0
 
 
 def test_vllm_in_process_takes_time_for_a_new_adapter(tmp_path: Path) -> None:
     """To save, load and verify it, and to wake and sleep; transformers samples from the trainer's own."""
     values: dict[str, Any] = {"model_name": "Qwen/Qwen3-4B", "engine": "vllm"}
-    asleep = make_plan(settings_with(tmp_path, **values, vllm_enable_sleep="on"), H200).seconds
+    asleep = make_plan(settings_with(tmp_path, **values, vllm_enable_sleep="on"), H200).use
     assert asleep.handover == pytest.approx(HANDOVER + WAKING + 8_044_936_192 / MOVED)
     assert asleep.step == pytest.approx(asleep.rollout + asleep.handover + asleep.score + asleep.train)
-    assert make_plan(settings_with(tmp_path, **values, vllm_enable_sleep="off"), H200).seconds.handover == HANDOVER
-    assert make_plan(settings_with(tmp_path, **(values | {"engine": "transformers"})), H200).seconds.handover == 0
+    assert make_plan(settings_with(tmp_path, **values, vllm_enable_sleep="off"), H200).use.handover == HANDOVER
+    assert make_plan(settings_with(tmp_path, **(values | {"engine": "transformers"})), H200).use.handover == 0
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_vllm_in_process_takes_time_for_a_new_adapter(tmp_path: Path) -> None:
 def test_the_time_for_a_new_adapter_as_measured(tmp_path: Path, model: str, sleep: str, seconds: float) -> None:
     """One H200, the adapter in process; waking and sleeping are 0.87 s of it on 4B, 1.71 and 1.70 on 14B."""
     settings = settings_with(tmp_path, engine="vllm", model_name=f"Qwen/{model}", vllm_enable_sleep=sleep)
-    assert make_plan(settings, H200).seconds.handover == pytest.approx(seconds, abs=0.17)
+    assert make_plan(settings, H200).use.handover == pytest.approx(seconds, abs=0.17)
 
 
 def test_a_whole_step_as_measured(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_a_whole_step_as_measured(tmp_path: Path) -> None:
     values = {"per_device_train_batch_size": 8, "num_generations": 6, "max_model_len": 16384, "engine": "vllm"}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-14B", **values)
     made = make_plan(settings, H200, known=Known(3597, 1103 / 3597))
-    assert made.seconds.step == pytest.approx(53.37, rel=0.05)
-    assert made.tokens_per_second == pytest.approx(48 * 3597 / made.seconds.step)
+    assert made.use.step == pytest.approx(53.37, rel=0.05)
+    assert made.tokens_per_second == pytest.approx(48 * 3597 / made.use.step)
 
 
 def test_a_step_of_single_completions_as_measured(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_step_of_single_completions_as_measured(tmp_path: Path) -> None:
     values |= {"max_batch_trajectories": 256}
     settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_enable_sleep="on", **values)
     made = make_plan(settings, H200, known=Known(1535, 0.498))
-    assert made.seconds.step - made.seconds.handover + 3.2 == pytest.approx(16.28, rel=0.05)
+    assert made.use.step - made.use.handover + 3.2 == pytest.approx(16.28, rel=0.05)
 
 
 def test_seconds_of_sampling_by_hand(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_seconds_of_sampling_by_hand(tmp_path: Path) -> None:
     # 12 trajectories read 3,000 tokens each, 2 · 36 · 100,925,440 operations a token, at 791.2 TFLOP/s; a fifth is the
     # prompt, which the three of a group read once. A thousand times 36 layers of 0.53 ms.
     a_token = 7_266_631_680 / 791.2e12
-    assert made.seconds.rollout == pytest.approx(36_000 * (13 / 15) * a_token + 1000 * 36 * 0.53e-3, rel=1e-5)
-    assert made.seconds.evaluation == pytest.approx(36_000 * a_token + 1000 * 36 * 0.53e-3, rel=1e-5)
+    assert made.use.rollout == pytest.approx(36_000 * (13 / 15) * a_token + 1000 * 36 * 0.53e-3, rel=1e-5)
+    assert made.use.evaluation == pytest.approx(36_000 * a_token + 1000 * 36 * 0.53e-3, rel=1e-5)
     # A card whose memory is slower waits for weights and half-full caches, at 0.7 of its bandwidth.
     slow = replace(H200, bandwidth=0.6e12)
     moving = (8_044_936_192 + 12 * 2000 * 147_456) / (0.7 * 0.6e12)
-    waiting = make_plan(settings_with(tmp_path, **values), slow, known=Known(4000)).seconds
+    waiting = make_plan(settings_with(tmp_path, **values), slow, known=Known(4000)).use
     assert waiting.evaluation == pytest.approx(36_000 * a_token + 1000 * moving, rel=1e-5)
 
 
@@ -168,7 +168,7 @@ def test_measured_sampling(
     """48 trajectories of five turns on an H200."""
     given = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": f"Qwen/{model}"} | values
     made = make_plan(settings_with(tmp_path, **given), H200, known=Known(tokens, sampled / tokens))
-    assert made.seconds.rollout == pytest.approx(seconds, rel=0.06)
+    assert made.use.rollout == pytest.approx(seconds, rel=0.06)
 
 
 @pytest.mark.parametrize(("sleep", "sampling", "update", "step"), [("off", 5.87, 2.20, 8.61), ("on", 5.76, 2.34, 9.64)])
@@ -180,13 +180,13 @@ def test_single_completions_as_measured(
     values["vllm_enable_sleep"] = sleep
     settings = settings_with(tmp_path, engine="vllm", max_turns=1, max_tokens=768, **values)
     made = make_plan(settings, H200, known=Known(1531, 768 / 1531))
-    assert made.seconds.rollout == pytest.approx(sampling, rel=0.03)
-    assert made.seconds.train == pytest.approx(update, rel=0.15)
-    assert made.seconds.step == pytest.approx(step, rel=0.05)
+    assert made.use.rollout == pytest.approx(sampling, rel=0.03)
+    assert made.use.train == pytest.approx(update, rel=0.15)
+    assert made.use.step == pytest.approx(step, rel=0.05)
     simple = make_plan(
         settings_with(tmp_path, engine="vllm", mode="simple", **values), H200, known=Known(1531, 768 / 1531),
     )  # fmt: skip
-    assert simple.seconds.rollout == pytest.approx(made.seconds.rollout)
+    assert simple.use.rollout == pytest.approx(made.use.rollout)
 
 
 def test_evaluations_play_whole_conversations_in_mode_simple_too(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_evaluations_play_whole_conversations_in_mode_simple_too(tmp_path: Path)
             make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-4B", mode=mode, **values), H200, num_gpus=gpus)
             for mode in ("simple", "masked")
         )
-        assert simple.seconds.evaluation == pytest.approx(masked.seconds.evaluation)
-        assert simple.seconds.rollout < masked.seconds.rollout
+        assert simple.use.evaluation == pytest.approx(masked.use.evaluation)
+        assert simple.use.rollout < masked.use.rollout
 
 
 def test_a_decode_step_as_measured(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_decode_step_as_measured(tmp_path: Path) -> None:
         settings = settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-14B", max_tokens=160, **values)
         made = make_plan(settings, H200, known=Known(2760, 160 / 2760))
         reading = 2600 * 2 * 40 * 330_301_440 / 791.2e12  # one prompt for all
-        assert 1e3 * (made.seconds.rollout - reading) / 160 == pytest.approx(milliseconds, rel=0.03)
+        assert 1e3 * (made.use.rollout - reading) / 160 == pytest.approx(milliseconds, rel=0.03)
 
 
 @pytest.mark.parametrize(

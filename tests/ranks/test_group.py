@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks.processes import begin, in_ranks, ranked, results, waiting
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.process import install
 from emailrl.ranks import ALONE, LostRank, Place, RankGroup, Ranks, joined
 from emailrl.settings import TrainingSettings
 
@@ -172,6 +174,25 @@ def test_a_rank_asked_to_stop_lets_rank_0_know(tmp_path: Path) -> None:
         return len(heard)
 
     assert in_ranks(2, run, tmp_path) == [1, None]
+
+
+def test_a_signal_ends_a_rank_whose_partner_is_gone_before_they_have_met(tmp_path: Path) -> None:
+    """Without that, it sits in native code for RANK_START_TIMEOUT, and the launcher waits for it."""
+
+    def run() -> None:
+        if os.environ["RANK"] == "1":
+            dist.new_group = lambda *args, **named: os._exit(1)  # type: ignore[assignment]
+        else:
+            install()
+        with joined(waiting()):
+            pass
+
+    first, second = begin(2, run, tmp_path)
+    assert os.waitpid(second, 0) == (second, 1 << 8)
+    time.sleep(1)
+    os.kill(first, signal.SIGTERM)
+    begun = time.monotonic()
+    assert os.waitpid(first, 0) == (first, signal.SIGTERM) and time.monotonic() - begun < 5
 
 
 def test_ranks_that_do_not_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

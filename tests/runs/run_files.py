@@ -11,7 +11,7 @@ from typing import Any
 from emailrl.checkpoints import Metadata, write_checkpoint
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.runs.resume import save_state, take_snapshot
+from emailrl.runs.run import save_state, take_snapshot
 from emailrl.settings import OutputSettings, Settings, TrainingSettings
 from emailrl.training.state import RunState
 

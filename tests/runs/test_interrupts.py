@@ -1,4 +1,4 @@
-"""What a signal does while the main thread is busy with the log."""
+"""Ctrl-C and SIGTERM during a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.runs.interrupts import Interrupts
+from emailrl.runs.run import Interrupts
 
 
 class Interrupted(io.RawIOBase):

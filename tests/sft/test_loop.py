@@ -20,8 +20,8 @@ from emailrl.checkpoints import find_checkpoint, list_checkpoints
 from emailrl.model.load import load_policy
 from emailrl.model.resolve import find_adapter
 from emailrl.records import read_records
+from emailrl.runs.folder import STATE_FILE
 from emailrl.runs.log import Tracker
-from emailrl.runs.resume import STATE_FILE
 from emailrl.settings import Settings
 from emailrl.settings.names import changed
 from emailrl.sft import fit

@@ -12,9 +12,8 @@ from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
-from emailrl.runs.interrupts import Interrupts
 from emailrl.runs.log import Display, Tracker
-from emailrl.runs.run import Origin
+from emailrl.runs.run import Interrupts, Origin
 from emailrl.settings import (
     AlgorithmSettings,
     EvaluationSettings,
