@@ -57,8 +57,7 @@ def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from emailrl.model.device import choose_device, choose_dtype
-    from emailrl.model.load import prepare_training
+    from emailrl.model.load import choose_device, choose_dtype, prepare_training
     from emailrl.model.lora import with_fresh_adapter
     from emailrl.model.policy import Policy
     from emailrl.training.team import build_updater

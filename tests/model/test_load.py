@@ -16,10 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.model import device, load, resolve, shape, unsloth_backend
-from emailrl.model.device import choose_dtype
+from emailrl.model import load, resolve, shape, unsloth_backend
 from emailrl.model.fused import fused_backbone
-from emailrl.model.load import load_policy
+from emailrl.model.load import choose_dtype, load_policy
 from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy
 from emailrl.model.resolve import resolve_model, same_base, with_token_limit
@@ -236,16 +235,16 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_sized_model_on_a_cpu_is_refused_at_once(no_network: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "available_memory", lambda: int(500e9))
-    monkeypatch.setattr(device, "computes_bf16", lambda: False)
+    monkeypatch.setattr(load, "available_memory", lambda: int(500e9))
+    monkeypatch.setattr(load, "computes_bf16", lambda: False)
     with pytest.raises(EmailRLError, match=r"14\.77 billion parameters, 59 GB\) needs a GPU") as caught:
         load_policy(Settings())
     assert "--model nano" in caught.value.hint and "EMAILRL_DEVICE=cpu" in caught.value.hint
     # DEVICE=cpu insists; then memory alone decides, and after it the network.
     with pytest.raises(EmailRLError, match="the hub cannot be reached"):
         loaded("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"})
-    monkeypatch.setattr(device, "available_memory", lambda: int(20e9))
-    monkeypatch.setattr(device, "total_memory", lambda: int(64e9))
+    monkeypatch.setattr(load, "available_memory", lambda: int(20e9))
+    monkeypatch.setattr(load, "total_memory", lambda: int(64e9))
     with pytest.raises(EmailRLError, match="this machine has 20 GB of 64 GB of memory free"):
         loaded("OpenPipe/Qwen3-14B-Instruct", model={"device": "cpu"})
 
@@ -273,8 +272,8 @@ def test_larger_models_sample_in_bf16_on_a_cpu_that_computes_in_it(
     for smallest, computes, sampled in (
         (10**8, True, torch.float32), (1000, True, torch.bfloat16), (1000, False, torch.float32),
     ):  # fmt: skip
-        monkeypatch.setattr(device, "computes_bf16", lambda computes=computes: computes)
-        monkeypatch.setattr(device, "BF16_FROM", smallest)
+        monkeypatch.setattr(load, "computes_bf16", lambda computes=computes: computes)
+        monkeypatch.setattr(load, "BF16_FROM", smallest)
         for trainable, dtype in ((False, sampled), (True, torch.float32)):
             policy = loaded(tiny_model, model={"device": "cpu"}, trainable=trainable)
             assert policy.model.dtype == policy.dtype == dtype

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from emailrl.model import packing
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import enable_packing, pack, shares_prefixes, takes_packed
 
@@ -160,8 +161,6 @@ def test_what_cannot_be_packed_is_padded_and_right(kind: str, others: dict[str, 
 
 
 def test_a_model_whose_layers_ignore_the_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from emailrl.model import packing
-
     model = random_model("Qwen3", head_dim=8)
     bound = packing.packed_inputs
     monkeypatch.setattr(packing, "packed_inputs", lambda row: bound(row) | {"segments": None})
