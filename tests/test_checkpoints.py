@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import make_metadata
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import (
-    Metadata,
     created_after,
     find_checkpoint,
     find_runs,
@@ -32,22 +32,12 @@ from emailrl.checkpoints import (
 HELLO_SHA256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 
 
-def metadata(**fields: Any) -> Metadata:
-    defaults: dict[str, Any] = {
-        "run_id": "run-1", "kind": "checkpoint", "step": 5, "mode": "masked", "algorithm": "grpo",
-        "base_model": "nano", "lora": {"rank": 8}, "metrics": {"accuracy": 0.5}, "settings": {}, "parent": None,
-        "seed": 42, "versions": {"emailrl": "0.1.0"}, "database_fingerprint": "d", "questions_fingerprint": "q",
-        "git_commit": None,
-    }  # fmt: skip
-    return Metadata(**(defaults | fields))
-
-
 def write(path: Path, text: str = "hello", **fields: Any) -> None:
     def fill(directory: Path) -> None:
         (directory / "adapter_model.safetensors").write_text(text)
         (directory / "adapter_config.json").write_text("{}")
 
-    write_checkpoint(path, metadata(**fields), fill)
+    write_checkpoint(path, make_metadata(**fields), fill)
 
 
 def text_of(path: Path) -> str:
@@ -64,7 +54,7 @@ def test_metadata_has_exactly_the_fields_of_the_contract_and_the_files_hashes(tm
     }  # fmt: skip
     assert record["files"]["adapter_model.safetensors"] == HELLO_SHA256
     assert set(record["files"]) == {"adapter_model.safetensors", "adapter_config.json"}
-    same = metadata(files=record["files"], created_at=record["created_at"])
+    same = make_metadata(files=record["files"], created_at=record["created_at"])
     assert read_checkpoint(tmp_path / "checkpoint-5").metadata == same
 
 
