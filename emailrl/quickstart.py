@@ -17,8 +17,7 @@ from emailrl.checkpoints import find_checkpoint
 from emailrl.measure.benchmark import Progress, Report, Subject, run_benchmark
 from emailrl.measure.evaluation import is_correct
 from emailrl.model.resolve import Adapter
-from emailrl.questions.beside import questions_file, write_demo
-from emailrl.questions.load import load_scenario_set
+from emailrl.questions.load import load_scenario_set, questions_file, write_demo
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.log import Display
 from emailrl.settings import Settings, load_settings

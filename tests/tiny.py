@@ -108,7 +108,7 @@ def settings_of(tmp_path: Path, **overrides: Any) -> Settings:
 def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
     """A collector that plays with the engine and scores as the settings say."""
     from emailrl.agent.play import Collector, build_stage
-    from emailrl.rewards.build import build_scorer
+    from emailrl.rewards.scorer import build_scorer
 
     play = build_stage(settings, policy).on(engine)
     scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)

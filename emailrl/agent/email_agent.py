@@ -101,7 +101,7 @@ class EmailAgent:
         from emailrl.engines import SamplingParams
         from emailrl.mail import open_mailbox
         from emailrl.mail.connection import last_day
-        from emailrl.questions.inbox.owners import unknown_inbox
+        from emailrl.questions.inbox import unknown_inbox
 
         agent, db, today = self.settings.agent, self.settings.store.db, datetime.now(UTC).date().isoformat()
         date = query_date or min(today, last_day(db) or today)

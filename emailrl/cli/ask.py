@@ -95,7 +95,7 @@ def ask(
     json: Json = False,
 ) -> None:
     from emailrl.mail.connection import first_day
-    from emailrl.questions.inbox.owners import find_inbox
+    from emailrl.questions.inbox import find_inbox
 
     settings = load_settings(overrides, trust=trust)
     if words is None and json:
@@ -193,7 +193,7 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     from emailrl.checkpoints import checkpoint_of, find_runs
     from emailrl.model.resolve import NANO, find_adapter
     from emailrl.model.smol_base import INSTALL, SMOL, is_at_hand
-    from emailrl.questions.beside import has_only_demo_email
+    from emailrl.questions.load import has_only_demo_email
 
     if checkpoint is not None and model is not None:
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")

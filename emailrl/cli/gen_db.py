@@ -66,7 +66,7 @@ def gen_db(
 ) -> None:
     from emailrl.mail.build import build_database
     from emailrl.mail.sources import open_source
-    from emailrl.questions.beside import questions_file, write_demo
+    from emailrl.questions.load import questions_file, write_demo
 
     console = result_console(json=json)
     everything = load_settings(overrides, trust=trust, builds_db=True)
@@ -132,7 +132,7 @@ def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:
 
 def _check_contents(settings: StoreSettings) -> None:
     """Raise UsageError if the existing database does not hold the email of the configured source, hf or demo."""
-    from emailrl.questions.beside import has_enron_email, has_only_demo_email
+    from emailrl.questions.load import has_enron_email, has_only_demo_email
 
     is_of_source = {"hf": has_enron_email, "demo": has_only_demo_email}.get(str(settings.source), lambda _: True)
     if not is_of_source(settings.db):
@@ -230,9 +230,8 @@ def _print_summary(report: BuildReport, console: Console) -> None:
 def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.connection import opened
-    from emailrl.questions.beside import questions_file
-    from emailrl.questions.inbox.mailbox import MailReader
-    from emailrl.questions.inbox.owners import MIN_MAILS, largest_owners, listed
+    from emailrl.questions.inbox import MIN_MAILS, MailReader, largest_owners, listed
+    from emailrl.questions.load import questions_file
     from emailrl.questions.splits import FEW
 
     with opened(db) as connection:

@@ -97,7 +97,7 @@ def check_inputs(settings: Settings) -> None:
 
 def with_inputs(settings: Settings) -> Settings:
     """Choose the questions and print the choice (``with_questions``); raises like ``check_inputs`` too."""
-    from emailrl.questions.beside import with_questions
+    from emailrl.questions.load import with_questions
 
     check_inputs(settings)
     data, chosen = with_questions(settings.data, settings.store.db)
@@ -108,7 +108,7 @@ def with_inputs(settings: Settings) -> Settings:
 
 def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:
     """Print the benchmark of these questions: of the settings' model, else of nano on demo mail and smol on other."""
-    from emailrl.questions.beside import has_only_demo_email, questions_file
+    from emailrl.questions.load import has_only_demo_email, questions_file
 
     db, model = settings.store.db, []
     if "name" not in settings.model.model_fields_set:
@@ -119,7 +119,7 @@ def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:
 
 def suggest(command: Sequence[str], settings: Settings, bare: Settings) -> None:
     """Print a command with options for data, environment and reward where the settings differ from ``bare`` ones."""
-    from emailrl.questions.beside import questions_file
+    from emailrl.questions.load import questions_file
 
     db, questions = settings.store.db, settings.data.questions
     options = [] if db == bare.store.db else ["--db", str(db)]

@@ -81,7 +81,7 @@ def _with_questions(settings: Settings, *, resumed: bool) -> Settings:
     """The settings with the questions that experts answer, if they answer any: those named or beside the database."""
     from os.path import lexists
 
-    from emailrl.questions.beside import questions_file
+    from emailrl.questions.load import questions_file
     from emailrl.sft.data import source_of
 
     if resumed:

@@ -260,7 +260,7 @@ def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) 
         justify = "left" if name == "verdict" else "right"
         table.add_column(name, justify=justify, no_wrap=True, min_width=WIDTHS[name])  # type: ignore[arg-type]
     table.add_column("question")
-    shown = index[first : first + limit]
+    shown = index.entries(first, first + limit)
     for position, entry in enumerate(shown, first):
         if entry.id is None:  # a line without a trajectory
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from operator import attrgetter
 
-from emailrl.facts.lexicon import CARDINALS, MONTHS, WEEKDAYS
+from emailrl.facts.words import CARDINALS, MONTHS, WEEKDAYS
 
 MONTH = r"(?:" + "|".join(sorted(MONTHS, key=len, reverse=True)) + r")\b\.?"
 WEEKDAY = r"(?:" + "|".join(sorted(WEEKDAYS, key=len, reverse=True)) + r")"

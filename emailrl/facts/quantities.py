@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from emailrl.facts.lexicon import CARDINALS, ORDINALS, TENS
+from emailrl.facts.words import CARDINALS, ORDINALS, TENS
 
 _UNIT_WORDS: dict[tuple[str, float], str] = {
     ("usd", 1): "$ usd us$ dollar dollars bucks",

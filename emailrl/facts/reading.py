@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from emailrl.facts.dates import DATE, TIME, Date, Time, read_dates, read_time
-from emailrl.facts.lexicon import NICKNAMES, ROLES, STOPWORDS, TITLES
 from emailrl.facts.literals import PATTERNS, Literal, read_literal
 from emailrl.facts.quantities import NUMBER, Quantity, read_quantity
-from emailrl.facts.words import WORD, says_something, stem
+from emailrl.facts.words import NICKNAMES, ROLES, STOPWORDS, TITLES, WORD, says_something, stem
 
 Fact = Date | Time | Quantity | Literal
 MASK = "\ue000"  # Replaces every character of a fact in ``Reading.masked``.
@@ -53,11 +52,8 @@ class Reading:
 
 
 def read(text: str, *, temporal: bool = False, numbering: bool = False, literals: Iterable[Literal] = ()) -> Reading:
-    """Read a cleaned text.
-
-    With ``temporal``, "1/3" is a day rather than a share, and "1998" is a year. With ``numbering``, "2.10" is a version
-    or section, not 2.1. ``literals`` are searched first, in any spelling.
-    """
+    """Read a cleaned text. With ``temporal``, "1/3" is a day rather than a share, and "1998" is a year. With
+    ``numbering``, "2.10" is a version or section, not 2.1. ``literals`` are searched first, in any spelling."""
     masked, units = text, list[Unit]()
 
     def take(pattern: re.Pattern[str], read_facts: Callable[[re.Match[str]], Sequence[Fact]]) -> None:
@@ -160,10 +156,8 @@ class Name:
 
 
 def find_names(reading: Reading) -> list[Name]:
-    """Return the names of a text in order; none if most letters are capitals.
-
-    A single word at the start of a sentence is a name only if it can be the subject: "Ada will", not "Delay it".
-    """
+    """Return the names of a text in order; none if most letters are capitals. A single word at the start of a sentence
+    is a name only if it can be the subject: "Ada will", not "Delay it"."""
     text = reading.masked
     if sum(map(str.isupper, text)) > 0.7 * sum(map(str.isalpha, text)):
         return []
@@ -200,10 +194,8 @@ def word_before(text: str, position: int) -> str:
 
 
 def name_of(address: str) -> str | None:
-    """Return the name in an address: Sara Shackleton for ``sara.shackleton@enron.com``, without middle initials.
-
-    None for a local part of any other form, or with words of a machine, a list or the domain.
-    """
+    """Return the name in an address: Sara Shackleton for ``sara.shackleton@enron.com``, without middle initials. None
+    for a local part of any other form, or with words of a machine, a list or the domain."""
     local, _, domain = address.partition("@")
     parts = [part for part in re.split(r"[._]+", local) if part]
     if len(parts) == 3 and len(parts[1]) == 1:

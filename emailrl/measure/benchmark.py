@@ -367,7 +367,7 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
     from emailrl.agent.task import load_task
     from emailrl.engines import open_policy
     from emailrl.engines.openai import OpenAIEngine
-    from emailrl.rewards.build import build_scorer
+    from emailrl.rewards.scorer import build_scorer
 
     task = load_task(settings.agent.environment, settings)  # check the user's code before a model is loaded
     scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)

@@ -24,8 +24,7 @@ from emailrl.mail.connection import how_to_get
 from emailrl.model.smol_base import INSTALL as INSTALL_SMOL
 from emailrl.model.smol_base import PACKAGE as SMOLLM2
 from emailrl.model.smol_base import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
-from emailrl.questions.beside import has_enron_email, questions_file
-from emailrl.questions.load import HUB_QUESTIONS
+from emailrl.questions.load import HUB_QUESTIONS, has_enron_email, questions_file
 from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
 if TYPE_CHECKING:

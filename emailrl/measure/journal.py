@@ -25,7 +25,7 @@ from emailrl.model.resolve import read_chat_template
 from emailrl.questions import fingerprint
 from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.rewards.build import uses_judge
+from emailrl.rewards.scorer import uses_judge
 from emailrl.settings import PlayingSettings, PolicySettings
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from emailrl.page.build import dump, served_page
 from emailrl.page.place import Place, file_record, place_of, run_record
 from emailrl.page.shapes import detail, rows
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
-from emailrl.records import Record, TrainingNote, TrajectoryIndex, notes_path, training_notes
+from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
+from emailrl.records.trajectory import notes_path
 
 MAX_ROWS = 5000  # maximum rows per response
 _Stamp = tuple[int, int, int] | None
@@ -106,7 +107,7 @@ class _File:
             return []
         if (stamp := _stamp_of(notes_path(self.path))) != self._notes_stamp:
             self._notes, self._notes_stamp = training_notes(self.path, brief=True)[0], stamp
-        return rows(self.path, self._index[readable[0] : readable[-1] + 1], self._notes)
+        return rows(self.path, self._index.entries(readable[0], readable[-1] + 1), self._notes)
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
         position = bisect_left(self._index, offset, key=lambda entry: entry.offset)

@@ -20,8 +20,7 @@ from emailrl.measure.evaluation import verdict
 from emailrl.page.place import source_of
 from emailrl.page.tokens import TokenTexts
 from emailrl.records import Entry, Record, TrainingNote
-from emailrl.records.training import SampleNote
-from emailrl.records.trajectory import StopReason, Trajectory, Turn
+from emailrl.records.trajectory import SampleNote, StopReason, Trajectory, Turn
 
 _LONGEST = 200  # maximum characters of a question or answer in a row
 _STOPS: dict[str | None, str] = {

@@ -1,4 +1,5 @@
 """Loads and writes questions: a JSONL, a folder or a hub dataset; checked, filtered, and the split that is asked for.
+Without a name, a command's questions are those next to the database, as the demo has, else ART-E's for Enron's email.
 
 A row has ART-E's fields, and optionally ``split``, ``kind`` and the flags of ``Scenario``; other fields are ignored.
 A set without splits is one pool: all of it is ``test`` (with a note); for training, ``val`` is cut from its inboxes and
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from codecs import BOM_UTF8
 from collections import Counter
@@ -21,15 +23,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from sqlalchemy import bindparam, exists, or_, select
 
-from emailrl.base.disk import write_out
+from emailrl.base.disk import not_a_file, write_out
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import go_offline_if_unreachable
+from emailrl.mail.build import BuildReport, build_database
 from emailrl.mail.connection import opened
-from emailrl.mail.schema import emails, recipients
+from emailrl.mail.demo import demo_emails, demo_questions
+from emailrl.mail.schema import addresses, emails, recipients
 from emailrl.mail.sources.rows import describe
 from emailrl.questions.splits import SPLITS, check_disjoint, cut_val, mixed_order
 from emailrl.records.trajectory import Scenario, scenario_fields
-from emailrl.settings import DataSettings
+from emailrl.settings import DataSettings, StoreSettings
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
 I_DONT_KNOW = "I don't know"  # The reference answer if the mailbox does not contain the answer.
@@ -145,10 +149,7 @@ def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
-    """Write one question per line, atomically, and return the absolute path.
-
-    Raises EmailRLError if the path cannot be written.
-    """
+    """Write one question per line, atomically, and return the absolute path; raises EmailRLError."""
     path = Path(path).absolute()
     rows = ({name: value for name, value in scenario_fields(s).items() if value is not None} for s in scenarios)
     try:
@@ -160,10 +161,8 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
 
 def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
     """Yield the questions of all splits of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
-
-    Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for a folder that is not a dataset
-    and for invalid rows.
-    """
+    Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for other folders and invalid
+    rows."""
     names = {data.train_split: data.train_split} | SPLIT_NAMES
     for split_name, rows in load_splits(name).items():
         for number, row in enumerate(rows):
@@ -254,12 +253,10 @@ class Questions:
     data: DataSettings
 
     def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> ScenarioSet:
-        """The questions of one split, or all of them for ``split=None``.
-
-        ``limit`` draws a sample that keeps the mix of kinds and inboxes, the same for every seed of validation and test
-        questions; without it the order is the file's. ``check_inboxes=False`` is for reading a single split, with
-        nothing to compare. Raises UsageError for splits that share an inbox and for an empty split.
-        """
+        """The questions of one split, or all of them for ``split=None``. ``limit`` draws a sample that keeps the mix of
+        kinds and inboxes, the same for every seed of validation and test questions; without it the order is the file's.
+        ``check_inboxes=False`` is for reading a single split, with nothing to compare. UsageError for shared inboxes or
+        none."""
         every, source = self.scenarios, self.source
         given = self.data.allow_shared_inbox
         allow_shared = not check_inboxes or (all(s.shares_inbox for s in every) if given is None else given)
@@ -299,11 +296,9 @@ def load_scenario_set(
 
 
 def read_questions(questions: Path | None, data: DataSettings) -> Questions:
-    """Read and check all questions of a JSONL file or a folder that ``datasets`` can load.
-
-    None uses ``data.questions``, or else the hub's ART-E questions. Raises UsageError (file and line) for a bad row
-    and if no question is left, EmailRLError if the hub cannot be reached.
-    """
+    """Read and check all questions of a JSONL file or a folder that ``datasets`` can load. None uses
+    ``data.questions``, or else the hub's ART-E questions. Raises UsageError (file and line) for a bad row and if no
+    question is left, EmailRLError if the hub cannot be reached."""
     questions = questions or data.questions
     check_exists(questions)
     source = str(questions or HUB_QUESTIONS)
@@ -374,10 +369,7 @@ class Coverage:
 
 
 def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
-    """Look up the source emails of all questions.
-
-    Raises UsageError if ``db`` is not a mail database, EmailRLError if it is damaged.
-    """
+    """Look up the source emails of all questions. Raises EmailRLError if ``db`` cannot be read."""
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
@@ -412,3 +404,70 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
         f"the database can answer {coverage.num_answerable} of {coverage.num_questions} questions "
         f"({coverage.answerable:.1%}); {'; '.join(causes)}"
     ]
+
+
+def questions_file(db: Path) -> Path:
+    """The default path of a database's questions: ``mail.db`` → ``mail_questions.jsonl``; or of its target."""
+    beside = db.with_name(f"{db.stem}_questions.jsonl")
+    if db.is_symlink() and not os.path.lexists(beside):
+        real = Path(os.path.realpath(db))
+        return real.with_name(f"{real.stem}_questions.jsonl")
+    return beside
+
+
+def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | None]:
+    """The settings with a database's default questions, and a line naming them; None if questions are already set.
+    Raises UsageError if it has none, EmailRLError if the hub cannot be reached."""
+    if data.questions is not None:
+        return data, None
+    beside = questions_file(db)
+    if beside.is_symlink() and not beside.exists():
+        raise UsageError(
+            f"{beside} is a broken link to {os.readlink(beside)}.", "Remove it, or name a file with --questions."
+        )
+    if beside.is_file():
+        return data.model_copy(update={"questions": beside}), f"Questions: {beside} (next to the database)"
+    if not has_enron_email(db):
+        raise UsageError(
+            f"No questions are named, and {db} has none next to it ({beside.name}).",
+            "Generate some (emailrl gen-questions), or name a file with --questions.",
+        )
+    load_splits(HUB_QUESTIONS)  # into the hub's cache
+    return data, f"Questions: {HUB_QUESTIONS}, from the hub"
+
+
+def has_enron_email(db: Path) -> bool:
+    """Whether a database has an Enron address: only then can it answer ART-E's questions."""
+    with opened(db) as connection:
+        found = select(addresses.c.address).where(addresses.c.address.like("%@enron.com")).limit(1)
+        return connection.scalar(found) is not None
+
+
+def has_only_demo_email(db: Path) -> bool:
+    """Whether a database contains only demo email: all its message ids are six digits, as no mail program writes."""
+    with opened(db) as connection:
+        other = select(emails.c.id).where(~emails.c.message_id.regexp_match("^<[0-9]{6}>$")).limit(1)
+        return connection.scalar(other) is None
+
+
+def write_demo(
+    db: Path,
+    *,
+    settings: StoreSettings,
+    seed: int,
+    overwrite: bool = False,
+    append: bool = False,
+    limit: int | None = None,
+) -> BuildReport:
+    """Build the demo database for a seed, and write the questions that its emails answer next to it. Raises the errors
+    of ``build_database``, and UsageError if questions are there, unless ``overwrite``."""
+    beside = questions_file(db)
+    if what := not_a_file(beside):
+        raise UsageError(f"{beside} is {what}.", "Remove it.")
+    if beside.exists() and not overwrite:
+        raise UsageError(f"{beside} already exists.", "Move it away, or replace it and the database with --overwrite.")
+    report = build_database(demo_emails(seed), db, settings=settings, overwrite=overwrite, append=append, limit=limit)
+    questions = demo_questions(seed)
+    lost = set(missing_ids(questions, report.db).missing)
+    write_scenarios(questions_file(report.db), [q for q in questions if lost.isdisjoint(q.message_ids)])
+    return report

@@ -31,10 +31,7 @@ def in_order(scenarios: Iterable[Scenario]) -> list[Scenario]:
 
 
 def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: bool) -> str | None:
-    """Reject a set whose splits share an inbox, or, if allowed, return the note for its tables.
-
-    Raises UsageError naming one shared inbox and the flag that accepts it.
-    """
+    """Reject a set whose splits share an inbox with a UsageError, or, if allowed, return the note for its tables."""
     seen: defaultdict[str, set[str]] = defaultdict(set)
     for scenario in scenarios:
         if scenario.split is not None:
@@ -54,11 +51,9 @@ def check_disjoint(scenarios: Iterable[Scenario], source: str, *, allow_shared: 
 
 
 def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: bool) -> tuple[set[str], str | None]:
-    """Choose the training questions that serve as val, complete inboxes at a time: their ids, and a note for tables.
-
-    By hash, inboxes with over a third of the questions last, until val holds ``size`` questions or a fifth of the set;
-    one inbox always stays. A single inbox is cut by question if ``allow_shared``, else UsageError is raised.
-    """
+    """Choose the training questions that serve as val, complete inboxes at a time: their ids, and a note for tables. By
+    hash, inboxes with over a third of the questions last, until val holds ``size`` questions or a fifth of the set; one
+    inbox always stays. A single inbox is cut by question if ``allow_shared``, else UsageError is raised."""
     goal = min(size, max(1, int(len(train) * CUT_SHARE)))
     counts = Counter(scenario.inbox_address for scenario in train)
     if len(counts) < 2:
@@ -82,11 +77,9 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
 
 
 def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
-    """Assign a split to every inbox by its hash; ``sizes`` is the number of questions per inbox.
-
-    Of two or three, the largest is train, the next test and the third val; a single one is test. Of fewer than
-    ``MANY``, an inbox with over a third of the questions is train, since the others would leave little to learn from.
-    """
+    """Assign a split to every inbox by its hash; ``sizes`` is the number of questions per inbox. Of two or three, the
+    largest is train, the next test and the third val; a single one is test. Of fewer than ``MANY``, an inbox with over
+    a third of the questions is train, since the others would leave little to learn from."""
     if len(sizes) <= len(FEW):
         order = sorted(sizes, key=lambda inbox: (sizes[inbox], _hash(inbox)))
         return dict(zip(order, FEW[-len(order) :] if len(order) > 1 else ["test"], strict=True))
@@ -100,11 +93,9 @@ def assign_inboxes(sizes: Mapping[str, int]) -> dict[str, str]:
 
 
 def split_of_mail(sizes: Mapping[str, Mapping[str, int]], *, allow_shared: bool) -> Callable[[str, str], str]:
-    """Return a function from the inbox and subject of a question's email to its split, which is the inbox's.
-
-    ``sizes`` is the number of questions per inbox and subject. With ``allow_shared`` and too few inboxes for every
-    split to have one, the subject determines the split instead, so that a thread stays in one.
-    """
+    """Return a function from the inbox and subject of a question's email to its split, which is the inbox's. ``sizes``
+    is the number of questions per inbox and subject. With ``allow_shared`` and too few inboxes for every split to have
+    one, the subject determines the split instead, so that a thread stays in one."""
     if allow_shared and len(sizes) < len(FEW):
         subjects: Counter[str] = Counter()
         for counts in sizes.values():
@@ -116,10 +107,8 @@ def split_of_mail(sizes: Mapping[str, Mapping[str, int]], *, allow_shared: bool)
 
 
 def assign_subjects(sizes: Mapping[str, int]) -> dict[str, str]:
-    """Assign a split to every subject of a shared inbox, so that the questions have the shares of inboxes.
-
-    ``sizes`` is the number of questions per subject; those with over a third of the questions go to train.
-    """
+    """Assign a split to every subject of a shared inbox, so that the questions have the shares of inboxes. ``sizes`` is
+    the number of questions per subject; those with over a third of the questions go to train."""
     total = max(sum(sizes.values()), 1)
     splits, before = {}, 0
     for subject in sorted(sizes, key=lambda subject: (sizes[subject] * 3 > total, _hash(subject))):
@@ -133,9 +122,7 @@ def split_notes(
     scenarios: Sequence[Scenario], num_inboxes: int, *, is_limited: bool = False, allow_shared: bool = False
 ) -> list[str]:
     """Return notes, with reasons, if generated questions share inboxes, or leave a split empty or with few questions.
-
-    ``num_inboxes`` were asked about; ``is_limited``: more questions could have been generated.
-    """
+    ``num_inboxes`` were asked about; ``is_limited``: more questions could have been generated."""
     by_subject = allow_shared and num_inboxes < len(FEW)
     counts, expected, notes = Counter(scenario.split for scenario in scenarios), set(SPLITS), []
     if by_subject:
@@ -166,10 +153,8 @@ def split_notes(
 
 def mixed_order(scenarios: Sequence[Scenario], seed: int) -> list[Scenario]:
     """Return a seeded order in which every prefix keeps the set's mix of kinds and, within a kind, of inboxes.
-
     Systematic sampling: item i of a stratum of n gets the key (i + u) / n with u uniform in [0, 1). A limit of 50 is
-    therefore a subset of a limit of 100, and the mean over a prefix estimates the mean over the set.
-    """
+    therefore a subset of a limit of 100, and the mean over a prefix estimates the mean over the set."""
     rng = random.Random(seed)
 
     def interleaved(part: Sequence[Scenario], *strata: Callable[[Scenario], str]) -> list[Scenario]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, overload
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
@@ -25,8 +25,7 @@ _VERDICT = ("answer_correct", "attempted_answer", "returned_i_dont_know")
 _EVIDENCE = ("sources_correct", "ever_found_right_email", "ever_read_right_email")
 _UNSAVED = 100
 """Lines that an index may lack before a reader rewrites it; it lacks at most one while the file is written."""
-_REASONS, _NUMBERS = 3, 20
-"""Bad lines whose errors are quoted, and further ones that are listed; the others are counted."""
+_REASONS, _NUMBERS = 3, 20  # bad lines whose errors are quoted, and of which the numbers are listed
 _NO_TRAJECTORY = b",null]\n"  # the unique ending of an index line without a trajectory
 _Count = Annotated[int, Field(strict=True, ge=0)]
 
@@ -123,7 +122,7 @@ class TrajectoryWriter(JsonlWriter):
         self._index.close()
 
 
-class TrajectoryIndex(Sequence[Entry]):
+class TrajectoryIndex:
     """The entries of a trajectory file in order; blank lines and a torn last line have none. ``num_lines`` and ``size``
     are the lines, blank ones included, and the bytes of the file that it covers."""
 
@@ -177,7 +176,7 @@ class TrajectoryIndex(Sequence[Entry]):
         return [position for position, line in enumerate(self._lines) if line.endswith(_NO_TRAJECTORY)]
 
     @property
-    def readable(self) -> Sequence[int]:
+    def readable(self) -> list[int]:
         """The positions of the lines that hold a trajectory."""
         return [position for position, line in enumerate(self._lines) if not line.endswith(_NO_TRAJECTORY)]
 
@@ -192,19 +191,18 @@ class TrajectoryIndex(Sequence[Entry]):
         unreadable = self.unreadable
         if not unreadable:
             return []
-        parts = []
+        reasons = []
         for position in unreadable[:_REASONS]:
-            parts.append(f"line {self[position].line}: changed while it was read")
             try:
-                self.trajectory(position)
+                self.trajectory(position)  # raises, unless the file has been changed since
             except EmailRLError as error:
-                parts[-1] = error.message.removeprefix(f"{self.path}, ").removesuffix(".")
+                reasons.append(error.message.removeprefix(f"{self.path}, ").removesuffix("."))
         if others := unreadable[_REASONS:]:
             numbers = ", ".join(str(self[position].line) for position in others[:_NUMBERS])
             more = f" and {len(others) - _NUMBERS:,} more" if len(others) > _NUMBERS else ""
-            parts.append(f"also line{'s' * (len(others) > 1)} {numbers}{more}")
-        listed = "; ".join(parts)
-        return [f"{self.path.name}: {len(unreadable)} of {len(self)} lines could not be read: {listed}"]
+            reasons.append(f"also line{'s' * (len(others) > 1)} {numbers}{more}")
+        told = f"{len(unreadable)} of {len(self)} lines could not be read: {'; '.join(reasons)}"
+        return [f"{self.path.name}: {told}"]
 
     @property
     def torn(self) -> list[str]:
@@ -229,19 +227,15 @@ class TrajectoryIndex(Sequence[Entry]):
     def __len__(self) -> int:
         return len(self._lines)
 
-    @overload
-    def __getitem__(self, position: int) -> Entry: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> list[Entry]: ...
-
-    def __getitem__(self, position: int | slice) -> Entry | list[Entry]:
-        if isinstance(position, slice):
-            return self._entries(self._lines[position])
+    def __getitem__(self, position: int) -> Entry:
         return self._entries([self._lines[position]])[0]
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries(self._lines))
+        return iter(self.entries())
+
+    def entries(self, start: int = 0, stop: int | None = None) -> list[Entry]:
+        """The entries of a range of positions."""
+        return self._entries(self._lines[start:stop])
 
     def _entries(self, lines: list[bytes]) -> list[Entry]:
         try:

@@ -106,18 +106,19 @@ def _wrong_field(error: ValidationError) -> str:
     """The first wrong field by its path, and what it must be."""
     first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
-    match first["type"]:
-        case "missing":
+    match first["type"], first["input"]:
+        case "missing", _:
             return f"{path} is missing"
-        case "unexpected_keyword_argument":
+        case "unexpected_keyword_argument", _:
             return f"{path} is not a known field"
-        case "value_error":
+        case "value_error", _:
             return f"{path}.{first['ctx']['error']}".removeprefix(".")
-    value = first["input"]
-    if isinstance(value, (list, dict)):
-        found = "a list" if isinstance(value, list) else "an object"
-    else:
-        found = cut(json.dumps(value), _SHOWN)
+        case _, list():
+            found = "a list"
+        case _, dict():
+            found = "an object"
+        case _, value:
+            found = cut(json.dumps(value), _SHOWN)
     return f"{path} must be {first['msg'].removeprefix('Input should be ')}, not {found}".strip()
 
 
@@ -138,13 +139,18 @@ def _is_json(line: bytes) -> bool:
 
 
 class JsonlWriter:
-    """Appends objects to a JSONL file, each in one write; opening the file removes an incomplete last line."""
+    """Appends objects to a JSONL file, each in one write; opening it mends or removes a torn last line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        _mend(path)
+        content = path.read_bytes() if path.exists() else b""
+        last = content[content.rfind(b"\n") + 1 :]
         self._file = path.open("ab", buffering=0)
+        if last and _is_json(last):
+            self.write_bytes(b"\n")
+        elif last:
+            self._file.truncate(len(content) - len(last))
 
     def write(self, record: Record) -> None:
         """Append one object; raises OSError naming the file if only a part of it was written."""
@@ -169,28 +175,6 @@ class JsonlWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _mend(path: Path) -> None:
-    """Make the file end in a complete line: remove an incomplete one, add a missing newline."""
-    content = path.read_bytes() if path.exists() else b""
-    if not content or content.endswith(b"\n"):
-        return
-    end = content.rfind(b"\n") + 1
-    with path.open("rb+") as file:
-        if _is_json(content[end:]):
-            file.seek(0, os.SEEK_END)
-            file.write(b"\n")
-        else:
-            file.truncate(end)
-
-
-def keep_records(path: Path, keep: Callable[[Record], bool]) -> None:
-    """Rewrite a JSONL file atomically with only the objects that ``keep`` accepts, their bytes unchanged."""
-    if path.exists():
-        _mend(path)
-        lines = [line for number, line in numbered_lines(path) if keep(parse_line(path, number, line))]
-        replace_bytes(path, b"".join(lines))
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

@@ -1,4 +1,5 @@
-"""The shared dataclasses (scenario, message, turn, trajectory, group), and a trajectory's line in a JSONL file.
+"""The shared dataclasses (scenario, message, turn, trajectory, group), a trajectory's line in a JSONL file, and what
+training records beside it: metrics per step, and notes on a step's trajectories.
 
 A trajectory is one rollout of one scenario. Its tokens are authoritative: ``samples`` hold the ids exactly as the
 policy sampled them, with the mask recorded at that time; ``messages`` are for people and chat servers.
@@ -12,6 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
 
@@ -27,7 +29,9 @@ from pydantic import (
     with_config,
 )
 
-from emailrl.records.lines import Record, checked, numbered_lines
+from emailrl.base.disk import replace_bytes
+from emailrl.base.errors import EmailRLError
+from emailrl.records.lines import JsonlWriter, Record, checked, numbered_lines, parse_line, readable
 
 Integer = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]  # larger integers are not exact in a browser
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -61,11 +65,7 @@ class _Counts(BaseModel):
     completion_tokens: Number | None = None
 
 
-def _counted(rubric: dict[str, Any]) -> dict[str, Any]:
-    _Counts.model_validate(rubric)
-    return rubric
-
-
+_Rubric = Annotated[dict[str, Any], AfterValidator(lambda rubric: _Counts.model_validate(rubric) and rubric)]
 _closed = with_config(extra="forbid")
 
 
@@ -107,8 +107,7 @@ _UNUSUAL = {"answerable": False, "needs_all": True, "shares_inbox": True}
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """Return a question's fields by name for files and fingerprints; the ``_UNUSUAL`` only if they differ from their
-    defaults."""
+    """Return a question's fields by name for files and fingerprints; the ``_UNUSUAL`` only where they are."""
     usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
     return {name: value for name, value in asdict(scenario).items() if name not in usual}
 
@@ -162,8 +161,7 @@ class Turn:
 @dataclass(slots=True)
 class TokenSample:
     """One training sequence: three lists of equal length. ``loss_mask`` is 1 where the policy sampled the id; elsewhere
-    ``sampler_logprobs`` is None. A trajectory has one, or several if its chat template does not extend the tokens so
-    far."""
+    ``sampler_logprobs`` is None. Several if its chat template does not extend the tokens so far."""
 
     token_ids: TokenIds = field(default_factory=list)
     loss_mask: Mask = field(default_factory=list)
@@ -205,7 +203,7 @@ class Trajectory:
     samples: list[TokenSample] = field(default_factory=list)
     reward: Number = 0.0
     reward_terms: dict[str, Number] = field(default_factory=dict)  # named parts of the reward, which sum to ``reward``
-    rubric: Annotated[dict[str, Any], AfterValidator(_counted)] = field(default_factory=dict)
+    rubric: _Rubric = field(default_factory=dict)
     """ART-E's rubric fields (``environment.rubric.Rubric`` as a dict)."""
     final_answer: str | None = None
     final_sources: list[str] = field(default_factory=list)
@@ -233,8 +231,7 @@ class TrajectoryGroup:
 
 def trajectory_to_dict(trajectory: Trajectory) -> Record:
     """Return the trajectory in its JSONL form. A single sample is stored at the top level as ``token_ids``,
-    ``loss_mask`` and ``sampler_logprobs`` (without a sample, empty lists); several are stored in ``samples``
-    instead."""
+    ``loss_mask`` and ``sampler_logprobs`` (without one, empty lists), several in ``samples``."""
     record = {name: getattr(trajectory, name) for name in _FIRST} | {
         "scenario": scenario_fields(trajectory.scenario),
         "messages": [_message_to_dict(message) for message in trajectory.messages],
@@ -302,3 +299,83 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """Yield the trajectories of a JSONL file in order; ``EmailRLError`` names file and line of an invalid one."""
     for number, content in numbered_lines(path):
         yield trajectory_in_line(path, number, content)
+
+
+class _Metrics(BaseModel, extra="allow"):
+    """The fields of a metrics record; all others are a number or null."""
+
+    __pydantic_extra__: dict[str, Number | None] = Field(init=False)
+    step: Integer
+    seconds: dict[str, Number] = {}
+    dropped: dict[str, Number] = {}
+
+
+_METRICS = TypeAdapter(Annotated[Record, AfterValidator(lambda record: _Metrics.model_validate(record) and record)])
+
+
+class MetricsWriter(JsonlWriter):
+    """``metrics.jsonl``: one object per step, in order; non-finite values are null."""
+
+    def __init__(self, path: Path, *, after_step: int | None = None) -> None:
+        """Open for appending, after removing the lines of steps past ``after_step`` that an interrupted run left."""
+        if after_step is not None and path.exists():
+            kept = []
+            for number, line in numbered_lines(path):
+                step = parse_line(path, number, line).get("step", 0)
+                if not isinstance(step, int):
+                    raise EmailRLError(f"{path}: the step {step!r:.40} is not a whole number.", "Delete that line.")
+                if step <= after_step:
+                    kept.append(line)
+            replace_bytes(path, b"".join(kept))  # the bytes of each line as they were
+        super().__init__(path)
+
+
+def read_metrics(path: Path) -> tuple[list[Record], list[str]]:
+    """Return the lines of metrics or evaluations, and errors for skipped ones."""
+    return readable(path, partial(checked, _METRICS, "a metrics record"))
+
+
+class SampleNote(BaseModel):
+    """Training's numbers on one sequence: lists with a value per token, null where it was not trained."""
+
+    loss_mask: Mask = []
+    old_logprobs: list[Number | None] = []
+    ratio: list[Number | None] = []
+    advantages: list[Number | None] = []  # empty if all trained tokens have the trajectory's advantage
+
+
+class TrainingNote(BaseModel):
+    """Training's note on a trajectory."""
+
+    id: str
+    advantage: Number | None = None
+    """Advantage of all its trained tokens; None if they differ by token, or it was not trained."""
+    dropped: str | None = None  # why it was not trained, if recorded
+    samples: list[SampleNote] = []
+
+    @property
+    def token_advantages(self) -> list[float]:
+        """The advantages of the trained tokens, if they differ (PPO, whitening, a KL in the reward)."""
+        return [each for sample in self.samples for each in sample.advantages if each is not None]
+
+
+def notes_path(trajectories: Path) -> Path:
+    """The file of training's notes on a trajectory file."""
+    return trajectories.parent.parent / "training" / trajectories.name
+
+
+def training_notes(trajectories: Path, *, brief: bool = False) -> tuple[dict[str, TrainingNote], list[str]]:
+    """Return the notes on the trajectories of a file by id, and errors for skipped lines. ``brief`` leaves out
+    ``samples`` as far as possible, for lists: they hold nearly all of the file's bytes."""
+    notes, complaints = readable(notes_path(trajectories), _brief_note if brief else _note)
+    return {note.id: note for note in notes}, [f"training/{each}" for each in complaints]
+
+
+_note = partial(checked, TypeAdapter(TrainingNote), "a training note")
+
+
+def _brief_note(path: Path, number: int, line: bytes) -> TrainingNote:
+    """The part of a note before its samples, or the whole if advantages differ by token."""
+    head, samples, _ = line.partition(b',"samples":')
+    note = _note(path, number, head + b"}" if samples else line)
+    return _note(path, number, line) if note.advantage is None and note.dropped is None else note

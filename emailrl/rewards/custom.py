@@ -15,13 +15,12 @@ from typing import Any, Final
 import httpx
 
 from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
-from emailrl.base.custom import CustomPart, is_path, load_part
+from emailrl.base.custom import is_path, load_part
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Client, Failed, pause_asked_for, retried, tell, wait_for
 from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
-from emailrl.rewards.rubric import Reward
-from emailrl.rewards.scorer import BatchReward, Terms
+from emailrl.rewards.rubric import BatchReward, Reward, Terms
 from emailrl.settings import RewardSettings
 
 logger = logging.getLogger(__name__)
@@ -30,38 +29,26 @@ _OPENRLHF = ["queries", "prompts", "labels"]
 
 
 def load_reward(name: str) -> Reward | BatchReward:
-    """The reward at a Python path; raises ``UsageError`` if it is missing or cannot be loaded.
-
-    When called, it raises ``EmailRLError`` if the user's code raises or returns an invalid reward.
-    """
+    """The reward at a Python path; raises ``UsageError`` if it is missing or cannot be loaded. When called, it raises
+    ``EmailRLError`` if the user's code raises or returns an invalid reward."""
     if not is_path(name):
         hint = "Built-in rewards: art_e, simple, heuristic. Your own: module:attribute, path.py:attribute or a URL."
         raise UsageError(f"Unknown reward: {name!r}.", hint)
     part = load_part(name, "reward")
-    with suppress(TypeError, ValueError):  # a callable written in C has no signature to read
-        if [name for name in inspect.signature(part.call).parameters if name != "kwargs"] == _OPENRLHF:
-            return OpenRLHFReward(part)
 
     def reward(trajectory: Trajectory) -> dict[str, float]:
         return read_terms(part.run("The reward", part.call, trajectory), part.attribute, f"The reward {name}")
 
-    return reward
-
-
-class OpenRLHFReward:
-    """A function of OpenRLHF's signature ``(queries, prompts, labels)``, called once for all trajectories of a step."""
-
-    def __init__(self, part: CustomPart) -> None:
-        self._part = part
-
-    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        """One dict of terms per trajectory; the same error for all if the function failed."""
+    def openrlhf(trajectories: Sequence[Trajectory]) -> Sequence[Terms]:
+        """A function of OpenRLHF's signature is called once for all trajectories of a step."""
         body = request_body(trajectories)
-        try:
-            reply = self._part.run("The reward", self._part.call, body["query"], body["prompts"], body["labels"])
-            return [*read_reply(_plain(reply), trajectories, f"The reward {self._part.name}")]
-        except EmailRLError as error:
-            return [error] * len(trajectories)
+        reply = part.run("The reward", part.call, *(body[name] for name in ("query", "prompts", "labels")))
+        return read_reply(_plain(reply), trajectories, f"The reward {name}")
+
+    with suppress(TypeError, ValueError):  # a callable written in C has no signature to read
+        if [name for name in inspect.signature(part.call).parameters if name != "kwargs"] == _OPENRLHF:
+            return BatchReward(openrlhf)
+    return reward
 
 
 def _plain(value: Any) -> Any:
@@ -117,11 +104,9 @@ def _text(messages: Iterable[Message]) -> str:
 def read_reply(
     reply: Any, trajectories: Sequence[Trajectory], scorer: str, tellable: Callable[[str], str] = str
 ) -> list[dict[str, float]]:
-    """One dict of terms a trajectory; scores and extra logs are written into the rubrics.
-
-    ``scorer`` names the sender in errors; ``tellable`` hides secrets. Raises EmailRLError unless there is one finite
-    reward per trajectory, in order, under names without secrets: a partly valid reply is not used.
-    """
+    """One dict of terms a trajectory; scores and extra logs are written into the rubrics. ``scorer`` names the sender
+    in errors; ``tellable`` hides secrets. Raises EmailRLError unless there is one finite reward per trajectory, in
+    order, under names without secrets: a partly valid reply is not used."""
     if not isinstance(reply, dict) or "rewards" not in reply:
         raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')
     count = len(trajectories)
@@ -180,49 +165,33 @@ class _Client(Client):
     max_bytes = 64 << 20  # Maximum size of a scorer's reply.
 
 
-class HttpReward:
+def http_reward(url: str, settings: RewardSettings, *, concurrency: int) -> BatchReward:
     """Posts trajectories to ``url``, ``REWARD_BATCH_SIZE`` in one request and at most ``concurrency`` requests at once.
-
     A batch is retried after 1, 2, 4, … seconds if the server is down, busy or failing, ``REWARD_RETRIES`` times; a
-    final failure, or an invalid reply, is an error of that batch's trajectories.
-    """
+    final failure, or an invalid reply, is an error of that batch's trajectories."""
+    try:
+        problem = "" if httpx.URL(url).host else "has no host"
+    except httpx.InvalidURL as error:
+        problem = f"is invalid: {error}"
+    if problem:
+        raise UsageError(f"The reward's URL {problem}.", "Expected http://host:port/path.")
+    key = settings.reward_api_key.get_secret_value() if settings.reward_api_key else ""
+    address, credentials = split_credentials(url)  # httpx logs request URLs
+    tell(url, "reward", with_key=bool(key or credentials))
+    scorer = f"The scorer {without_credentials(url)}"
+    bearer = {"Authorization": f"Bearer {key}"} if key and credentials is None else {}
+    headers = {"Content-Type": "application/json"} | bearer
+    client = _Client(auth=credentials, headers=headers, timeout=settings.reward_timeout)
 
-    def __init__(self, url: str, settings: RewardSettings, *, concurrency: int) -> None:
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise UsageError(f"The reward's URL is invalid: {error}.", "Expected http://host:port/path.") from None
-        if not parsed.host:
-            raise UsageError("The reward's URL has no host.", "Expected http://host:port/path.")
-        key = settings.reward_api_key.get_secret_value() if settings.reward_api_key else ""
-        tell(url, "reward", with_key=bool(key or parsed.userinfo))
-        self._settings = settings
-        self._concurrency = concurrency
-        self._secrets = [key, *secrets_in(url)]
-        self._url, credentials = split_credentials(url)  # httpx logs request URLs
-        self._shown = without_credentials(url)
-        self._client = _Client(
-            auth=credentials,
-            headers={"Content-Type": "application/json"}
-            | ({"Authorization": f"Bearer {key}"} if key and credentials is None else {}),
-            timeout=settings.reward_timeout,
-        )
+    def tellable(text: str) -> str:
+        return redacted(text, key, *secrets_in(url), limit=10_000)
 
-    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
-        size = self._settings.reward_batch_size
-        batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
-        if len(batches) <= 1:
-            return [terms for batch in batches for terms in self._score(batch)]
-        with ThreadPoolExecutor(min(self._concurrency, len(batches)), thread_name_prefix="reward") as pool:
-            return [terms for scored in pool.map(self._score, batches) for terms in scored]
-
-    def _score(self, batch: Sequence[Trajectory]) -> list[Terms]:
-        scorer = f"The scorer {self._shown}"
+    def score(batch: Sequence[Trajectory]) -> Sequence[Terms]:
         content = json.dumps(request_body(batch)).encode()  # ASCII only: email text may not be encodable
 
         async def attempt() -> httpx.Response:
             try:
-                response = await self._client.post(self._url, content=content)
+                response = await client.post(address, content=content)
             except httpx.HTTPError as error:
                 raise Failed(f"{type(error).__name__}: {error}") from error
             if not response.is_success:
@@ -231,7 +200,7 @@ class HttpReward:
             return response
 
         try:
-            reply = wait_for(retried(attempt, self._settings.reward_retries))
+            reply = wait_for(retried(attempt, settings.reward_retries))
             if isinstance(reply, Failed):
                 why = f"{scorer} returned no rewards: {reply.why.rstrip('.')}."
                 raise EmailRLError(why, "Check the server and its URL.")
@@ -239,11 +208,16 @@ class HttpReward:
                 value = reply.json()
             except (ValueError, RecursionError):  # nested too deep to be read
                 raise EmailRLError(f"{scorer} replied with invalid JSON: {reply.text!r}") from None
-            return [*read_reply(value, batch, scorer, self._tellable)]
+            return read_reply(value, batch, scorer, tellable)
         except EmailRLError as error:
-            masked = EmailRLError(self._tellable(error.message)[:500], error.hint)
+            masked = EmailRLError(tellable(error.message)[:500], error.hint)
             logger.warning("%d trajectories got no reward: %s", len(batch), masked)
             return [masked] * len(batch)
 
-    def _tellable(self, text: str) -> str:
-        return redacted(text, *self._secrets, limit=10_000)
+    def score_all(trajectories: Sequence[Trajectory]) -> list[Terms]:
+        size = settings.reward_batch_size
+        batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        with ThreadPoolExecutor(max(1, min(concurrency, len(batches))), thread_name_prefix="reward") as pool:
+            return [terms for scored in pool.map(score, batches) for terms in scored]
+
+    return BatchReward(score_all)

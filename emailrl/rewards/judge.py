@@ -105,10 +105,7 @@ def _at_openrouter(settings: RewardSettings) -> bool:
 
 
 def read_verdict(reply: str) -> bool | None:
-    """True or False if that word is the whole reply, else None.
-
-    Allowed around it are reasoning in ``<think>`` at the very start, quotes or emphasis, and a full stop: models add
-    these whatever the prompt says.
-    """
+    """True or False if that word is the whole reply, else None. Allowed around it are reasoning in ``<think>`` at the
+    very start, quotes or emphasis, and a full stop: models add these whatever the prompt says."""
     found = _VERDICT.fullmatch(reply)
     return None if found is None else found[2].lower() == "true"

@@ -26,8 +26,9 @@ call: a search for words of the question. Terms (their sum lies between -0.25 an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from emailrl.agent.tools import TOOLS, check_arguments
 from emailrl.base.errors import EmailRLError, ToolError
@@ -37,6 +38,14 @@ from emailrl.settings import RewardWeightSettings
 
 Reward = Callable[[Trajectory], dict[str, float]]
 """Named terms of one finished trajectory whose ``rubric["answer_correct"]`` is known; their sum is its reward."""
+Terms = dict[str, float] | Exception  # The named terms of one trajectory's reward, or an error.
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReward:
+    """A reward computed for many trajectories at once, such as a remote one."""
+
+    score: Callable[[Sequence[Trajectory]], Sequence[Terms]]
 
 
 def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:

@@ -1,4 +1,4 @@
-"""Scores trajectories with the named reward, and measures surface features of their answers.
+"""From settings to a scorer, which scores trajectories with the named reward, and measures surface features of answers.
 
 The features do not affect the reward: they change first when a policy games it, as longer answers, lists or capitals.
 """
@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from emailrl.base.credentials import redacted
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted
 from emailrl.records.trajectory import Trajectory
+from emailrl.rewards.custom import http_reward, load_reward
+from emailrl.rewards.judge import LLMJudge, judge_key
 from emailrl.rewards.matching import match
-from emailrl.rewards.rubric import Reward
+from emailrl.rewards.rubric import BatchReward, Reward, Terms, art_e_reward, heuristic_reward, simple_reward
+from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 _NO_TEXT = re.compile(r"https?://\S+|<[^\s<>]+>")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -41,11 +44,9 @@ def measure(answer: str) -> dict[str, float]:
 
 
 def count_candidates(answer: str) -> int:
-    """The number of candidates in an answer: the items of its longest list or choice, at least 1.
-
-    A list is three items or more of at most four words in one sentence, or bulleted lines; joined by "or", ";" or "/",
-    two are a choice. So "Tuesday or Friday" offers 2, "May 3, May 4, or May 5" 3, "in Houston, Texas" 1.
-    """
+    """The number of candidates in an answer: the items of its longest list or choice, at least 1. A list is three items
+    or more of at most four words in one sentence, or bulleted lines; joined by "or", ";" or "/", two are a choice. So
+    "Tuesday or Friday" offers 2, "May 3, May 4, or May 5" 3, "in Houston, Texas" 1."""
     text = _YEAR_AFTER_COMMA.sub("", _NO_TEXT.sub("", answer))
     longest = max(1, len(_BULLET.findall(text)))
     for sentence in (" ".join(part.split()) for part in _SENTENCE.split(text)):
@@ -76,14 +77,6 @@ class AnswerCheck(Protocol):
 
 
 Claim = tuple[str, str, str, str]  # Question, reference, answer and the question's kind, empty if unknown.
-Terms = dict[str, float] | Exception  # The named terms of one trajectory's reward, or an error.
-
-
-@runtime_checkable
-class BatchReward(Protocol):
-    """A reward computed for many trajectories at once, such as a remote one."""
-
-    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[Terms]: ...
 
 
 class OfflineMatcher:
@@ -103,13 +96,10 @@ class Scorer:
         self.reward = reward
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly.
-
-        Trajectories that already hold an exception are skipped. If judging or the reward fails for one, its
-        ``exception`` is set and it gets no reward; without a verdict ``answer_correct`` is None: an outage is never a
-        wrong answer, and a failure affects no other trajectory. If the mailbox holds no answer, only "I don't know" is
-        right, and nothing needs a check.
-        """
+        """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly. Trajectories that already hold an
+        exception are skipped. If judging or the reward fails for one, its ``exception`` is set and it gets no reward;
+        without a verdict ``answer_correct`` is None: an outage is never a wrong answer, and a failure affects no other
+        trajectory. If the mailbox holds no answer, only "I don't know" is right, and nothing needs a check."""
         finished = [trajectory for trajectory in trajectories if trajectory.exception is None]
         claims = {
             id(each): (each.scenario.question, each.scenario.answer, each.final_answer or "", each.scenario.kind or "")
@@ -161,24 +151,20 @@ class Scorer:
 
     def _terms(self, trajectories: Sequence[Trajectory]) -> list[Terms]:
         """The reward's terms, or its error, per trajectory; each distinct failure is logged once, with its number."""
-        reward, terms = self.reward, list[Terms]()
-        failures: Counter[str] = Counter()
-        if isinstance(reward, BatchReward):
+        reward, failures = self.reward, Counter[str]()
+
+        def terms_of(part: Sequence[Trajectory]) -> Sequence[Terms]:
             try:
-                return reward.score_batch(trajectories)
+                return reward.score(part) if isinstance(reward, BatchReward) else [reward(each) for each in part]
             except Exception as error:
-                failures[_message(error)] = len(trajectories)
-                terms = [error] * len(trajectories)
-        else:
-            for trajectory in trajectories:
-                try:
-                    terms.append(reward(trajectory))
-                except Exception as error:
-                    failures[_message(error)] += 1
-                    terms.append(error)
+                failures[_message(error)] += len(part)
+                return [error] * len(part)
+
+        parts = [trajectories] if isinstance(reward, BatchReward) else [[each] for each in trajectories]
+        found = [terms for part in parts for terms in terms_of(part)]
         for message, count in failures.items():
             logger.warning("%s got no reward: %s", counted(count, "trajectory"), message)
-        return terms
+        return found
 
 
 def _told(error: Exception) -> str:
@@ -226,3 +212,28 @@ class OverlongScorer:
         longest = max((len(turn.completion_ids) for turn in trajectory.turns), default=0)
         over = max(longest - (self.max_tokens - self.buffer), 0)
         return min(over, self.buffer) / self.buffer * self.penalty
+
+
+def build_scorer(
+    rewards: RewardSettings, weights: RewardWeightSettings, agent: AgentSettings, *, reward: str | None = None
+) -> Scorer:
+    """The configured scorer; ``reward`` overrides the setting (mode simple: ``heuristic``)."""
+    name, concurrency = reward or rewards.reward, agent.rollout_concurrency
+    answers: AnswerCheck = LLMJudge(rewards, concurrency=concurrency) if uses_judge(rewards) else OfflineMatcher()
+    chosen: Reward | BatchReward
+    if name == "art_e":
+        chosen = art_e_reward(weights, agent.max_turns)
+    elif name == "simple":
+        chosen = simple_reward
+    elif name == "heuristic":
+        chosen = heuristic_reward(agent.max_tokens)
+    elif name.lower().startswith(("http://", "https://")):
+        chosen = http_reward(name, rewards, concurrency=concurrency)
+    else:
+        chosen = load_reward(name)
+    return Scorer(answers, chosen)
+
+
+def uses_judge(rewards: RewardSettings) -> bool:
+    """Whether an LLM judges answers: if configured, or by default if a key for its endpoint is set."""
+    return rewards.judge == "llm" or (rewards.judge == "auto" and bool(judge_key(rewards)))

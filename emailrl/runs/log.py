@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from emailrl.base.disk import check_own, naming
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import first_line, plain, plain_line
-from emailrl.records import MetricsWriter
+from emailrl.records.trajectory import MetricsWriter, Trajectory
 from emailrl.settings import Settings, TrackingSettings, check_wandb
 
 if TYPE_CHECKING:
     from emailrl.measure.evaluation import Evaluation
-    from emailrl.records.trajectory import Trajectory
 
 RULE: Final = "=" * 60
 

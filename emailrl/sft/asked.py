@@ -10,7 +10,7 @@ from typing import Any
 
 from emailrl.facts.mentions import Extractor
 from emailrl.facts.reading import name_of
-from emailrl.questions.inbox.mailbox import own_text, spell_day, topic_of
+from emailrl.questions.inbox import own_text, spell_day, topic_of
 from emailrl.questions.template import HARD_KINDS, KINDS
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from emailrl.agent.mail_env import MailEnvironment
 from emailrl.agent.task import mail_agent
 from emailrl.agent.tools import MAX_RESULTS
-from emailrl.facts.lexicon import STOPWORDS
+from emailrl.facts.words import STOPWORDS
 from emailrl.mail import open_mailbox
 from emailrl.questions import Split, load_scenario_set
-from emailrl.questions.inbox.mailbox import topic_of
+from emailrl.questions.inbox import topic_of
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import AgentSettings, Settings

@@ -23,8 +23,7 @@ from emailrl.model.shard import check_shardable
 from emailrl.questions import fingerprint, missing_ids, read_questions
 from emailrl.ranks import Ranks
 from emailrl.records.trajectory import Scenario
-from emailrl.rewards.build import build_scorer
-from emailrl.rewards.scorer import OverlongScorer
+from emailrl.rewards.scorer import OverlongScorer, build_scorer
 from emailrl.runs.folder import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.runs.log import RULE, Display, Tracker, check_services
 from emailrl.runs.resume import Start, check_agrees, find_start, lost_metrics, resumed, rewind, run_to_resume, with_lora

@@ -17,7 +17,7 @@ from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingP
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory
-from emailrl.rewards.build import build_scorer
+from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import AgentSettings
 
 

@@ -74,8 +74,7 @@ class Spec:
 
 def prepare(out: Path) -> None:
     """Write the demo mailbox and, for each split that judges, a question file in which its questions stand as `val`."""
-    from emailrl.questions.beside import questions_file, write_demo
-    from emailrl.questions.load import load_scenario_set, write_scenarios
+    from emailrl.questions.load import load_scenario_set, questions_file, write_demo, write_scenarios
     from emailrl.settings import DataSettings, StoreSettings
 
     database = out / "demo.db"

@@ -21,8 +21,7 @@ from tiny import ANN, make_checkpoint, make_database, make_model
 from emailrl.base.http import tell
 from emailrl.model.smol_base import INSTALL
 from emailrl.questions import read_jsonl
-from emailrl.questions.beside import questions_file, write_demo
-from emailrl.questions.load import load_scenario_set
+from emailrl.questions.load import load_scenario_set, questions_file, write_demo
 from emailrl.settings import StoreSettings, load_settings
 
 SEARCH = ("search_emails", '{"keywords": ["lease"], "from_addr": "bob@example.com"}')

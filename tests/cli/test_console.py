@@ -26,8 +26,8 @@ from emailrl.cli.app import LONGEST_ERROR, fail
 from emailrl.cli.output import print_json, progress_console, result_console, say
 from emailrl.engines.vllm.replica import refusal
 from emailrl.records.trajectory import Trajectory
-from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError, LLMJudge
+from emailrl.rewards.scorer import build_scorer
 from emailrl.runs.log import open_log
 from emailrl.settings import RewardSettings, Settings
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from emailrl.cli.output import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
 from emailrl.page.tokens import TokenTexts
-from emailrl.records.training import SampleNote, TrainingNote
-from emailrl.records.trajectory import Message, StopReason, ToolCall, Trajectory
+from emailrl.records.trajectory import Message, SampleNote, StopReason, ToolCall, TrainingNote, Trajectory
 
 
 def shown(trajectory: Trajectory, **options: object) -> str:

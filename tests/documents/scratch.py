@@ -13,7 +13,7 @@ from pathlib import Path
 
 from documents.pages import ROOT, Block
 
-from emailrl.questions.beside import write_demo
+from emailrl.questions.load import write_demo
 from emailrl.settings import StoreSettings
 
 PEOPLE = ["bo.lind@example.net", "cy.marsh@example.net"]

@@ -35,8 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.benchmark import Subject, run_benchmark
     from emailrl.model.resolve import Adapter
-    from emailrl.questions.beside import questions_file, write_demo
-    from emailrl.questions.load import load_scenario_set
+    from emailrl.questions.load import load_scenario_set, questions_file, write_demo
     from emailrl.settings import StoreSettings, load_settings
     from emailrl.sft.loop import sft
     from emailrl.training.loop import train

@@ -39,7 +39,7 @@ wandb_mode = "disabled"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the page's files, a demo mailbox and settings for runs of a few seconds."""
-    from emailrl.questions.beside import write_demo
+    from emailrl.questions.load import write_demo
     from emailrl.settings import StoreSettings
 
     folder = tmp_path_factory.mktemp("custom")

@@ -72,7 +72,7 @@ def test_these_are_the_combinations_of_the_list() -> None:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Demo mail and settings that make a run small."""
-    from emailrl.questions.beside import questions_file, write_demo
+    from emailrl.questions.load import questions_file, write_demo
     from emailrl.settings import StoreSettings
 
     db = tmp_path_factory.mktemp("demo") / "mail.db"

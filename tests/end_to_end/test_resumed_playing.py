@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from end_to_end.commands import begin, exit_code
 
-from emailrl.questions.beside import questions_file, write_demo
+from emailrl.questions.load import questions_file, write_demo
 from emailrl.records import read_records
 from emailrl.settings import StoreSettings
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy
-from emailrl.questions.beside import write_demo
+from emailrl.questions.load import write_demo
 from emailrl.quickstart import SETTINGS
 from emailrl.records import Record, read_records, read_trajectories
 from emailrl.settings import load_settings

@@ -12,8 +12,7 @@ import pytest
 from emailrl.page.shapes import detail, evidence, failure, rows
 from emailrl.page.tokens import TokenTexts
 from emailrl.records import Entry, TrainingNote, TrajectoryIndex, write_trajectories
-from emailrl.records.training import SampleNote
-from emailrl.records.trajectory import Message, Trajectory, Turn
+from emailrl.records.trajectory import Message, SampleNote, Trajectory, Turn
 
 
 def played(trajectory: Trajectory, *turns: tuple[str, object], answer: str | None, sources: list[str]) -> Trajectory:

@@ -18,7 +18,7 @@ from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
 from emailrl.mail.sources import RawEmail, open_source
 from emailrl.questions import ScenarioSet, Split, coverage_notes, load_scenario_set, missing_ids
-from emailrl.questions.beside import has_enron_email, has_only_demo_email, questions_file, with_questions, write_demo
+from emailrl.questions.load import has_enron_email, has_only_demo_email, questions_file, with_questions, write_demo
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings, StoreSettings
 
@@ -35,30 +35,34 @@ def rows(inboxes: str, split: str | None = None, start: int = 1000) -> list[Row]
     return [row(id=start + n, inbox_address=f"{inbox}@x", **named) for n, inbox in enumerate(inboxes)]
 
 
+def ids(found: ScenarioSet) -> list[str]:
+    return [scenario.id for scenario in found.scenarios]
+
+
+def inboxes(found: ScenarioSet) -> set[str]:
+    return {scenario.inbox_address for scenario in found.scenarios}
+
+
 def test_named_splits_are_taken_as_they_stand(question_file: Write) -> None:
     path = question_file(rows("ab", "train", 1) + rows("c", "val", 10) + rows("d", "test", 20))
-    assert [s.id for s in load(path, "train").scenarios] == ["1", "2"]
-    assert [s.id for s in load(path, "val").scenarios] == ["10"]
-    assert [s.id for s in load(path, "test").scenarios] == ["20"]
-    assert [s.id for s in load(path, None).scenarios] == ["1", "2", "10", "20"]
+    splits: tuple[Split | None, ...] = ("train", "val", "test", None)
+    assert [ids(load(path, split)) for split in splits] == [["1", "2"], ["10"], ["20"], ["1", "2", "10", "20"]]
     assert load(path, "test").notes == []
 
 
 def test_a_set_without_val_gets_one_from_its_train_inboxes(question_file: Write) -> None:
     path = question_file(rows("aabbccddee", "train") + rows("f", "test", 1))
-    train, val = load(path, "train").scenarios, load(path, "val").scenarios
-    assert len(val) == 2 and len(train) == 8
-    assert not {s.inbox_address for s in train} & {s.inbox_address for s in val}
-    assert [s.id for s in load(path, "test").scenarios] == ["1"]
+    train, val = load(path, "train"), load(path, "val")
+    assert (len(train.scenarios), len(val.scenarios)) == (8, 2) and not inboxes(train) & inboxes(val)
+    assert ids(load(path, "test")) == ["1"]
 
 
 def test_a_set_that_names_no_splits_is_one_pool(question_file: Write) -> None:
     path = question_file(rows("aabbccddee"))
     test = load(path, "test")
     assert len(test.scenarios) == 10 and "has no splits" in test.notes[0]
-    train, val = load(path, "train").scenarios, load(path, "val").scenarios
-    assert len(train) + len(val) == 10
-    assert not {s.inbox_address for s in train} & {s.inbox_address for s in val}
+    train, val = load(path, "train"), load(path, "val")
+    assert len(train.scenarios + val.scenarios) == 10 and not inboxes(train) & inboxes(val)
     assert len(load(path, None).scenarios) == 10
 
 
@@ -91,18 +95,11 @@ def test_an_empty_split_says_what_there_is(question_file: Write) -> None:
 
 
 def test_known_bad_questions_are_dropped_from_art_e_s_set_alone(question_file: Write) -> None:
-    enron = "ana.roe@enron.com"
-    path = question_file(
-        [
-            row(id=49, inbox_address=enron),
-            row(id=50, inbox_address=enron),
-            row(id=101, inbox_address="me@x.org"),
-            row(id=327, inbox_address=enron, kind="sender"),
-        ]
+    enron = {"inbox_address": "ana.roe@enron.com"}
+    loaded = load(
+        question_file([row(id=49, **enron), row(id=50, **enron), row(id=101), row(id=327, kind="x", **enron)]), None
     )
-    loaded = load(path, None)
-    assert [s.id for s in loaded.scenarios] == ["50", "101", "327"]
-    assert loaded.dropped == {"known_bad_id": 1}
+    assert ids(loaded) == ["50", "101", "327"] and loaded.dropped == {"known_bad_id": 1}
 
 
 def test_questions_with_many_sources_are_dropped_and_counted(question_file: Write) -> None:
@@ -110,30 +107,27 @@ def test_questions_with_many_sources_are_dropped_and_counted(question_file: Writ
     needed = row(id=4, message_ids=three, needs_all=True)
     path = question_file([row(id=1), row(id=2, message_ids=three[:2]), row(id=3, message_ids=three), needed])
     assert load(path, None).dropped == {"too_many_sources": 2}
-    assert [s.id for s in load(path, None).scenarios] == ["1", "4"]
+    assert ids(load(path, None)) == ["1", "4"]
     assert load(path, None).notes == ["dropped questions with more source emails than MAX_SOURCE_MAILS: 2"]
-    assert [s.id for s in load(path, None, max_source_mails=2).scenarios] == ["1", "2", "4"]
+    assert ids(load(path, None, max_source_mails=2)) == ["1", "2", "4"]
     with pytest.raises(UsageError, match=r"no questions left \(dropped .* MAX_SOURCE_MAILS: 1\)"):
         load(question_file([row(message_ids=["<1@x>", "<2@x>"])]), None)
 
 
+def drawn(path: Path, split: Split | None, seed: int, limit: int = 10) -> list[str]:
+    return ids(load_scenario_set(path, split, limit=limit, seed=seed, data=DataSettings()))
+
+
 def test_a_limit_takes_the_same_sample_for_a_seed(question_file: Write) -> None:
     path = question_file(rows("abcdefghij" * 5))
-    ids = [s.id for s in load(path, None, limit=10).scenarios]
-    assert ids == [s.id for s in load(path, None, limit=20).scenarios][:10]
-    assert len({s.inbox_address for s in load(path, None, limit=10).scenarios}) >= 8
-    other = load_scenario_set(path, None, limit=10, seed=4, data=DataSettings()).scenarios
-    assert [s.id for s in other] != ids
+    assert drawn(path, None, 3) == drawn(path, None, 3, limit=20)[:10] != drawn(path, None, 4)
+    assert len(inboxes(load(path, None, limit=10))) >= 8
 
 
 @pytest.mark.parametrize(("split", "same"), [("train", False), ("val", True), ("test", True)])
 def test_seeds_share_their_validation_and_test_questions(question_file: Write, split: Split, same: bool) -> None:
     path = question_file(rows("a" * 40, "train", 1) + rows("b" * 40, "val", 100) + rows("c" * 40, "test", 200))
-    drawn = [
-        [s.id for s in load_scenario_set(path, split, limit=10, seed=seed, data=DataSettings()).scenarios]
-        for seed in (1, 42, 43)
-    ]
-    assert [ids == drawn[0] for ids in drawn[1:]] == [same, same]
+    assert [drawn(path, split, 1) == drawn(path, split, seed) for seed in (42, 43)] == [same, same]
 
 
 def test_the_fingerprint_knows_the_content_not_the_order(question_file: Write) -> None:
@@ -179,13 +173,9 @@ def ask(*message_ids: str, day: str = "2001-05-04") -> Scenario:
     return Scenario("q", "Q?", "A", list(message_ids), "me@x.org", day)
 
 
-def test_sent_and_received_mails_are_there(three_mails: Path) -> None:
-    coverage = missing_ids([ask("<1@x>"), ask("<2@x>"), ask("<1@x>", "<2@x>")], three_mails)
-    assert (coverage.missing, coverage.hidden, coverage.answerable) == ([], [], 1.0)
-
-
 def test_what_is_absent_is_told_from_what_is_out_of_sight(three_mails: Path) -> None:
-    questions = [ask("<9@x>"), ask("<1@x>", "<9@x>"), ask("<3@x>"), ask("<1@x>", day="2001-05-03"), ask("<1@x>")]
+    questions = [ask("<9@x>"), ask("<1@x>", "<9@x>"), ask("<3@x>"), ask("<1@x>", day="2001-05-03")]
+    questions.append(ask("<1@x>", "<2@x>"))  # received, and sent
     coverage = missing_ids(questions, three_mails)
     assert coverage.missing == ["<9@x>"]
     assert coverage.hidden == ["<3@x>", "<1@x>"]  # another's mail; a mail of the day itself
@@ -202,11 +192,6 @@ def test_the_share_of_answerable_questions_is_said(three_mails: Path) -> None:
         coverage_notes([ask("<9@x>")], three_mails)
 
 
-def test_no_database(tmp_path: Path) -> None:
-    with pytest.raises(EmailRLError, match="No such mail database"):
-        missing_ids([ask("<1@x>")], tmp_path / "absent.db")
-
-
 @pytest.fixture
 def db(tmp_path: Path) -> Path:
     return make_database(tmp_path / "mail.db")
@@ -217,24 +202,18 @@ def chosen(db: Path, questions: Path | None = None) -> tuple[Path | None, str | 
     return data.questions, line
 
 
-def test_the_file_beside_the_database_is_taken_and_said(db: Path) -> None:
+def test_the_file_beside_the_database_is_taken_and_said(db: Path, tmp_path: Path) -> None:
     beside = db.parent / "mail_questions.jsonl"
-    assert questions_file(db) == beside
-    beside.touch()
-    assert chosen(db) == (beside, f"Questions: {beside} (next to the database)")
-
-
-def test_a_link_to_a_database_has_the_questions_of_its_target_unless_it_has_its_own(db: Path, tmp_path: Path) -> None:
     link = tmp_path / "links" / "mine.db"
     link.parent.mkdir()
     link.symlink_to(db)
-    beside = db.parent / "mail_questions.jsonl"
-    assert questions_file(link) == beside  # where gen-questions writes them
+    assert questions_file(db) == questions_file(link) == beside  # where gen-questions writes them
     beside.touch()
-    assert chosen(link)[0] == beside
-    own = link.with_name("mine_questions.jsonl")
+    assert chosen(db) == chosen(link) == (beside, f"Questions: {beside} (next to the database)")
+    own = link.with_name("mine_questions.jsonl")  # a link's own come first
     own.touch()
     assert questions_file(link) == chosen(link)[0] == own
+    assert chosen(db, tmp_path / "named.jsonl") == (tmp_path / "named.jsonl", None)
 
 
 def test_a_broken_link_next_to_the_database_is_named(db: Path) -> None:
@@ -242,11 +221,6 @@ def test_a_broken_link_next_to_the_database_is_named(db: Path) -> None:
     beside.symlink_to("gone.jsonl")
     with pytest.raises(UsageError, match=r"mail_questions\.jsonl is a broken link to gone\.jsonl"):
         chosen(db)
-
-
-def test_a_named_file_comes_first_and_needs_no_line(db: Path, tmp_path: Path) -> None:
-    (tmp_path / "mail_questions.jsonl").touch()
-    assert chosen(db, tmp_path / "mine.jsonl") == (tmp_path / "mine.jsonl", None)
 
 
 def test_without_a_file_only_enron_email_gets_the_questions_of_the_hub(db: Path, tmp_path: Path) -> None:

@@ -38,45 +38,34 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_number_and_a_dict(path: Path) -> None:
+def test_a_number_and_a_dict_by_path_and_by_module(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_reward(f"{path}:length")(TRAJECTORY) == {"length": 4.0}
     assert load_reward(f"{path}:terms")(TRAJECTORY) == {"a": 1.0, "b": -0.5}
-
-
-def test_by_module(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.chdir(path.parent)
     assert load_reward("my_rewards:length")(TRAJECTORY) == {"length": 4.0}
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "error", "message"),
     [
-        ("art_f", "Unknown reward: 'art_f'"),
-        ("{path}:missing", "has no function or class 'missing'"),
-        ("{path}:number", "has no function or class 'number'"),
-        ("{path}x.py:length", "No such file"),
-        ("no_such_module_here:length", "ModuleNotFoundError"),
+        ("art_f", UsageError, "Unknown reward: 'art_f'"),
+        ("{path}:missing", UsageError, "has no function or class 'missing'"),
+        ("{path}:number", UsageError, "has no function or class 'number'"),
+        ("{path}x.py:length", UsageError, "No such file"),
+        ("no_such_module_here:length", UsageError, "ModuleNotFoundError"),
+        ("{path}:text", EmailRLError, "returned 'much'"),
+        ("{path}:endless", EmailRLError, "must be finite"),
+        ("{path}:leaves", EmailRLError, r"raised: .*my_rewards.py, line 7: SystemExit: 3"),
+        ("{path}:closes", EmailRLError, r"raised: .*my_rewards.py, line 8: GeneratorExit"),
+        ("{path}:vast", EmailRLError, "must lie within ±1e\\+09"),
+        ("{path}:breaks", EmailRLError, r"raised: .*my_rewards.py, line 6: ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_is_not_there(path: Path, name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        load_reward(name.format(path=path))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("text", "returned 'much'"),
-        ("endless", "must be finite"),
-        ("leaves", r"raised: .*my_rewards.py, line 7: SystemExit: 3"),
-        ("closes", r"raised: .*my_rewards.py, line 8: GeneratorExit"),
-        ("vast", "must lie within ±1e\\+09"),
-        ("breaks", r"raised: .*my_rewards.py, line 6: ZeroDivisionError: division by zero"),
-    ],
-)
-def test_what_a_reward_must_not_do(path: Path, name: str, message: str) -> None:
-    with pytest.raises(EmailRLError, match=message):
-        load_reward(f"{path}:{name}")(TRAJECTORY)
+def test_what_is_not_there_and_what_a_reward_must_not_do(
+    path: Path, name: str, error: type[EmailRLError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load_reward(name.format(path=path))(TRAJECTORY)
 
 
 def test_a_file_may_hold_dataclasses_import_its_neighbours_and_is_loaded_once(tmp_path: Path) -> None:
@@ -92,12 +81,6 @@ def test_a_file_may_hold_dataclasses_import_its_neighbours_and_is_loaded_once(tm
     assert second(TRAJECTORY) == {"second": 1.0}  # type: ignore[operator]
     (tmp_path / "mine.py").write_text("def first(trajectory): return 7\n")
     assert load_reward(f"{tmp_path / 'mine.py'}:first")(TRAJECTORY) == {"first": 7.0}  # type: ignore[operator]
-
-
-def test_a_module_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "reward_beside_me.py").write_text("def three(trajectory): return 3\n")
-    monkeypatch.chdir(tmp_path)
-    assert load_reward("reward_beside_me:three")(TRAJECTORY) == {"three": 3.0}  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["beside_pyc.py:f", "beside_pyc_named:f", "pyc_package.inner:f", "pyc_importer.py:f"])
@@ -134,7 +117,6 @@ def test_what_is_installed_below_the_working_directory_keeps_its_bytecode(
     [
         ("x = 1\ny = [\n", r"bad.py, line 2: SyntaxError: '\[' was never closed"),
         ("import json\njson.loads('{')\n", r"bad.py, line 2: JSONDecodeError: Expecting property name"),
-        ("import no_such_module_here\n", r"bad.py, line 1: ModuleNotFoundError"),
         ("import sys\nsys.exit(3)\n", r"bad.py, line 2: SystemExit: 3"),
     ],
 )
@@ -156,15 +138,18 @@ def breaks(queries, prompts, labels): return {"rewards": [1 / 0]}
 """
 
 
-def test_a_reward_function_of_openrlhf_is_called_once_for_all(tmp_path: Path) -> None:
+def openrlhf(tmp_path: Path, name: str) -> list[Trajectory]:
+    """Two trajectories, scored by a function of that signature."""
     (tmp_path / "rlhf.py").write_text(OPENRLHF)
+    messages = [Message("user", "Q?"), Message("assistant", "four")]
     scenarios = [replace(TRAJECTORY.scenario, answer=answer) for answer in ("abcd", "ab")]
-    played = [
-        Trajectory(f"t{n}", "g", scenario, messages=[Message("user", "Q?"), Message("assistant", "four")])
-        for n, scenario in enumerate(scenarios)
-    ]
-    reward = load_reward(f"{tmp_path / 'rlhf.py'}:reward_func")
-    Scorer(OfflineMatcher(), reward).score(played)
+    played = [Trajectory(f"t{n}", "g", scenario, messages=messages) for n, scenario in enumerate(scenarios)]
+    Scorer(OfflineMatcher(), load_reward(f"{tmp_path / 'rlhf.py'}:{name}")).score(played)
+    return played
+
+
+def test_a_reward_function_of_openrlhf_is_called_once_for_all(tmp_path: Path) -> None:
+    played = openrlhf(tmp_path, "reward_func")
     assert [t.reward_terms for t in played] == [{"remote": 4.0}, {"remote": 2.0}]
     assert [t.rubric["remote_score"] for t in played] == pytest.approx([0.4, 0.2])
     assert [t.rubric["remote_half"] for t in played] == [2.0, 1.0]
@@ -177,7 +162,5 @@ def test_a_reward_function_of_openrlhf_is_called_once_for_all(tmp_path: Path) ->
     [("too_few", "replied with 1 rewards for 2 trajectories"), ("breaks", "rlhf.py, line 9: ZeroDivisionError")],
 )
 def test_a_reward_function_of_openrlhf_that_fails(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "rlhf.py").write_text(OPENRLHF)
-    played = [Trajectory(f"t{n}", "g", TRAJECTORY.scenario) for n in range(2)]
-    Scorer(OfflineMatcher(), load_reward(f"{tmp_path / 'rlhf.py'}:{name}")).score(played)
-    assert all(message in (t.exception or "") and t.reward == 0 and not t.reward_terms for t in played)
+    for each in openrlhf(tmp_path, name):
+        assert message in (each.exception or "") and each.reward == 0 and not each.reward_terms

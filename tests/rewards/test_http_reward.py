@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -13,15 +12,12 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from local_server import DrippingServer, JsonStub, Reply
-from pydantic import SecretStr
+from local_server import JsonStub, Reply
 
 from emailrl.agent import Rubric
 from emailrl.base.errors import UsageError
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory
-from emailrl.rewards import custom
-from emailrl.rewards.build import build_scorer
-from emailrl.rewards.scorer import OfflineMatcher, Scorer
+from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import RewardSettings, Settings, load_settings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
@@ -37,7 +33,7 @@ def trajectory(number: int) -> Trajectory:
             Message("system", "Search."),
             Message("user", "When is the drill?"),
             Message("assistant", "", [ToolCall("search_emails", {"keywords": ["drill"]})]),
-            Message("tool", "[]"),
+            Message("tool", "half an emoji: \ud83d"),  # what a mail holds need not be encodable
             Message("assistant", f"<tool_call>{number}</tool_call>", [ToolCall("return_final_answer", {})]),
         ],
         rubric=asdict(Rubric(attempted_answer=True, num_turns=2)),
@@ -47,7 +43,7 @@ def trajectory(number: int) -> Trajectory:
     )
 
 
-def rewards(numbers: list[float] | None = None, **more: Any) -> Reply:
+def rewards(numbers: list[Any] | None = None, **more: Any) -> Reply:
     """Reply with these rewards, or with the number in each id."""
 
     def reply(body: dict[str, Any], _: int) -> tuple[int, str]:
@@ -63,18 +59,11 @@ def serve() -> Iterator[Serve]:
         yield lambda reply, **how: stubs.enter_context(closing(JsonStub(reply, path="/get_reward", **how)))
 
 
-def built(settings: Settings) -> Scorer:
-    return build_scorer(settings.rewards, settings.reward_weights, settings.agent)
-
-
 def score(url: str, count: int = 3, **settings: Any) -> list[Trajectory]:
     played = [trajectory(number) for number in range(count)]
-    scorer = built(load_settings({"reward": url, "judge": "offline"} | settings, environ={}))
-    scorer.score(played)
+    own = load_settings({"reward": url, "judge": "offline"} | settings, environ={})
+    build_scorer(own.rewards, own.reward_weights, own.agent).score(played)
     return played
-
-
-# -- what goes each way ------------------------------------------------------------------------------------------------
 
 
 def test_the_request_carries_openrlhfs_lists_and_what_a_mail_agent_needs(serve: Serve) -> None:
@@ -82,20 +71,12 @@ def test_the_request_carries_openrlhfs_lists_and_what_a_mail_agent_needs(serve: 
     score(stub.url, 1)
     [body] = stub.requests
     prompt = "system: Search.\n\nuser: When is the drill?"
-    said = (
-        '\n\nassistant: {"name": "search_emails", "arguments": {"keywords": ["drill"]}}\n\ntool: []'
-        "\n\nassistant: <tool_call>0</tool_call>"
-    )
-    assert (body["version"], body["query"], body["prompts"], body["labels"]) == (
-        1,
-        [prompt + said],
-        [prompt],
-        ["May 20"],
-    )
+    call = {"name": "search_emails", "arguments": {"keywords": ["drill"]}}
+    said = f"assistant: {json.dumps(call)}\n\ntool: half an emoji: \ud83d\n\nassistant: <tool_call>0</tool_call>"
+    assert (body["version"], body["query"]) == (1, [f"{prompt}\n\n{said}"])
+    assert (body["prompts"], body["labels"]) == ([prompt], ["May 20"])
     [described] = body["trajectories"]
-    assert described.pop("messages")[2]["tool_calls"] == [
-        {"name": "search_emails", "arguments": {"keywords": ["drill"]}}
-    ]
+    assert described.pop("messages")[2]["tool_calls"] == [call]
     rubric = described.pop("rubric")
     assert rubric["answer_correct"] is True and rubric["num_turns"] == 2
     assert described == {
@@ -123,7 +104,7 @@ def test_rewards_come_back_to_their_trajectories_in_batches(serve: Serve) -> Non
 
 
 def test_terms_scores_and_extra_logs_are_kept(serve: Serve) -> None:
-    reply = rewards([{"a": 1, "b": -0.5}, 2.0], ids=["t0", "t1"], scores=[0.25, 0.75], extra_logs={"length": [3, 4]})  # type: ignore[list-item]
+    reply = rewards([{"a": 1, "b": -0.5}, 2.0], ids=["t0", "t1"], scores=[0.25, 0.75], extra_logs={"length": [3, 4]})
     first, second = score(serve(reply).url, 2)
     assert (first.reward, first.reward_terms) == (0.5, {"a": 1.0, "b": -0.5})
     assert (second.reward, second.reward_terms) == (2.0, {"remote": 2.0})
@@ -131,27 +112,14 @@ def test_terms_scores_and_extra_logs_are_kept(serve: Serve) -> None:
     assert [t.rubric["remote_length"] for t in (first, second)] == [3.0, 4.0]
 
 
-def test_what_a_mail_holds_need_not_be_encodable(serve: Serve) -> None:
-    stub = serve(rewards())
-    odd = trajectory(0)
-    odd.messages[3].content = "half an emoji: \ud83d"
-    Scorer(OfflineMatcher(), custom.HttpReward(stub.url, RewardSettings(), concurrency=1)).score([odd])
-    assert odd.exception is None and "half an emoji: \ud83d" in stub.requests[0]["query"][0]
-
-
-# -- what is no reward -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("body", "told"),
     [
         ('{"rewards": [1, 2]}', "replied with 2 rewards for 3 trajectories"),
-        ('{"rewards": [1, 2, 3, 4]}', "replied with 4 rewards for 3 trajectories"),
         ('{"rewards": 1}', "rewards that are not a list"),
         ('{"scores": [1, 2, 3]}', "replied without rewards"),
         ("[1, 2, 3]", "replied without rewards"),
         ('{"rewards": [1, NaN, 3]}', "Rewards must be finite"),
-        ('{"rewards": [1, Infinity, 3]}', "Rewards must be finite"),
         ('{"rewards": [1, {"a": 1e308, "b": 1e308}, 3]}', "Rewards must lie within"),
         ('{"rewards": [1, -1e10, 3]}', "Rewards must lie within"),
         ("[" * 100_000, "replied with invalid JSON"),
@@ -159,20 +127,17 @@ def test_what_a_mail_holds_need_not_be_encodable(serve: Serve) -> None:
         ('{"rewards": [1, null, 3]}', "returned None"),
         ('{"rewards": [1, "2", 3]}', "returned '2'"),
         ('{"rewards": [1, {}, 3]}', "returned {}"),
-        ('{"rewards": [1, [2], 3]}', r"returned \[2\]"),
         ('{"rewards": [1, 2, 3], "ids": ["t1", "t0", "t2"]}', "ids that differ from those sent, or in another order"),
         ('{"rewards": [1, 2, 3], "scores": [1, 2]}', "replied with 2 score for 3 trajectories"),
         ('{"rewards": [1, 2, 3], "extra_logs": {"x": [1, 2, NaN]}}', "Rewards must be finite"),
         ('{"rewards": [1, 2, 3], "extra_logs": [1]}', "extra_logs that are not an object"),
-        ("<html>", "replied with invalid JSON: '<html>'"),
     ],
 )
 def test_a_wrong_reply_is_an_exception_of_every_trajectory_and_no_reward(
     serve: Serve, waits: list[float], body: str, told: str
 ) -> None:
     stub = serve(lambda *_: (200, body))
-    played = score(stub.url)
-    for each in played:
+    for each in score(stub.url):
         assert each.exception is not None and each.reward == 0.0 and each.reward_terms == {}
         assert re.search(told, each.exception)
         assert not any(name.startswith("remote_") for name in each.rubric)
@@ -191,54 +156,30 @@ def test_only_the_batch_that_failed_is_lost(serve: Serve, waits: list[float]) ->
     assert played[2].stop_reason is StopReason.ANSWERED  # so that an evaluation tells it from a rollout that raised
 
 
-# -- servers that fail -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
-def test_it_asks_again_with_longer_and_longer_waits(serve: Serve, waits: list[float], status: int) -> None:
-    stub = serve(lambda body, number: (status, "busy") if number <= 3 else rewards()(body, number))
+def test_a_busy_server_is_asked_again_and_given_up_after_the_last_try(serve: Serve, waits: list[float]) -> None:
+    stub = serve(lambda body, number: (503, "busy") if number <= 3 else rewards()(body, number))
     assert [t.reward for t in score(stub.url)] == [0.0, 1.0, 2.0]
     assert waits == [1.0, 2.0, 4.0] and len(stub.requests) == 4
-
-
-def test_it_gives_up_after_the_last_try(serve: Serve, waits: list[float]) -> None:
     stub = serve(lambda *_: (503, "busy"))
-    assert all("HTTP 503: busy" in (t.exception or "") for t in score(stub.url, reward_retries=7))
-    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0] and len(stub.requests) == 8
+    assert all("HTTP 503: busy" in (t.exception or "") for t in score(stub.url, reward_retries=1))
+    assert len(stub.requests) == 2
 
 
-@pytest.mark.parametrize("status", [301, 400, 401, 404])
+@pytest.mark.parametrize("status", [301, 400])
 def test_a_refusal_is_not_asked_again(serve: Serve, waits: list[float], status: int) -> None:
     stub = serve(lambda *_: (status, "no"))
     assert all(f"HTTP {status}" in (t.exception or "") for t in score(stub.url))
     assert waits == [] and len(stub.requests) == 1
 
 
-def test_no_server(waits: list[float]) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    assert all("ConnectError" in (t.exception or "") for t in score(f"http://127.0.0.1:{port}"))
+def test_a_server_that_is_gone_or_slow_is_given_up(serve: Serve, waits: list[float]) -> None:
+    assert all("ConnectError" in (t.exception or "") for t in score("http://127.0.0.1:9"))
     assert waits == [1.0, 2.0, 4.0]
-
-
-@pytest.mark.parametrize("status", [0, 1], ids=["silent", "a byte at a time"])
-def test_a_slow_server_is_given_up(serve: Serve, status: int) -> None:
     begun = time.monotonic()
-    stub = serve(lambda body, number: (status, rewards()(body, number)[1]))
-    played = score(stub.url, reward_timeout=0.4, reward_retries=0)
-    assert all("no complete reply within 0.4 s" in (t.exception or "") for t in played)
+    stub = serve(lambda body, number: (1, rewards()(body, number)[1]))  # a byte at a time
+    [played] = score(stub.url, 1, reward_timeout=0.4, reward_retries=0)
+    assert "no complete reply within 0.4 s" in (played.exception or "")
     assert time.monotonic() - begun < 2.5
-
-
-def test_headers_that_drip_are_given_up_too(dripping: DrippingServer) -> None:
-    begun = time.monotonic()
-    [played] = score(dripping.url, 1, reward_timeout=1.5, reward_retries=0)
-    assert "no complete reply within 1.5 s" in (played.exception or "") and played.reward_terms == {}
-    assert time.monotonic() - begun < 10
-
-
-# -- secrets -----------------------------------------------------------------------------------------------------------
 
 
 def test_credentials_reach_the_server_and_nothing_else(
@@ -283,27 +224,14 @@ def test_a_key_is_sent_as_a_bearer_token_and_never_shown(serve: Serve, waits: li
 @pytest.mark.parametrize("url", ["http://", "http://[::1/x", "https://:80/x"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(UsageError, match="The reward's URL"):
-        built(load_settings({"reward": url}, environ={}))
+        score(url)
 
 
-@pytest.mark.parametrize(
-    "echo",
-    [
-        "hu&sh",
-        "ann:hu&sh",
-        "hu&amp;sh",
-        "&#104;u&#x26;sh",
-        "hu%2526sh",
-        "Basic YW5uOmh1JnNo",
-        "Bearer the-key",
-        "a" * 10**5,
-    ],
-)
+@pytest.mark.parametrize("echo", ["ann:hu&sh", "&#104;u&#x26;sh", "Basic YW5uOmh1JnNo", "Bearer the-key", "a" * 10**5])
 @pytest.mark.parametrize("place", ["rewards", "extra_logs"])
 def test_names_that_hold_a_secret_are_refused_unshown(serve: Serve, echo: str, place: str) -> None:
-    reply = {"rewards": [{f"by {echo}": 1.0}]} if place == "rewards" else {"rewards": [1], "extra_logs": {echo: [3.0]}}
-    url = serve(lambda *_: (200, json.dumps(reply))).url.replace("http://", "http://ann:hu%26sh@")
-    played = trajectory(1)
-    settings = RewardSettings(reward_api_key=SecretStr("the-key"))
-    (error,) = custom.HttpReward(url, settings, concurrency=1).score_batch([played])
-    assert "names" in str(error) and echo not in str(error) and not any("remote" in name for name in played.rubric)
+    reply = rewards([{f"by {echo}": 1.0}]) if place == "rewards" else rewards([1], extra_logs={echo: [3.0]})
+    url = serve(reply).url.replace("http://", "http://ann:hu%26sh@")
+    [played] = score(url, 1, reward_api_key="the-key")
+    told = played.exception or ""
+    assert "names" in told and echo not in told and not any("remote" in name for name in played.rubric)

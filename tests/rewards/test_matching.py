@@ -6,7 +6,6 @@ The rules were written with the development halves alone; the held-out and later
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -194,14 +193,11 @@ print(*{name.split(".")[0] for name in sys.modules.keys() - before} - sys.stdlib
     assert done.stdout.split() == ["emailrl"]
 
 
-NEW = re.findall(
-    r"\w+",
-    """barrow candle dragon ember falcon garden hammer island jungle kettle ladder magnet needle orchid
-pepper quiver rocket saddle temple urchin velvet walnut yellow zipper anchor button copper donkey
-engine feather goblet hollow insect jacket kernel lantern marble nickel ostrich pencil quarry ribbon
-silver ticket umpire violin wagon basket cactus dinner easel forest gravel helmet icicle jersey
-kitten lemon mirror napkin oyster parrot rabbit""",
-)
+NEW = [
+    f"{start}{end}"
+    for start in ["bar", "dun", "fel", "gom", "hib", "jal", "kes", "lor", "mip"]
+    for end in ["kin", "dle", "wix", "gam", "ves", "poz", "tur"]
+]
 PARIS = ("Where is it?", "Paris")
 BARGE = ("Where does the old survey barge moor?", "Paris")
 PUMP = ("Why was it late?", "The pump on the big barge leaked black oil")

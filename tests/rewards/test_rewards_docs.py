@@ -84,15 +84,13 @@ def test_when_answering_pays_is_worked_out_from_the_reward_itself() -> None:
         assert break_even(read, weights={name.lower(): float(value)}) == pytest.approx(float(share), abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("setting", "step"),
-    [("reward_no_answer", -0.1), ("bonus_no_invalid_id", -0.05), ("reward_wrong", 0.1), ("reward_correct", 0.1)]
-    + [(f"bonus_{name}", 0.1) for name in ("cited", "few_sources", "few_turns", "found", "read")],
-)
-def test_the_settings_that_are_said_to_lower_the_bar_do(setting: str, step: float) -> None:
+def test_the_settings_that_are_said_to_lower_the_bar_do() -> None:
     read = {"ever_found_right_email": True, "ever_read_right_email": True}
-    moved = break_even(read, weights={setting: getattr(RewardWeightSettings(), setting) + step})
-    assert moved < break_even(read) - 0.1
+    steps = {"reward_no_answer": -0.1, "bonus_no_invalid_id": -0.05, "reward_wrong": 0.1, "reward_correct": 0.1}
+    steps |= {f"bonus_{name}": 0.1 for name in ("cited", "few_sources", "few_turns", "found", "read")}
+    for setting, step in steps.items():
+        moved = break_even(read, weights={setting: getattr(RewardWeightSettings(), setting) + step})
+        assert moved < break_even(read) - 0.1, setting
 
 
 def test_every_row_of_a_benchmark_is_explained() -> None:

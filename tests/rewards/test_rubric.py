@@ -34,31 +34,28 @@ CASES = [
     (-2.0 + 0.1, {"cant_parse_tool_call": True}),
     (-2.0, {"cant_parse_tool_call": True, **INVALID}),
     (-2.0 + 0.3, {"cant_parse_tool_call": True, **FOUND, **READ}),
-    (-1.9 + 0.1, {"bad_tool_call_name": True}),
     (-1.9 + 0.2, {"bad_tool_call_name": True, **FOUND}),
-    (-1.8 + 0.1, {"bad_tool_call_args": True}),
     (-1.8 + 0.2, {"bad_tool_call_args": True, **FOUND, **READ, **INVALID}),
+    (-1.8 + 0.2, {"stop_reason": StopReason.TRUNCATED, **FOUND}),  # counts as a bad call
     (-1.0 + 0.1, WRONG),
-    (-1.0, WRONG | INVALID),
     (-1.0 + 0.4, WRONG | FOUND | READ | CITED | {"num_sources": 1}),
     (-1.0 + 0.3, WRONG | FOUND | READ | {"num_sources": 3}),
     (0.0 + 0.1, {"returned_i_dont_know": True}),
     (0.0 + 0.3, {"returned_i_dont_know": True, **FOUND, **READ, "num_sources": 1}),
     (0.0 + 0.2, {"ran_out_of_turns": True, **FOUND}),
     # 1 + 0.3 cited + 0.1 / num_sources + 0.1 (1 - 4 / 10)
-    (1.0 + 0.06, RIGHT),
     (1.0 + 0.06, RIGHT | FOUND | READ),
     (1.0 + 0.1 + 0.06, RIGHT | {"num_sources": 1}),
     (1.0 + 0.3 + 0.1 + 0.06, RIGHT | FOUND | READ | CITED | {"num_sources": 1}),
     (1.0 + 0.3 + 0.025 + 0.06, RIGHT | CITED | {"num_sources": 4}),
     (1.0 + 0.3 + 0.05 + 0.06, RIGHT | CITED | INVALID | {"num_sources": 2}),
 ]
+ART_E = art_e_reward(RewardWeightSettings(), max_turns=10)
 
 
 @pytest.mark.parametrize(("expected", "fields"), CASES)
 def test_art_e_case_by_case(expected: float, fields: dict) -> None:
-    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**fields))
-    assert sum(terms.values()) == pytest.approx(expected, abs=1e-9)
+    assert sum(ART_E(played(**fields)).values()) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_art_e_case_by_case(expected: float, fields: dict) -> None:
     ],
 )
 def test_the_terms_are_named(fields: dict, expected: list[float]) -> None:
-    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(played(**fields))
+    terms = ART_E(played(**fields))
     assert [*terms] == ["outcome", "found", "read", "no_invalid_id", "cited", "few_sources", "few_turns"]
     assert [*terms.values()] == pytest.approx(expected)
 
@@ -78,27 +75,20 @@ def test_the_terms_are_named(fields: dict, expected: list[float]) -> None:
 def test_mails_that_are_all_needed_are_not_too_many(num_sources: int, few: float) -> None:
     trajectory = played(**RIGHT, **CITED, num_sources=num_sources)
     trajectory.scenario = replace(SCENARIO, message_ids=["<1@x>", "<2@x>", "<3@x>"], needs_all=True)
-    assert art_e_reward(RewardWeightSettings(), max_turns=10)(trajectory)["few_sources"] == pytest.approx(few)
+    assert ART_E(trajectory)["few_sources"] == pytest.approx(few)
 
 
 def test_not_knowing_what_nobody_can_know() -> None:
-    reward = art_e_reward(RewardWeightSettings(), max_turns=10)
-
     def rewards(*tools: str, **fields: object) -> tuple[float, float]:
         trajectory = played(returned_i_dont_know=True, answer_correct=True, num_sources=1, **fields)
         trajectory.scenario = replace(SCENARIO, answer="I don't know", message_ids=[], answerable=False)
         trajectory.turns = [Turn([], [], "stop", tool_name=tool) for tool in (*tools, "return_final_answer")]
         trajectory.rubric["num_turns"] = len(trajectory.turns)
-        return sum(reward(trajectory).values()), simple_reward(trajectory)["outcome"]
+        return sum(ART_E(trajectory).values()), simple_reward(trajectory)["outcome"]
 
     assert rewards("search_emails") == rewards("search_emails", "read_email", "search_emails") == (1.0, 1.0)
     assert rewards() == rewards("read_email") == (0.1, 0.0)  # said at once: as on a question that has an answer
     assert rewards("read_email", **INVALID) == (0.0, 0.0)
-
-
-def test_a_completion_cut_off_counts_as_a_bad_call() -> None:
-    reward = art_e_reward(RewardWeightSettings(), max_turns=10)
-    assert sum(reward(played(StopReason.TRUNCATED, **FOUND)).values()) == pytest.approx(-1.8 + 0.2)
 
 
 def test_weights_are_settings() -> None:
@@ -109,7 +99,7 @@ def test_weights_are_settings() -> None:
 
 def test_no_outcome_is_a_mistake_not_a_zero() -> None:
     with pytest.raises(EmailRLError, match="does not cover this outcome"):
-        art_e_reward(RewardWeightSettings(), max_turns=10)(played(StopReason.COMPLETED))
+        ART_E(played(StopReason.COMPLETED))
 
 
 @pytest.mark.parametrize("correct", [True, False])
@@ -117,12 +107,8 @@ def test_simple(correct: bool) -> None:
     assert simple_reward(played(attempted_answer=True, answer_correct=correct)) == {"outcome": float(correct)}
 
 
-flags = st.fixed_dictionaries(
-    {
-        name: st.booleans()
-        for name in ("ever_found_right_email", "ever_read_right_email", "ever_tried_to_read_invalid_email")
-    }
-)
+names = ("ever_found_right_email", "ever_read_right_email", "ever_tried_to_read_invalid_email")
+flags = st.fixed_dictionaries({name: st.booleans() for name in names})
 OUTCOMES = {
     "cant_parse_tool_call": (-2.0, -1.7),
     "bad_tool_call_name": (-1.9, -1.6),
@@ -136,7 +122,7 @@ OUTCOMES = {
 @given(outcome=st.sampled_from(sorted(OUTCOMES)), flags=flags, cited=st.booleans())
 def test_every_outcome_stays_in_its_range(outcome: str, flags: dict, cited: bool) -> None:
     fields = {outcome: True, **flags, "sources_correct": cited and outcome == "attempted_answer"}
-    total = sum(art_e_reward(RewardWeightSettings(), max_turns=10)(played(**fields)).values())
+    total = sum(ART_E(played(**fields)).values())
     low, high = OUTCOMES[outcome]
     assert low - 1e-9 <= total <= high + 1e-9
 
@@ -145,7 +131,7 @@ def test_every_outcome_stays_in_its_range(outcome: str, flags: dict, cited: bool
 def test_a_right_answer_is_worth_most(flags: dict, cited: bool, num_sources: int, num_turns: int) -> None:
     trajectory = played(**RIGHT, **flags, sources_correct=cited, num_sources=num_sources)
     trajectory.rubric["num_turns"] = num_turns
-    terms = art_e_reward(RewardWeightSettings(), max_turns=10)(trajectory)
+    terms = ART_E(trajectory)
     assert 1.0 <= sum(terms.values()) <= 1.49 + 1e-9
     assert all(value >= 0 for value in terms.values())
 
@@ -171,10 +157,8 @@ def calls(name: str, /, **arguments: object) -> Message:
         (calls("find_mail", keywords=["pump"]), 0.25, 0, 0),
         (calls("search_emails", keywords="pump"), 0.25, 0, 0),
         (calls("search_emails", keywords=[]), 0.25, 0.25, 0),
-        (calls("search_emails", keywords=["Pump", "order"]), 0.25, 0.25, 0.5),
-        (calls("search_emails", keywords=["pump order"]), 0.25, 0.25, 0.5),
+        (calls("search_emails", keywords=["Pump order"]), 0.25, 0.25, 0.5),
         (calls("search_emails", keywords=["pump", "valve"]), 0.25, 0.25, 0.25),
-        (calls("search_emails", keywords=["valve"]), 0.25, 0.25, 0),
         # six words of the question: 0.5 * 6/6 * 3/6
         (calls("search_emails", keywords=["when is the pump order due"]), 0.25, 0.25, 0.25),
         (calls("read_email", message_id="<1@x>"), 0.25, 0.25, 0),

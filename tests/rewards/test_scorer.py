@@ -15,10 +15,9 @@ from emailrl.agent import Rubric
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.measure.evaluation import disagreement
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, Turn
-from emailrl.rewards.build import build_scorer
 from emailrl.rewards.judge import JudgeError
-from emailrl.rewards.rubric import simple_reward
-from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer, Terms, count_candidates, measure
+from emailrl.rewards.rubric import BatchReward, Terms, simple_reward
+from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer, build_scorer, count_candidates, measure
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
@@ -92,17 +91,12 @@ def test_an_outage_is_an_exception_and_no_reward() -> None:
     assert trajectories[1].reward_terms == {}
 
 
-def test_remote_checks_run_side_by_side_up_to_the_limit() -> None:
+def test_remote_checks_run_side_by_side_up_to_the_limit_and_once_for_an_answer() -> None:
     judge = FakeJudge(3)
-    Scorer(judge, simple_reward).score([answered(f"answer {number}") for number in range(9)])
-    assert judge.busiest == 3 and len(judge.asked) == 9
-
-
-def test_the_same_answer_is_judged_once() -> None:
-    judge = FakeJudge(4)
-    trajectories = [answered("May 20"), answered("May 20"), answered("May 20")]
+    trajectories = [answered(f"answer {number % 9}") for number in range(12)]
     Scorer(judge, simple_reward).score(trajectories)
-    assert judge.asked == ["May 20"] and [t.reward for t in trajectories] == [1.0, 1.0, 1.0]
+    assert judge.busiest == 3 and len(judge.asked) == 9
+    assert [t.reward for t in trajectories] == [0.0] * 12
 
 
 def test_only_attempts_are_judged_and_broken_trajectories_left_alone() -> None:
@@ -116,7 +110,7 @@ def test_only_attempts_are_judged_and_broken_trajectories_left_alone() -> None:
 
 def test_an_attempted_answer_is_measured_and_another_is_not() -> None:
     listing, idk = answered("May 20, 21 or 22"), given_up()
-    build_scorer(RewardSettings(), RewardWeightSettings(), AgentSettings()).score([listing, idk])
+    Scorer(OfflineMatcher(), simple_reward).score([listing, idk])
     looks = ("answer_words", "answer_candidates", "answer_capitals", "offline_correct")
     assert [listing.rubric[name] for name in looks] == [5, 3, pytest.approx(1 / 5), None]  # M of M a y o r
     assert [idk.rubric[name] for name in looks] == [None] * 4
@@ -141,10 +135,8 @@ def test_a_judge_is_compared_with_the_offline_check_on_a_sample_both_ways() -> N
     assert [trajectory.rubric["offline_correct"] for trajectory in reversed(again)] == offline  # the same sample
 
 
-def test_named_rewards() -> None:
+def test_a_named_reward_overrides_the_configured_one() -> None:
     trajectory = answered("May 20")
-    build_scorer(RewardSettings(reward="simple"), RewardWeightSettings(), AgentSettings()).score([trajectory])
-    assert trajectory.reward_terms == {"outcome": 1.0}
     build_scorer(RewardSettings(), RewardWeightSettings(), AgentSettings(), reward="simple").score([trajectory])
     assert trajectory.reward_terms == {"outcome": 1.0}
 
@@ -167,32 +159,25 @@ def test_whatever_a_check_raises_is_its_own_trajectorys(caplog: pytest.LogCaptur
 
 def test_whatever_a_reward_raises_is_its_own_trajectorys(caplog: pytest.LogCaptureFixture) -> None:
     def reward(trajectory: Trajectory) -> dict[str, float]:
+        if trajectory.final_answer == "May 4":
+            raise EmailRLError("The reward r.py:bad raised: no.", "Fix it.")
         return {"inverse": 1 / len((trajectory.final_answer or "").replace("May 3", ""))}
 
-    trajectories = [answered("May 20"), answered("May 3"), answered("May 3")]
+    trajectories = [answered("May 20"), answered("May 3"), answered("May 3"), answered("May 4")]
     Scorer(FakeJudge(1), reward).score(trajectories)
-    assert [t.exception for t in trajectories] == [None, *["ZeroDivisionError: division by zero"] * 2]
+    told = "The reward r.py:bad raised: no. Fix it."
+    zero = "ZeroDivisionError: division by zero"
+    assert [t.exception for t in trajectories] == [None, zero, zero, f"EmailRLError: {told}"]
     assert trajectories[1].reward_terms == {} and trajectories[1].rubric["answer_correct"] is False
-    assert caplog.messages == ["2 trajectories got no reward: ZeroDivisionError: division by zero"]
-
-
-def test_a_broken_rewards_message_is_logged_without_the_error_class(caplog: pytest.LogCaptureFixture) -> None:
-    def reward(trajectory: Trajectory) -> dict[str, float]:
-        raise EmailRLError("The reward r.py:bad raised: no.", "Fix it.")
-
-    trajectory = answered("May 20")
-    Scorer(FakeJudge(1), reward).score([trajectory])
-    assert caplog.messages == ["1 trajectory got no reward: The reward r.py:bad raised: no. Fix it."]
-    assert trajectory.exception == "EmailRLError: The reward r.py:bad raised: no. Fix it."
+    assert caplog.messages == [f"2 trajectories got no reward: {zero}", f"1 trajectory got no reward: {told}"]
 
 
 def test_whatever_a_reward_of_many_raises_is_theirs(caplog: pytest.LogCaptureFixture) -> None:
-    class Batch:
-        def score_batch(self, trajectories: object) -> list[Terms]:
-            raise RuntimeError("x" * 900)
+    def reward(trajectories: object) -> list[Terms]:
+        raise RuntimeError("x" * 900)
 
     trajectories = [answered("May 20"), answered("May 3"), given_up()]
-    Scorer(FakeJudge(1), Batch()).score(trajectories)
+    Scorer(FakeJudge(1), BatchReward(reward)).score(trajectories)
     assert [t.exception for t in trajectories] == ["RuntimeError: " + "x" * 500] * 3
     assert "3 trajectories got no reward" in caplog.text
 
@@ -231,7 +216,7 @@ def test_words_and_capitals_by_hand() -> None:
     assert measure("20")["answer_capitals"] == 0.0
 
 
-@pytest.mark.parametrize("piece", [" ", "\n", "<", ", ", "a or ", "/ ", "1. \n", ",\t"])
+@pytest.mark.parametrize("piece", [" ", "<", ", ", "a or ", "/ ", "1. \n"])
 def test_a_long_answer_of_anything_is_measured_at_once(piece: str) -> None:
     with must_end():
         measure(piece * 200_000)
@@ -254,53 +239,44 @@ def overlong(penalty: float = 1.0, buffer: int = 20, terms: dict[str, float] | N
 
 
 @pytest.mark.parametrize(
-    ("lengths", "penalty", "charge"),
+    ("lengths", "penalty", "buffer", "charge"),
     [
-        ([80], 1.0, 0.0),  # the ramp begins behind max_tokens - buffer
-        ([81], 1.0, 0.05),
-        ([90], 1.0, 0.5),
-        ([90], 0.4, 0.2),
-        ([100], 1.0, 1.0),
-        ([79, 60, 70], 1.0, 0.0),  # 209 tokens in all, and 3000 of tool results: no completion comes near the limit
-        ([30, 95, 85], 1.0, 0.75),  # the longest alone
-        ([], 1.0, 0.0),
+        ([80], 1.0, 20, 0.0),  # the ramp begins behind max_tokens - buffer
+        ([81], 1.0, 20, 0.05),
+        ([90], 0.4, 20, 0.2),
+        ([100], 1.0, 20, 1.0),
+        ([79, 60, 70], 1.0, 20, 0.0),  # 209 tokens in all, 3000 of tool results: no completion comes near the limit
+        ([30, 95, 85], 1.0, 20, 0.75),  # the longest alone
+        ([], 1.0, 20, 0.0),
+        ([99], 1.0, 1, 0.0),
+        ([100], 1.0, 1, 1.0),
+        ([1], 1.0, 100, 0.01),
+        ([], 1.0, 100, 0.0),
     ],
 )
-def test_the_longest_completion_is_charged_along_the_buffer(lengths: list[int], penalty: float, charge: float) -> None:
-    assert overlong(penalty).charge(played(*lengths)) == pytest.approx(charge, abs=1e-12)
+def test_the_longest_completion_is_charged_along_the_buffer(
+    lengths: list[int], penalty: float, buffer: int, charge: float
+) -> None:
+    assert overlong(penalty, buffer).charge(played(*lengths)) == pytest.approx(charge, abs=1e-12)
 
 
-def test_the_charge_is_a_term_and_the_terms_add_up() -> None:
-    trajectory = played(95)
-    overlong().score([trajectory])
-    assert trajectory.reward_terms == {"outcome": 0.75, "overlong": -0.75}
-    assert trajectory.reward == 0.0 == sum(trajectory.reward_terms.values())
+@pytest.mark.parametrize(
+    ("terms", "exception", "charged"),
+    [
+        ({"outcome": 0.75}, None, {"outcome": 0.75, "overlong": -0.75}),
+        ({"overlong": 0.5}, None, {"overlong": -0.25}),  # a term of the reward's own is kept
+        ({"outcome": 0.75}, "OSError: gone", {}),
+    ],
+)
+def test_the_charge_is_a_term_and_the_terms_add_up(
+    terms: dict[str, float], exception: str | None, charged: dict[str, float]
+) -> None:
+    trajectory = played(95, exception=exception)
+    overlong(terms=terms).score([trajectory])
+    assert trajectory.reward_terms == charged and trajectory.reward == sum(charged.values())
 
 
-def test_a_reward_that_has_such_a_term_keeps_it() -> None:
-    trajectory = played(95)
-    overlong(terms={"overlong": 0.5}).score([trajectory])
-    assert trajectory.reward_terms == {"overlong": -0.25} and trajectory.reward == -0.25
-
-
-def test_what_raised_is_not_charged() -> None:
-    trajectory = played(100, exception="OSError: gone")
-    overlong().score([trajectory])
-    assert (trajectory.reward, trajectory.reward_terms) == (0.0, {})
-
-
-@pytest.mark.parametrize("buffer", [101, 0, -1])
+@pytest.mark.parametrize("buffer", [101, 0])
 def test_a_buffer_that_does_not_fit_the_limit_is_refused(buffer: int) -> None:
     with pytest.raises(UsageError, match=f"OVERLONG_BUFFER={buffer} does not fit into MAX_TOKENS=100"):
         overlong(buffer=buffer)
-
-
-def test_the_narrowest_and_the_widest_buffer() -> None:
-    assert [overlong(buffer=1).charge(played(length)) for length in (99, 100)] == [0.0, 1.0]
-    assert overlong(buffer=100).charge(played(1)) == 0.01
-    assert overlong(buffer=100).charge(played()) == 0.0
-
-
-def test_a_scorer_stays_as_it_was_made() -> None:
-    with pytest.raises(AttributeError):
-        overlong().penalty = 2.0  # type: ignore[misc]

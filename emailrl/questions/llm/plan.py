@@ -21,8 +21,7 @@ from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import is_this_machine
 from emailrl.mail.connection import opened
-from emailrl.questions.inbox.mailbox import Mail, MailReader
-from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
+from emailrl.questions.inbox import Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings
 
@@ -116,12 +115,10 @@ def plan_questions(
     seed: int = 42,
     allow_shared: bool = False,
 ) -> QuestionPlan:
-    """Choose the emails to show, and estimate; sends and writes nothing.
-
-    At most ``limit`` questions (default ``DEFAULT_LIMIT``), which sets the number of prompts. ``allow_shared`` splits
-    fewer than three mailboxes by subject. Raises UsageError for a file that is not a mail database or an inbox without
-    mail, EmailRLError for a damaged database or if the mailboxes are too small.
-    """
+    """Choose the emails to show, and estimate; sends and writes nothing. At most ``limit`` questions (default
+    ``DEFAULT_LIMIT``), which sets the number of prompts. ``allow_shared`` splits fewer than three mailboxes by subject.
+    Raises UsageError for a file that is not a mail database or an inbox without mail, EmailRLError if they are too
+    small."""
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
         reader = MailReader(connection)
@@ -173,9 +170,7 @@ def plan_questions(
 
 def cost_of(settings: GenerationSettings, tokens_in: int, tokens_out: int) -> float | None:
     """Return dollars, or None if a price is unknown; a server on this machine is free unless the settings state prices.
-
-    Raises UsageError if the server's address is not an http(s) URL.
-    """
+    Raises UsageError if the server's address is not an http(s) URL."""
     try:
         parts = urlsplit(settings.generator_base_url)
         host = parts.hostname if parts.scheme in ("http", "https") else None

@@ -28,14 +28,13 @@ from emailrl.base.cache import ReplyCache
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Failed, sendable, tell
-from emailrl.facts.lexicon import STOPWORDS
 from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import agree, read
-from emailrl.facts.words import clean
+from emailrl.facts.words import STOPWORDS, clean
 from emailrl.mail.connection import opened
 from emailrl.mail.schema import emails
-from emailrl.questions.inbox.mailbox import MAX_DAYS_LATER, Mail, spell_day
+from emailrl.questions.inbox import MAX_DAYS_LATER, Mail, spell_day
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
 from emailrl.questions.splits import in_order
 from emailrl.records.trajectory import Scenario
@@ -77,11 +76,8 @@ class QuestionWriter:
         timeout: float = 60,
         max_cost: float | None = None,
     ) -> None:
-        """``timeout`` is the limit per complete reply in seconds, ``max_cost`` the limit per ``ask`` in dollars.
-
-        The OpenRouter key is sent only to OpenRouter. Raises UsageError for a missing key, and for ``max_cost`` without
-        prices.
-        """
+        """``timeout`` is the limit per complete reply in seconds, ``max_cost`` the limit per ``ask`` in dollars. The
+        OpenRouter key is sent only there. UsageError for a missing key, and for ``max_cost`` without prices."""
         self._settings = settings
         at_openrouter = names_openrouter("GENERATOR_BASE_URL", settings.generator_base_url)
         secret = settings.generator_api_key or (openrouter_api_key if at_openrouter else None)
@@ -103,11 +99,8 @@ class QuestionWriter:
         self._failure: EmailRLError | None = None
 
     def ask(self, plan: QuestionPlan, progress: Callable[[Spending], None] | None = None) -> Spending:
-        """Send every prompt that the cache does not answer, and store the replies there.
-
-        ``progress`` is called after each. Raises GenerationError if a prompt stays unanswered, or if the next one may
-        exceed ``max_cost``.
-        """
+        """Send every prompt that the cache does not answer, and store the replies there. ``progress`` is called after
+        each. Raises GenerationError if a prompt stays unanswered, or if the next one may exceed ``max_cost``."""
         self._cache.prepare()
         model = self._settings.generator_model
         pending = [batch for batch in plan.batches if self._cache.get(batch.cache_key(model)) is None]
@@ -150,10 +143,8 @@ class QuestionWriter:
                 progress(spending)
 
     async def _answer(self, batch: Batch, client: AsyncOpenAI) -> None:
-        """Get a readable reply into the cache, or the last unreadable one; count a refused prompt.
-
-        Raises GenerationError when the tries are used up or the server refuses everything.
-        """
+        """Get a readable reply into the cache, or the last unreadable one; count a refused prompt. Raises
+        GenerationError when the tries are used up or the server refuses everything."""
         from emailrl.base.chat import ask
 
         def read(reply: ChatReply) -> tuple[str, int, int]:
@@ -233,11 +224,8 @@ class Harvest:
 def harvest(
     plan: QuestionPlan, db: Path, settings: GenerationSettings, *, seed: int, max_source_mails: int | None = None
 ) -> Harvest:
-    """Check every cached reply to the plan's prompts.
-
-    A question with more than ``max_source_mails`` sources is left out, as loading would leave it out too. Raises
-    EmailRLError if no question is left, and the errors of ``plan_questions`` for the database.
-    """
+    """Check every cached reply to the plan's prompts. A question with more than ``max_source_mails`` sources is left
+    out, as loading would leave it out too. Raises EmailRLError if no question is left."""
     cache = ReplyCache(settings.generator_cache, "GENERATOR_CACHE")
     dropped: Counter[str] = Counter()
     found: list[list[Scenario]] = []
@@ -275,10 +263,8 @@ def harvest(
 
 
 def read_reply(text: str) -> list[Any] | None:
-    """Return the unchecked objects of a reply, or None if it contains no readable JSON.
-
-    A reply may be a plain list of objects, fenced, wrapped or inside text; a truncated one yields its complete objects.
-    """
+    """Return the unchecked objects of a reply, or None if it contains no readable JSON. A reply may be a plain list of
+    objects, fenced, wrapped or inside text; a truncated one yields its complete objects."""
     text = re.sub(r"(?s)^.*</think>", "", text)[:MAX_REPLY_CHARS]
     items: list[Any] | None = None
     failed = at = 0
@@ -327,12 +313,10 @@ class _Item(BaseModel):
 def check_item(
     item: Any, batch: Batch, *, is_stored: Callable[[str], bool], seed: int, dropped: Counter[str]
 ) -> Scenario | None:
-    """Return the question in an item of a reply, or None with the reason counted in ``dropped``.
-
-    ``is_stored``: whether the database has a message id. Reasons: ``malformed``, ``confabulated_id`` (once per id; the
-    item keeps its others), ``no_source`` (no id left), ``outside_prompt`` (an email that was not shown), ``yes_or_no``,
-    ``answer_in_question``, ``answer_not_found``, ``answer_too_common`` (in nearly every email).
-    """
+    """Return the question in an item of a reply, or None with the reason counted in ``dropped``. ``is_stored``: whether
+    the database has a message id. Reasons: ``malformed``, ``confabulated_id`` (once per id; the item keeps its others),
+    ``no_source`` (no id left), ``outside_prompt`` (an email that was not shown), ``yes_or_no``, ``answer_in_question``,
+    ``answer_not_found``, ``answer_too_common`` (in nearly every email)."""
     try:
         written = _Item.model_validate(item)
     except ValidationError:
@@ -396,11 +380,9 @@ def is_stated(answer: str, mails: list[Mail]) -> bool:
 
 
 def is_specific(answer: str, mails: list[Mail]) -> bool:
-    """Whether an answer contains a fact, a name, or two content words.
-
-    A single digit is not a fact, because every date has one. A name is a word that the emails never write in lower
-    case, or part of one of their addresses; in a script without lower case, any word may be one.
-    """
+    """Whether an answer contains a fact, a name, or two content words. A single digit is not a fact, because every date
+    has one. A name is a word that the emails never write in lower case, or part of one of their addresses; in a script
+    without lower case, any word may be one."""
     reading = read(clean(answer))
     words = {unit.text.lower() for unit in reading.units if unit.fact is None}
     telling = {word for word in words if len(word) > 1 and word not in _COMMON}

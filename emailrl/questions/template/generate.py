@@ -12,8 +12,7 @@ from random import Random
 
 from emailrl.base.errors import EmailRLError
 from emailrl.mail.connection import opened
-from emailrl.questions.inbox.mailbox import Inbox, Mail, MailReader
-from emailrl.questions.inbox.owners import choose_inboxes, open_inbox
+from emailrl.questions.inbox import Inbox, Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import MANY, in_order, split_of_mail
 from emailrl.questions.template.usual import KINDS, Kind
 from emailrl.records.trajectory import Scenario
@@ -38,15 +37,12 @@ def generate(
     kinds: Sequence[Kind] = KINDS,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Scenario]:
-    """Generate questions with one provable answer each, deterministic by ``seed``.
-
-    At most ``limit`` (default ``DEFAULT_LIMIT``), on ``inboxes`` (default: the ``MAX_INBOXES`` largest); kinds and
-    inboxes get equal shares as far as their emails allow. Splits share no source email and no inbox; with
-    ``allow_shared`` and fewer than three inboxes, subjects are split instead. A question with more than
-    ``max_source_mails`` sources is left out unless its kind needs all of them. ``progress(done, total)`` is called
-    after each mailbox. Raises ``UsageError`` for a file that is not a mail database or an inbox without mail,
-    ``EmailRLError`` for a damaged one or if no question is found.
-    """
+    """Generate questions with one provable answer each, deterministic by ``seed``. At most ``limit`` (default
+    ``DEFAULT_LIMIT``), on ``inboxes`` (default: the ``MAX_INBOXES`` largest); kinds and inboxes get equal shares as far
+    as their emails allow. Splits share no source email and no inbox; with ``allow_shared`` and fewer than three
+    inboxes, subjects are split instead. A question with more than ``max_source_mails`` sources is left out unless its
+    kind needs all of them. ``progress(done, total)`` is called after each mailbox. Raises ``UsageError`` for a file
+    that is not a mail database or an inbox without mail, ``EmailRLError`` if no question is found."""
     limit = DEFAULT_LIMIT if limit is None else limit
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     with opened(Path(db)) as connection:
@@ -76,10 +72,7 @@ def generate(
 
 
 def _candidates(box: Inbox, kind: Kind, seed: int, max_source_mails: int | None) -> Iterator[_Candidate]:
-    """Yield questions of a kind about one mailbox, from its emails in random order.
-
-    Left out are those whose words give the answer away.
-    """
+    """Yield questions of a kind about one mailbox, from its emails in random order. None gives its answer away."""
     datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
     rng = Random(f"{seed}/{box.me}/{kind.name}")
     for mail in rng.sample(datable, len(datable)):
@@ -130,11 +123,9 @@ def realism_of(box: Inbox, kind: Kind, mail: Mail) -> float:
 
 
 def _balanced(found: dict[str, list[list[_Candidate]]], limit: int) -> list[Scenario]:
-    """Take questions in turn from each kind, and within a kind from each mailbox, up to ``limit``.
-
-    Stops once only a quarter of the kinds have any left, as more would unbalance the set. Leaves out repeated wordings
-    and questions on an email that is used by another split or has ``MAX_PER_MAIL`` questions.
-    """
+    """Take questions in turn from each kind, and within a kind from each mailbox, up to ``limit``. Stops once only a
+    quarter of the kinds have any left, as more would unbalance the set. Leaves out repeated wordings and questions on
+    an email that is used by another split or has ``MAX_PER_MAIL`` questions."""
     queues = {
         kind: deque(scenario for turn in zip_longest(*lists, fillvalue=(None, "")) for scenario, _ in turn if scenario)
         for kind, lists in found.items()

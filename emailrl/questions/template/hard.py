@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import date, timedelta
 from random import Random
 
-from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
+from emailrl.questions.inbox import Inbox, Mail, spell_day
 from emailrl.questions.load import I_DONT_KNOW
 from emailrl.questions.template.usual import (
     FACT_KINDS,
@@ -34,7 +34,7 @@ _ABSENT_FACTS = [usual for usual in FACT_KINDS if usual.name in ("phone", "amoun
 )
 def both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The subjects of a sender's only two emails of a day."""
-    if not box.received(mail) or not box.is_unmistakable(mail.sender):
+    if not box.received(mail) or mail.sender not in box.unmistakable:
         return None
     both = [other for other in box.on_day(mail.day) if other.sender == mail.sender]
     if len(both) != 2 or both[-1] is not mail or both[0].topic.key == mail.topic.key:
@@ -108,9 +108,9 @@ def absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 @kind(0.4, "{question}", answerable=False)
 def absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """A day between two emails of a sender without any on that day and the days around it."""
-    if not box.received(mail) or not box.is_unmistakable(mail.sender):
+    if not box.received(mail) or mail.sender not in box.unmistakable:
         return None
-    days = [other.day for other in box.sent_by(mail.sender)]
+    days = [other.day for other in box.by_sender[mail.sender]]
     later = [day for day in days if day > mail.day]
     if len(days) < 3 or not later or (later[0] - mail.day).days < 4:
         return None

@@ -12,7 +12,7 @@ from random import Random
 
 from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
-from emailrl.questions.inbox.mailbox import Inbox, Mail, spell_day
+from emailrl.questions.inbox import Inbox, Mail, spell_day
 
 THEIR_MAIL = (  # References to somebody else's email; ``{persons}`` is the possessive.
     '{persons} mail about "{topic}"',
@@ -123,7 +123,7 @@ def _own_day(box: Inbox, mail: Mail, rng: Random, *, applies: bool) -> Finding |
 )
 def subject(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
-    if not box.received(mail) or not mail.topic.is_telling or not box.is_unmistakable(mail.sender):
+    if not box.received(mail) or not mail.topic.is_telling or mail.sender not in box.unmistakable:
         return None
     if sum(other.sender == mail.sender for other in box.on_day(mail.day)) != 1:
         return None
@@ -206,9 +206,8 @@ def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 )
 def reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     finding = reply_from.find(box, mail, rng)
-    if finding is None or DATE.find(mail.topic.text):
-        return None
-    return replace(finding, answer=spell_day(mail.day))
+    is_dated = DATE.find(mail.topic.text)
+    return replace(finding, answer=spell_day(mail.day)) if finding and not is_dated else None
 
 
 @kind(
@@ -226,10 +225,8 @@ def my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     theirs = {other.sender for other in thread if other.sender != box.me and other.sent_at < mail.sent_at}
     if len(theirs) != 1 or [other for other in thread if other.sender == box.me] != [mail]:
         return None
-    person = theirs.pop()
-    if person not in mail.addresses:
-        return None
-    return Finding(spell_day(mail.day), day, {"person": box.called(person)})
+    [person] = theirs
+    return Finding(spell_day(mail.day), day, {"person": box.called(person)}) if person in mail.addresses else None
 
 
 @kind(
@@ -259,14 +256,12 @@ def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
     """The emails of a received email's sender, oldest first; empty if the person may have another address."""
-    return list(box.sent_by(mail.sender)) if box.received(mail) and box.is_unmistakable(mail.sender) else []
+    return list(box.by_sender[mail.sender]) if box.received(mail) and mail.sender in box.unmistakable else []
 
 
 def _day_between(box: Inbox, mail: Mail, rng: Random, *, later: bool) -> date | None:
-    """A day between an email and its sender's next one (``later``) or the previous one; None without such a day.
-
-    The email must be the sender's only one on its day, as far as the other side is concerned.
-    """
+    """A day between an email and its sender's next one (``later``) or the previous one; None without such a day. The
+    email must be the sender's only one on its day, as far as the other side is concerned."""
     sent = _from_one_person(box, mail)
     if len(sent) < 3 or not mail.topic.is_telling:
         return None
@@ -289,8 +284,7 @@ def _day_between(box: Inbox, mail: Mail, rng: Random, *, later: bool) -> date | 
     "Before {date}, what was the subject of the latest mail from {person}?",
 )
 def last_before(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
-    limit = _day_between(box, mail, rng, later=True)
-    if limit is None:
+    if (limit := _day_between(box, mail, rng, later=True)) is None:
         return None
     return Finding(mail.topic.text, limit + timedelta(days=rng.randint(0, 14)), {"date": spell_day(limit)})
 
@@ -316,8 +310,7 @@ def first_contact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     sent = _from_one_person(box, mail)
     if len(sent) < 3 or sent[0] is not mail:
         return None
-    day = max(box.ask_day(mail, rng), sent[1].day + timedelta(days=1))
-    return Finding(spell_day(mail.day), day)
+    return Finding(spell_day(mail.day), max(box.ask_day(mail, rng), sent[1].day + timedelta(days=1)))
 
 
 @kind(
@@ -346,8 +339,9 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
             return None
         in_header = fact.text.lower() in mail.addresses
         is_figure_of_speech = fact.text.startswith("100") and extractor is mentions.PERCENT
-        if in_header or is_figure_of_speech or (extractor is mentions.URL and box.is_boilerplate(fact.text, mail)):
-            return None
+        others = (other for other in box.mails if other.topic.key != mail.topic.key and extractor is mentions.URL)
+        if in_header or is_figure_of_speech or any(fact.text in other.body for other in others):
+            return None  # what programs add to mails of other threads too is no fact
         day = box.ask_day(mail, rng)
         if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
             return None

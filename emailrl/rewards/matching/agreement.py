@@ -11,11 +11,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 from emailrl.facts.dates import Date, Time
-from emailrl.facts.lexicon import STOPWORDS, TITLES
 from emailrl.facts.literals import EMAIL, Literal
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Fact, Name, Reading, Unit, agree, name_of, read, same_token
-from emailrl.facts.words import OPPOSITES, clean, has_word, is_i_dont_know, says_something
+from emailrl.facts.words import OPPOSITES, STOPWORDS, TITLES, clean, has_word, is_i_dont_know, says_something
 from emailrl.rewards.matching.language import COURTESY, DENIAL, FRAME, NO_DENIAL, REFUSAL
 from emailrl.rewards.matching.question import SHORT, WHOLE, Case, clauses, is_whole, read_reference
 from emailrl.rewards.matching.vetoes import stands_against
@@ -43,11 +42,8 @@ _NOT_SIGN = re.compile(r"[\u00ac\u2260\u274c]|!=|<>|(?<!\w)!(?=\w)")
 
 
 def match(question: str, reference: str, answer: str, *, kind: str | None = None) -> bool:
-    """Return whether ``answer`` agrees with ``reference`` as an answer to ``question``.
-
-    Deterministic, about a millisecond. If the question's ``kind`` is known (``KIND_OF``), the answer is compared
-    as that kind only.
-    """
+    """Return whether ``answer`` agrees with ``reference`` as an answer to ``question``. Deterministic, about a
+    millisecond. If the question's ``kind`` is known (``KIND_OF``), the answer is compared as that kind only."""
     if len(answer) > LONGEST:
         return False
     if _shown(reference) == reference:
@@ -83,10 +79,8 @@ _JOINED = re.compile(
 
 
 def alternatives(reference: str) -> list[str]:
-    """Split a reference into its alternative answers.
-
-    "Emily Bronte/Ellis Bell" and "Federal Power Commission (FPC)" give two; a path, an address or a rate is one.
-    """
+    """Split a reference into its alternative answers. "Emily Bronte/Ellis Bell" and "Federal Power Commission (FPC)"
+    give two; a path, an address or a rate is one."""
     if short := re.fullmatch(r"(\D{3,})\s\(([A-Z]{2,6})\)", reference):
         return [short[1], short[2]]
     parts = [part.strip() for part in _JOINED.split(reference)]
@@ -195,10 +189,8 @@ def is_counted(case: Case, unit: Unit, behind: Unit | None) -> bool:
 
 
 def enough(total: int, others: bool, bare: bool) -> float:
-    """Return how many of ``total`` words an answer must contain.
-
-    Half if there are names or facts (``others``); otherwise all of one or two, and a smaller share of more.
-    """
+    """Return how many of ``total`` words an answer must contain. Half if there are names or facts (``others``);
+    otherwise all of one or two, and a smaller share of more."""
     if others:
         return 0 if total == 1 and bare else (total + 1) // 2
     return max(total, 1) if total <= 2 else (0.66 if total <= 6 else 0.5) * total - 1e-9
@@ -221,10 +213,8 @@ _TOKEN = re.compile(r"[^\W_]+")
 
 
 def has_name(name: Name, words: Sequence[str], case: Case) -> bool:
-    """Whether the words contain a name: all of it, or its first or last word without another name next to it.
-
-    "Moss" and "A. Moss" match Ada Moss; "Ida Moss" does not.
-    """
+    """Whether the words contain a name: all of it, or its first or last word without another name next to it. "Moss"
+    and "A. Moss" match Ada Moss; "Ida Moss" does not."""
     own = [word for token in name.tokens for word in token.split("-")]
     lower = [word.lower() for word in words]
     if "".join(own) in {*lower, *(one + other for one, other in pairwise(lower))}:

@@ -41,10 +41,8 @@ class Clause:
 
 
 def clauses(reading: Reading, said: str, lasting: bool = False) -> tuple[Clause, ...]:
-    """Return the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored.
-
-    "Not until May" is no denial, unless the reference names something ``lasting`` until then.
-    """
+    """Return the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored. "Not until
+    May" is no denial, unless the reference names something ``lasting`` until then."""
     text, position, found = reading.masked, 0, []
     for number, stop in enumerate([*_SENTENCE_END.finditer(text), None]):
         end = stop.start() if stop else len(text)
@@ -174,10 +172,8 @@ class Reference:
 
 @lru_cache(maxsize=4096)
 def read_reference(question: str, reference: str, others: str, kind: str | None) -> tuple[Question, Reference]:
-    """Read a cleaned question, which asks for its ``kind`` only if that is known, and its reference.
-
-    ``others`` is the reference with its alternatives.
-    """
+    """Read a cleaned question, which asks for its ``kind`` only if that is known, and its reference. ``others``: with
+    alternatives."""
 
     def asks(pattern: re.Pattern[str], *kinds: str) -> bool:
         return pattern.search(question) is not None if kind is None else kind in kinds

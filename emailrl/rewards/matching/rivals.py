@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from emailrl.facts.lexicon import COUNTRIES, STATES, TITLES
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Reading, Unit, contradict, same_kind
-from emailrl.facts.words import says_something
+from emailrl.facts.words import COUNTRIES, STATES, TITLES, says_something
 from emailrl.rewards.matching.question import SHORT, Case
 
 _VERSUS = r"(?:vs|versus|aka|a\.?k\.?a|alias)\b\.?"

@@ -163,11 +163,9 @@ def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
 
 
 def hedges(case: Case) -> bool:
-    """Whether the answer only supposes its part of the reference, offers an alternative, or sets it aside.
-
-    That is: a clause, or the label of a list, that supposes; percentages of candidates that add up to 100, though no
-    number was asked for; or a whole reference quoted only in brackets, after another statement.
-    """
+    """Whether the answer only supposes its part of the reference, offers an alternative, or sets it aside. That is: a
+    clause, or the label of a list, that supposes; percentages of candidates that add up to 100, though no number was
+    asked for; or a whole reference quoted only in brackets, after another statement."""
     text, masked = case.given.text, case.given.masked
     for part in case.clauses:
         end = part.start + len(part.text)
@@ -242,10 +240,8 @@ def opposed(case: Case) -> bool:
 
 
 def says_too_much(case: Case) -> bool:
-    """Whether the answer adds too much: many new words, sentences about something else, or an email's text.
-
-    An answer to a short reference may be longer if it repeats the question.
-    """
+    """Whether the answer adds too much: many new words, sentences about something else, or an email's text. An answer
+    to a short reference may be longer if it repeats the question."""
     units = list(case.sentences.values())
     news = [len(case.new(one)) for one in units]
     joined = {part.sentence for part in case.clauses if _ANAPHOR.search(part.text) or is_new(case, GIVES_UP, part.text)}

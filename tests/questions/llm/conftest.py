@@ -50,12 +50,12 @@ def serve() -> Iterator[Callable[..., ChatStub]]:
 
 @pytest.fixture
 def generation(tmp_path: Path) -> Callable[..., GenerationSettings]:
-    """Settings for a server, with a cache of the test's own and two prompts at once."""
+    """Settings for a server, with a cache of the test's own and one prompt at a time."""
 
     def make(url: str, **changes: Any) -> GenerationSettings:
         values: dict[str, Any] = {
             "generator_base_url": url, "generator_model": "m", "generator_cache": tmp_path / "cache.sqlite",
-            "generator_concurrency": 2,
+            "generator_concurrency": 1,
         }  # fmt: skip
         return GenerationSettings(**values | changes)
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from questions.template.world import ANA, BO, CY, DEE, box, mail
 
-from emailrl.questions.inbox.mailbox import Inbox, Mail, own_text
+from emailrl.questions.inbox import Inbox, Mail, own_text
 from emailrl.questions.template import HARD_KINDS, KINDS
 from emailrl.questions.template.usual import Finding
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 from emailrl.mail.sources import RawEmail
-from emailrl.questions.inbox.mailbox import Inbox, Mail
+from emailrl.questions.inbox import Inbox, Mail
 
 ANA, BO, CY, DEE = "ana.roe@x.org", "bo.lind@x.org", "cy.marsh@y.net", "dee.orr@x.org"
 SEVEN = "ana.roebuck bo.lindqvist cy.marshall dee.orchard eli.novak fay.tremaine gil.castor"
