@@ -33,6 +33,9 @@ from emailrl.settings import run_root
 
 SCHEMA_VERSION = 1
 METADATA = "metadata.json"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's files of an adapter
+MOST_CONFIG_BYTES = 1 << 20
+DAMAGED = "It is damaged; choose another."
 CONFIRMED = "confirmed.json"  # In a run: its best model's accuracy on validation questions that did not select it
 MODES = ("masked", "rollout", "simple")
 SFT = "sft"  # Takes the place of the mode in the name of a supervised fine-tuning run
@@ -136,6 +139,22 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if missing := [name for name in metadata.files if not (path / name).is_file()]:
         raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
     return Checkpoint(path, metadata)
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Return an adapter's ``adapter_config.json``; EmailRLError if it is not a JSON object of reasonable size."""
+    path = folder / CONFIG
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_CONFIG_BYTES + 1)
+        config = json.loads(content) if len(content) <= MOST_CONFIG_BYTES else None
+    except OSError as error:
+        raise EmailRLError(f"{folder} is not an adapter: {CONFIG}: {error.strerror}.", DAMAGED) from None
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise EmailRLError(f"{path} is not readable as JSON.", DAMAGED)
+    return config
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:

@@ -63,7 +63,7 @@ def token_logprobs(
     if backbone is None or entropy_grad or not _has_plain_head(model):
         flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad)
     else:
-        flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
+        flat, flat_entropy = FrozenHead.apply(hidden, output_embeddings(model).weight, labels, tau)
 
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(token_ids.shape).index_put((rows, columns), values)
@@ -155,10 +155,11 @@ def check_projection(model: Any) -> None:
         )
 
 
-class _Head(torch.autograd.Function):
-    """With a frozen vocabulary projection: two matrix products instead of three. The log-probability of a token is one
-    number, so its gradient by the hidden state is a vector fixed in the forward pass, scaled in the backward. It is
-    computed while a chunk's logits exist; none are kept or computed twice."""
+class FrozenHead(torch.autograd.Function):
+    """Log-probabilities of ``labels`` ``(P,)`` and entropies (no gradient) from ``hidden`` ``(P, hidden)`` by the
+    frozen output embedding ``weight`` ``(vocabulary, hidden)``, in two matrix products instead of three. The
+    log-probability of a token is one number, so its gradient by the hidden state is a vector fixed in the forward pass,
+    scaled in the backward. It is computed while a chunk's logits exist; none are kept or computed twice."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -183,9 +184,3 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
         return slopes * grads[0][:, None].to(slopes.dtype), None, None, None
-
-
-def fused_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of ``labels`` ``(P,)`` and entropies (without a gradient) from ``hidden`` ``(P, hidden)``.
-    ``weight`` ``(vocabulary, hidden)`` is the frozen output embedding."""
-    return _Head.apply(hidden, weight, labels, temperature)

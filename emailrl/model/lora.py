@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from emailrl.base.disk import naming
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
+from emailrl.checkpoints import WEIGHTS, read_adapter_config
 from emailrl.model.layout import named_targets
-from emailrl.model.resolve import WEIGHTS, read_adapter_config
 from emailrl.settings import LoraSettings
 
 

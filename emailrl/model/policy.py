@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from emailrl.base.disk import share_files
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import first_line
+from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.model.lora import write_tensors, writing_tensors
-from emailrl.model.resolve import CONFIG, WEIGHTS, base_name
+from emailrl.model.resolve import base_name
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 

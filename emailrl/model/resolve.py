@@ -5,27 +5,23 @@ folder.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from emailrl import checkpoints
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import CONFIG, DAMAGED, WEIGHTS, read_adapter_config
 from emailrl.model.smol_base import SMOL, SMOL_BASE, smol_folder
 from emailrl.settings import AgentSettings
 
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
 PACKAGED = (NANO, SMOL, SMOL_BASE)  # names of models that are the same in every installation
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-MOST_CONFIG_BYTES: Final = 1 << 20
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HINT = "Use nano, smol or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
-_DAMAGED: Final = "It is damaged; choose another."
 
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
@@ -128,24 +124,8 @@ def read_base(folder: Path) -> str:
         raise UsageError(f"{folder} is not an adapter: {CONFIG} or {WEIGHTS} is missing.", hint)
     base = read_adapter_config(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise EmailRLError(f"{folder / CONFIG} names no base model.", _DAMAGED)
+        raise EmailRLError(f"{folder / CONFIG} names no base model.", DAMAGED)
     return base
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """Return an adapter's ``adapter_config.json``; EmailRLError if it is not a JSON object of reasonable size."""
-    path = folder / CONFIG
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_CONFIG_BYTES + 1)
-        config = json.loads(content) if len(content) <= MOST_CONFIG_BYTES else None
-    except OSError as error:
-        raise EmailRLError(f"{folder} is not an adapter: {CONFIG}: {error.strerror}.", _DAMAGED) from None
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise EmailRLError(f"{path} is not readable as JSON.", _DAMAGED)
-    return config
 
 
 def untrained_note(path: Path, output_dir: Path) -> str | None:

@@ -21,7 +21,7 @@ from emailrl.base.disk import LOCK, Lock, is_locked, share_files
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import check_hub, go_offline_if_unreachable
 from emailrl.base.plain import first_line, tell
-from emailrl.checkpoints import sha256_of
+from emailrl.checkpoints import CONFIG, WEIGHTS, sha256_of
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
@@ -87,7 +87,7 @@ def find_converted(name: str, given: Path | None) -> Path | None:
 
 def cached_folder(name: str, identity: str) -> Path:
     """Return the folder, existing or not, of the model converted from the base with this ``Source.identity``."""
-    files = [_TEMPLATE, *(["adapter_config.json", "adapter_model.safetensors"] if name == SMOL else [])]
+    files = [_TEMPLATE, *([CONFIG, WEIGHTS] if name == SMOL else [])]
     hashes = [f"{_LAYOUT}", *(_hash_of(SMOL_DIR / file) for file in files)]
     key = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

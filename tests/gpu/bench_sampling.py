@@ -71,8 +71,7 @@ def random_adapter(policy: Any, folder: Path) -> Path:
 
 def demo(folder: Path) -> tuple[Path, Path]:
     """The demo's mail database and questions."""
-    from emailrl.questions.beside import questions_file, write_demo
-
+    from emailrl.questions.load import questions_file, write_demo
     from emailrl.settings import StoreSettings
 
     write_demo(db := folder / "demo.db", settings=StoreSettings(), seed=1, overwrite=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from emailrl.model import fused as layer
 from emailrl.model.fused import FusedBackbone, enable_fused, fused_backbone, why_not_fused
 from emailrl.model.layout import Keep
-from emailrl.model.logprobs import fused_logprobs, token_logprobs
+from emailrl.model.logprobs import FrozenHead, token_logprobs
 from emailrl.model.packing import SharedKeys, enable_packing, pack, shares_prefixes
 from tests.model.test_packing import TREE, Tree, batch, grow, random_model
 
@@ -146,7 +146,7 @@ def test_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     grad = draw(7, seed=3)
     for elements in (2**27, 33, 1):
         monkeypatch.setattr("emailrl.model.logprobs.CHUNK_ELEMENTS", elements)
-        logprobs, entropies = fused_logprobs(hidden, weight, labels, 0.5)
+        logprobs, entropies = FrozenHead.apply(hidden, weight, labels, 0.5)
         torch.testing.assert_close((logprobs, entropies), (expected, entropy), atol=1e-12, rtol=0)
         assert not entropies.requires_grad
         actual = torch.autograd.grad(logprobs, hidden, grad)[0]
