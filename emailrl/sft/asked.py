@@ -62,10 +62,8 @@ def read_question(question: str) -> Asked | None:
 
 @cache
 def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
-    """Kind, whether the mail is the asker's own, extractor and pattern; most fixed words first.
-
-    Wordings with ``{mail}`` come with every description of the email in its place.
-    """
+    """Kind, whether the mail is the asker's own, extractor and pattern; most fixed words first. Wordings with
+    ``{mail}`` come with every description of the email in its place."""
     forms = [(form, False) for form in THEIR_MAIL] + [(form, True) for form in MY_MAIL]
     found = []
     for kind in (*KINDS, *(kind for kind in HARD_KINDS if kind.answerable)):  # the others use the words of these

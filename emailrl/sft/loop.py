@@ -228,7 +228,7 @@ def _open(
 ) -> Iterator[SftRun]:
     """Check conversations before loading a model; then start or resume."""
     seed_generators(settings.training.seed)
-    found = gather(settings)
+    train, val, found = gather(settings)
     task = load_task(settings.agent.environment, settings)
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
     with ExitStack() as stack:
@@ -243,9 +243,10 @@ def _open(
         policy = _policy(settings, start.adapter, checkpoint)
         window = int(policy.model.config.get_text_config().max_position_embeddings)
         longest = min(window, settings.model.max_model_len or window)
-        data = examples(found, settings, ChatRenderer(policy.tokenizer, task.tools), longest=longest, workers=workers)
+        renderer = ChatRenderer(policy.tokenizer, task.tools)
+        data = examples(train, val, settings, renderer, longest=longest, workers=workers)
         fitter = Fitter(policy, settings.training, sft, settings.agent.temperature)
-        state, notes = SftState(), [*start.notes, *data.notes, *policy.notes]
+        state, notes = SftState(), [*start.notes, *found, *data.notes, *policy.notes]
         origin = Origin(new_run_id(SFT), SFT, SFT, database, data.fingerprint, start.parent)
         if checkpoint is not None:
             notes += check_agrees(
