@@ -151,7 +151,8 @@ def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
             raise _refused(folder, f"it changes {name}, which is not a targeted linear layer of the base model")
         found, needed = (lora_b.shape[0], lora_a.shape[1]), (layer.out_features, layer.in_features)
         if found != needed:
-            raise _refused(folder, f"its matrices for {name} have size {found}, but the layer is {needed}")
+            sizes = f"have size {_sizes(*found)}, but the layer is {_sizes(*needed)}"
+            raise _refused(folder, f"its matrices for {name} {sizes}")
     if missing := layers.keys() - lora.pairs.keys():
         raise _refused(folder, f"the matrices of {min(missing)} are missing ({len(missing)} of {len(layers)} layers)")
     return lora
@@ -191,7 +192,7 @@ def _read_pairs(folder: Path, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
         if tensor.dtype not in DTYPES:
             raise _refused(folder, f"{key} is of type {tensor.dtype}")
         if tensor.ndim != 2 or tensor.shape[0 if kind == "A.weight" else 1] != rank:
-            raise _refused(folder, f"{key} is {tuple(tensor.shape)}, but the rank is {rank}")
+            raise _refused(folder, f"{key} is {_sizes(*tensor.shape)}, but the rank is {rank}")
         if tensor.numel() and not all(map(math.isfinite, (extreme.item() for extreme in tensor.aminmax()))):
             raise _refused(folder, f"{key} contains non-finite values")
         matrices.setdefault(name, {})[kind[0]] = tensor
@@ -210,6 +211,10 @@ def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, n
             yield prefix + name, layer
         else:
             yield from _linear_layers(layer, f"{prefix}{name}.")
+
+
+def _sizes(*shape: int) -> str:
+    return " × ".join(map(str, shape))
 
 
 def _refused(folder: Path, reason: str) -> EmailRLError:
