@@ -196,7 +196,7 @@ def sft(
 
 
 def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Path, Checkpoint | None]:
-    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run that ``resume`` selects,
+    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run ``resume`` selects,
     from its last checkpoint. ``auto`` resumes the run in ``out`` (by default the newest) if there is one, ``latest``
     requires it, a path names the run or its last checkpoint. UsageError for other folders, and a missing run."""
     directory = None
