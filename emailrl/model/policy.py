@@ -97,7 +97,7 @@ class Policy:
                 parameter.data = value
 
     def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
-        """Write the adapter, a critic and the tokenizer's files into ``directory``, which PEFT, Unsloth and vLLM load as
+        """Write the adapter, a critic and the tokenizer files into ``directory``, which PEFT, Unsloth and vLLM load as
         it is. Its base is named as the user named it (a local folder by its absolute path), so that `nano` is found
         wherever the package is installed."""
         directory.mkdir(parents=True, exist_ok=True)
