@@ -215,9 +215,6 @@ def _standing(path: Path) -> Path:
     return next((each for each in (path, *_hidden(path)) if (each / METADATA).is_file()), path)
 
 
-# -- finding --------------------------------------------------------------------------------------------------------
-
-
 def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
     """The run folders of OUTPUT_DIR by number, of one mode or all; some may have no checkpoint."""
     roots = {run_root(output_dir, each) for each in ([mode] if mode else (*MODES, SFT))} | {output_dir}
@@ -281,9 +278,6 @@ def checkpoint_of(run: Path, which: str) -> Checkpoint:
         name = "best_model" if which == "best" else "checkpoint"
         raise UsageError(f"{run} has no {name}.", "Use latest, or a checkpoint's path.")
     return checkpoints[-1]
-
-
-# -- writing --------------------------------------------------------------------------------------------------------
 
 
 def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:

@@ -143,10 +143,8 @@ def load_policy(
         hint = "Change those, or train an adapter."
         raise UsageError("Full fine-tuning needs BACKEND=transformers without LOAD_IN_4BIT.", hint)
     if adapter is not None and not same_base(trained_on := read_base(adapter), wanted.name):
-        raise UsageError(
-            f"The adapter in {adapter} was trained on '{trained_on}', but the base model here is '{wanted.name}'.",
-            f"Use --model {trained_on}, or another adapter.",
-        )
+        said = f"The adapter in {adapter} was trained on '{trained_on}', but the base model here is '{wanted.name}'."
+        raise UsageError(said, f"Use --model {trained_on}, or another adapter.")
     if wanted.backend == "unsloth":
         check_unsloth(wanted)
     path, device = resolve_model(wanted.name, wanted.smol_base), choose_device(wanted.device)

@@ -68,9 +68,8 @@ class Segments:
     @property
     def longest(self) -> tuple[int, int]:
         """Maximum numbers of queries and of keys in a segment."""
-        queries, keys = (
-            max(end - start for start, end in pairwise(one)) for one in (self.query_bounds, self.key_bounds)
-        )
+        bounds = self.query_bounds, self.key_bounds
+        queries, keys = (max(end - start for start, end in pairwise(one)) for one in bounds)
         return queries, keys
 
     def spread(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,13 +81,11 @@ def varlen_forward(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention within segments: ``query`` ``(P, heads, D)``, ``key`` and ``value`` ``(P, kv_heads, D)``.
-    Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the
-    kernel."""
+    Returns the output ``(P, heads, D)``, and log-sum-exp and two states of the kernel for ``varlen_backward``."""
     heads = segments.spread(query, key, value)
     if not uses_flash(query):
-        out = _by_segment(*heads, segments, scale)
-        nothing = out.new_empty(0)
-        return out, nothing, nothing, nothing
+        nothing = query.new_empty(0)
+        return _by_segment(*heads, segments, scale), nothing, nothing, nothing
     out, lse, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
         *heads, segments.cu_queries, segments.cu_keys, *segments.longest, 0.0, True, False, scale=scale
     )

@@ -28,8 +28,7 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 class ValueHead(nn.Module):
     """The critic of PPO: maps hidden states ``(P, hidden)`` to values ``(P,)``, in float32 (float64 for such a model).
-    It starts at zero: the first values are 0, the first advantages equal plain returns, and no additional random
-    numbers are drawn."""
+    It starts at zero: the first advantages equal plain returns, and no additional random numbers are drawn."""
 
     def __init__(self, model: Any, adapter: Path | None = None) -> None:
         """For a model's hidden states: as saved beside ``adapter``, or a new one. Raises EmailRLError for a saved one
@@ -98,10 +97,9 @@ class Policy:
                 parameter.data = value
 
     def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
-        """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
-        PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
-        its absolute path), so that `nano` is found wherever the package is installed. A critic is written next to the
-        adapter."""
+        """Write the adapter, a critic and the tokenizer files into ``directory``, which PEFT, Unsloth and vLLM load as
+        it is. Its base is named as the user named it (a local folder by its absolute path), so that `nano` is found
+        wherever the package is installed."""
         directory.mkdir(parents=True, exist_ok=True)
         # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
         write_tensors(directory / WEIGHTS, get_peft_model_state_dict(self.model, save_embedding_layers=False))

@@ -80,9 +80,6 @@ def read_chat_template(path: Path) -> str:
         raise UsageError(f"The chat template {path} cannot be read: {error}.", "Fix CHAT_TEMPLATE.") from error
 
 
-# -- adapters ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A folder with a LoRA adapter, the base model it was trained on and the run it comes from."""

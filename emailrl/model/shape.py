@@ -138,8 +138,7 @@ _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct
 
 def find_shape(name: str) -> Shape:
     """The shape of the model named: packaged, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
-    Raises UsageError for a name that cannot be a model, EmailRLError for a config that is not a dense decoder or is
-    unavailable."""
+    UsageError for a name that cannot be a model, EmailRLError for a config of another kind or that is unavailable."""
     if name in (SMOL, SMOL_BASE):
         return SMOLLM2_135M
     path = resolve_model(name)
@@ -250,9 +249,8 @@ def load_config(name: str, path: str | Path) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise EmailRLError(
-            f"The model '{name}' failed to load: {first_line(error)}", remedy_for(name, path, "its config.json")
-        ) from error
+        hint = remedy_for(name, path, "its config.json")
+        raise EmailRLError(f"The model '{name}' failed to load: {first_line(error)}", hint) from error
 
 
 def remedy_for(name: str, path: str | Path, files: str) -> str:

@@ -249,9 +249,8 @@ def _tokenizer_of(weights: Path) -> Any:
     tokens, kinds, merges = (field.contents() for field in fields.values() if field is not None)
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits, into_bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, into_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     control = 3  # ggml's name for it is LLAMA_TOKEN_TYPE_CONTROL
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == control]

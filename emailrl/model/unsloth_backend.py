@@ -50,10 +50,8 @@ def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: to
     """Load the base in ``path``, of this ``config``, through ``unsloth.FastLanguageModel``. Raises EmailRLError if it
     is unavailable or not of ``FAMILIES``."""
     if config.model_type not in FAMILIES:
-        raise EmailRLError(
-            f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
-            "Use --backend transformers.",
-        )
+        said = f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}."
+        raise EmailRLError(said, "Use --backend transformers.")
     if "/" in str(config._attn_implementation):  # Unsloth reads the config anew, and transformers would fetch that code
         raise UsageError(f"The config of '{wanted.name}' names kernels on the hub.", "Choose another model.")
     with _unsloth(wanted.name) as fast:
@@ -91,9 +89,8 @@ def _unsloth(name: str) -> Iterator[Any]:
                 from unsloth import FastLanguageModel
             yield FastLanguageModel
     except (OSError, ValueError, TypeError, ImportError, NotImplementedError, RuntimeError) as error:
-        raise EmailRLError(
-            f"Unsloth failed to load '{name}': {first_line(error)}", "Use --backend transformers."
-        ) from error
+        said = f"Unsloth failed to load '{name}': {first_line(error)}"
+        raise EmailRLError(said, "Use --backend transformers.") from error
 
 
 def unpatched(model: Any) -> Any:

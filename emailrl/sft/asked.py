@@ -49,23 +49,18 @@ def read_question(question: str) -> Asked | None:
     """The question's parts, or None if no template matches."""
     for kind, is_mine, fact, wording in _wordings():
         if found := wording.fullmatch(question):
-            parts = found.groupdict()
-            day, month = (
-                datetime.strptime(parts[name], form).date() if parts.get(name) else None
-                for name, form in (("date", "%B %d, %Y"), ("month", "%B %Y"))
-            )
-            return Asked(
-                kind, is_mine, parts.get("person") or parts.get("persons"), parts.get("topic"), day, month, fact
-            )
+            parts, forms = found.groupdict(), (("date", "%B %d, %Y"), ("month", "%B %Y"))
+            spelled = [(parts.get(name), form) for name, form in forms]
+            day, month = (datetime.strptime(text, form).date() if text else None for text, form in spelled)
+            person = parts.get("person") or parts.get("persons")
+            return Asked(kind, is_mine, person, parts.get("topic"), day, month, fact)
     return None
 
 
 @cache
 def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
-    """Kind, whether the mail is the asker's own, extractor and pattern; most fixed words first.
-
-    Wordings with ``{mail}`` come with every description of the email in its place.
-    """
+    """Kind, whether the mail is the asker's own, extractor and pattern; most fixed words first. Wordings with
+    ``{mail}`` come with every description of the email in its place."""
     forms = [(form, False) for form in THEIR_MAIL] + [(form, True) for form in MY_MAIL]
     found = []
     for kind in (*KINDS, *(kind for kind in HARD_KINDS if kind.answerable)):  # the others use the words of these

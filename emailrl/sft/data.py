@@ -37,15 +37,6 @@ Group = list[Example]  # The examples of one conversation
 
 
 @dataclass(frozen=True, slots=True)
-class Conversations:
-    """The conversations as text; both lists are empty for endless expert play on demo worlds."""
-
-    train: list[Conversation]
-    val: list[Conversation]
-    notes: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Data:
     """Training batches and validation examples; each ``described`` in a line."""
 
@@ -120,9 +111,10 @@ def played(settings: Settings, split: Split, *, draw: int = 0) -> tuple[list[Con
     return [Conversation(f"{split}-{one.id}", one.inbox_address, split, said) for one, said in right], asked
 
 
-def gather(settings: Settings) -> Conversations:
-    """The conversations selected by the settings, split into training and held-out inboxes. Raises UsageError for files
-    and questions that give none, EmailRLError for a file that cannot be read."""
+def gather(settings: Settings) -> tuple[list[Conversation], list[Conversation], list[str]]:
+    """The conversations selected by the settings, for training and from held-out inboxes, and notes; both lists are
+    empty for endless expert play on demo worlds. Raises UsageError for files and questions that give none, EmailRLError
+    for a file that cannot be read."""
     sft = settings.sft
     found: list[Conversation] = []
     notes: list[str] = []
@@ -146,7 +138,7 @@ def gather(settings: Settings) -> Conversations:
     train, val = split(found, settings.data.eval_dataset_size, settings.training.seed, shared=shares_inbox)
     if found and not val:
         notes.append("all conversations are from one inbox: there is no validation loss and no early stopping")
-    return Conversations(train, val, notes)
+    return train, val, notes
 
 
 def split(
@@ -173,19 +165,21 @@ def split(
 
 
 def examples(
-    found: Conversations, settings: Settings, renderer: ChatRenderer, *, longest: int, workers: int | None
-) -> Data:
-    """The examples that ``found`` makes for one policy; if empty, those of demo worlds. Conversations of more than
-    ``longest`` tokens, the context window, are dropped and counted; UsageError if none is left to train on."""
-    sft, seed, notes = settings.sft, settings.training.seed, list(found.notes)
+    shown: list[Conversation], others: list[Conversation], settings: Settings, renderer: ChatRenderer, *,
+    longest: int, workers: int | None,
+) -> Data:  # fmt: skip
+    """The examples that conversations ``shown``, and ``others`` to validate, make for one policy; if there are none,
+    those of demo worlds. Conversations of more than ``longest`` tokens, the context window, are dropped and counted;
+    UsageError if none is left to train on."""
+    sft, seed, notes = settings.sft, settings.training.seed, list[str]()
     size, steps = sft.sft_batch_size, sft.sft_steps
-    if not found.train and not found.val:
+    if not shown and not others:
         play = partial(demo.batches, renderer, steps=steps, batch_size=size, seed=seed, workers=workers)
         val = demo.held_out(settings.data.eval_dataset_size, seed, renderer)
         described = "scripted experts on demo worlds"
         return Data(lambda start: play(start=start), val, fingerprint(val), described, _held_out(val), notes)
-    train, num_train = tokenized(found.train, renderer, longest)
-    held_out, num_val = tokenized(found.val, renderer, longest)
+    train, num_train = tokenized(shown, renderer, longest)
+    held_out, num_val = tokenized(others, renderer, longest)
     if too_long := num_train + num_val:
         notes.append(f"{counted(too_long, 'conversation')} dropped: longer than the context window of {longest} tokens")
     if not train:

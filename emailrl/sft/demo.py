@@ -122,7 +122,7 @@ def batches(
     workers = min(workers or os.cpu_count() or 1, num_worlds)
     with shared(renderer) as folder, worker_processes(workers, hint="Lower --workers.") as submit:
         calls = ((folder, number, seed) for number in range(num_worlds))
-        examples = shuffled(in_order(submit, _play, calls, ahead=AHEAD * workers), seed)
+        examples = shuffled(in_order(submit, _examples, calls, ahead=AHEAD * workers), seed)
         for _ in itertools.islice(examples, start * batch_size):
             pass
         for _ in range(start, steps):
@@ -131,16 +131,12 @@ def batches(
 
 def held_out(num: int, seed: int, renderer: ChatRenderer) -> list[Example]:
     """``num`` examples of worlds of the split val, which share no inbox, name or value with those of train."""
-    worlds = (_examples(number, seed=seed, split="val", renderer=renderer) for number in itertools.count())
+    worlds = (_examples(renderer, number, seed, "val") for number in itertools.count())
     return list(itertools.islice(itertools.chain.from_iterable(worlds), num))
 
 
-def _play(folder: str, number: int, seed: int) -> list[Example]:
-    return _examples(number, seed=seed, split="train", renderer=shared_renderer(folder))
-
-
-def _examples(number: int, *, seed: int, split: Split, renderer: ChatRenderer) -> list[Example]:
-    world = f"{split}-{number}"
+def _examples(given: ChatRenderer | str, number: int, seed: int, split: Split = "train") -> list[Example]:
+    renderer, world = shared_renderer(given) if isinstance(given, str) else given, f"{split}-{number}"
     played = transcripts(number, seed=seed, times=TIMES, habits=Habits(), split=split)
     conversations = [Conversation(f"{world}-{n}", world, split, messages) for n, messages in enumerate(played)]
     return [example for conversation in conversations for example in examples_of(conversation, renderer)]

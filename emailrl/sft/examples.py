@@ -103,9 +103,8 @@ def fingerprint(examples: Iterable[Example]) -> str:
     """SHA-256 over the examples, in order."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(example.conversation.encode(errors="backslashreplace"))
-        digest.update(example.token_ids.tobytes())
-        digest.update(example.spoken.tobytes())
+        name = example.conversation.encode(errors="backslashreplace")
+        digest.update(name + example.token_ids.tobytes() + example.spoken.tobytes())
     return digest.hexdigest()
 
 

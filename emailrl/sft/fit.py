@@ -48,11 +48,8 @@ class Fitter:
         named = policy.trainable_parameters()
         self.names = [name for name, _ in named]
         self.weights = [parameter for _, parameter in named]
-        self.copies = {
-            name: (weight, nn.Parameter(weight.detach().float()))
-            for name, weight in named
-            if weight.dtype not in (torch.float32, torch.float64)
-        }
+        narrow = [(name, weight) for name, weight in named if weight.dtype not in (torch.float32, torch.float64)]
+        self.copies = {name: (weight, nn.Parameter(weight.detach().float())) for name, weight in narrow}
         """The 16-bit weights, in which small steps vanish, each with the float32 copy that is optimized instead."""
         self.masters = [self.copies.get(name, (weight, weight))[1] for name, weight in named]
         # Not the fused AdamW: it does not increment parameter versions, which the fused layers use to detect changes.
@@ -80,14 +77,9 @@ class Fitter:
             with torch.no_grad():
                 for weight, master in self.copies.values():
                     weight.copy_(master)
-        return {
-            "loss": loss,
-            "grad_norm": norm,
-            "learning_rate": rate,
-            "updates_skipped": float(skipped),
-            "trainable_tokens": _num_spoken(examples),
-            "total_tokens": sum(len(example.token_ids) for example in examples),
-        }
+        tokens = sum(len(example.token_ids) for example in examples)
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "updates_skipped": float(skipped)}
+        return metrics | {"trainable_tokens": _num_spoken(examples), "total_tokens": tokens}
 
     @torch.no_grad()
     def loss(self, examples: Sequence[Example]) -> float:
@@ -157,13 +149,8 @@ class Fitter:
             trained = trained | True
             trained[0] = False  # nothing predicts it
         end = int(trained.nonzero()[0][-1]) + 1
-        return TrainingSample(
-            trajectory_id=example.conversation,
-            group_id=example.inbox,
-            token_ids=example.token_ids[:end].tolist(),
-            loss_mask=trained[:end].astype(int).tolist(),
-            sampler_logprobs=[None] * end,
-        )
+        ids, mask = example.token_ids[:end].tolist(), trained[:end].astype(int).tolist()
+        return TrainingSample(example.conversation, example.inbox, ids, mask, sampler_logprobs=[None] * end)
 
 
 def _spoken(batch: MicroBatch, examples: Sequence[Example]) -> Tensor:

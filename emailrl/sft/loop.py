@@ -151,9 +151,6 @@ class SftRun(Run[SftState]):
         write_weights(replace(policy, model=copy.deepcopy(policy.model).to(torch.bfloat16)) if new else policy, folder)
 
 
-# -- starting -------------------------------------------------------------------------------------------------------
-
-
 def sft(
     settings: Settings,
     *,
@@ -163,12 +160,10 @@ def sft(
     progress: Say = silent,
     display: Display | None = None,
 ) -> SftResult:
-    """Fine-tune by the settings and return the result; ``progress`` and ``display`` as in ``training.loop``.
-
-    ``out`` and ``resume`` as in ``find_run``; ``workers`` processes play demo worlds (None: one a core). A
-    KeyboardInterrupt, or any error between two updates, leaves the last complete step saved. Raises UsageError for
-    invalid settings, EmailRLError for a run that cannot continue.
-    """
+    """Fine-tune by the settings; ``progress`` and ``display`` as in ``training.loop``, ``out`` and ``resume`` as in
+    ``find_run``. ``workers`` processes play demo worlds (None: one a core). A KeyboardInterrupt, or any error between
+    two updates, leaves the last complete step saved. Raises UsageError for invalid settings, EmailRLError for a run
+    that cannot continue."""
     display, wanted, source = display or Display(progress), settings.sft, source_of(settings)
     if wanted.from_scratch and (wanted.trajectories or source != "demo"):
         hint = "Drop --trajectories." if source == "demo" else "Drop it, or choose a model with --model."
@@ -201,12 +196,9 @@ def sft(
 
 
 def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Path, Checkpoint | None]:
-    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run that ``resume``
-    selects, from its last checkpoint.
-
-    ``auto`` resumes the run in ``out`` (by default the newest) if there is one, ``latest`` requires it, and a path
-    names the run or its last checkpoint. Raises UsageError for a folder that holds something else, and a missing run.
-    """
+    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run ``resume`` selects,
+    from its last checkpoint. ``auto`` resumes the run in ``out`` (by default the newest) if there is one, ``latest``
+    requires it, a path names the run or its last checkpoint. UsageError for other folders, and a missing run."""
     directory = None
     if resume is not None:
         is_named = out is not None and resume in ("auto", "latest")
@@ -228,7 +220,7 @@ def _open(
 ) -> Iterator[SftRun]:
     """Check conversations before loading a model; then start or resume."""
     seed_generators(settings.training.seed)
-    found = gather(settings)
+    train, val, found = gather(settings)
     task = load_task(settings.agent.environment, settings)
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
     with ExitStack() as stack:
@@ -243,9 +235,10 @@ def _open(
         policy = _policy(settings, start.adapter, checkpoint)
         window = int(policy.model.config.get_text_config().max_position_embeddings)
         longest = min(window, settings.model.max_model_len or window)
-        data = examples(found, settings, ChatRenderer(policy.tokenizer, task.tools), longest=longest, workers=workers)
+        renderer = ChatRenderer(policy.tokenizer, task.tools)
+        data = examples(train, val, settings, renderer, longest=longest, workers=workers)
         fitter = Fitter(policy, settings.training, sft, settings.agent.temperature)
-        state, notes = SftState(), [*start.notes, *data.notes, *policy.notes]
+        state, notes = SftState(), [*start.notes, *found, *data.notes, *policy.notes]
         origin = Origin(new_run_id(SFT), SFT, SFT, database, data.fingerprint, start.parent)
         if checkpoint is not None:
             notes += check_agrees(
@@ -262,15 +255,9 @@ def _open(
         begun = f"Fine-tuning: {counted(sft.sft_steps, 'step')}"
         begun = f"Resuming at step {state.step} of {sft.sft_steps}" if state.step else begun
         size = counted(sft.sft_batch_size, "conversation")
-        header = (
-            RULE,
-            f"{begun} of {size} | {policy.base_model or 'a new model'} | {what}",
-            f"Training data: {data.described}",
-            f"Validation data: {data.val_described}",
-            f"Output: {directory}",
-            RULE,
-        )
-        tracker.say("\n".join(header))
+        begun += f" of {size} | {policy.base_model or 'a new model'} | {what}"
+        described = f"Training data: {data.described}", f"Validation data: {data.val_described}"
+        tracker.say("\n".join((RULE, begun, *described, f"Output: {directory}", RULE)))
         tracker.say("\n".join(f"Note: {note}" for note in notes))
         yield SftRun(
             settings=settings, directory=directory, state=state, policy=policy, updater=fitter, data=data,

@@ -57,11 +57,9 @@ def conversations(
     settings: Settings, split: Split = "train", *, seed: int, draw: int = 0
 ) -> tuple[list[tuple[Scenario, list[Message]]], int]:
     """Searchers' conversations on the questions of a split that end in a correct answer, and how many were asked.
-
     Deterministic by ``seed``; another ``draw`` gives other routes on the same questions. Template questions are
     answered from the emails read. Free-form questions, and all if ``output_field`` is set, are answered with the
-    reference answer (or that field) once one of their source emails was read.
-    """
+    reference answer (or that field) once one of their source emails was read."""
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
@@ -226,9 +224,6 @@ def topic_words(topic: str) -> list[str]:
     return [word for word in words if word.lower() in telling] or list(words)
 
 
-# -- the plans: generators of a searcher's turns
-
-
 def by_topic(searcher: Searcher) -> Turns[Result]:
     """Search for the topic, read likely hits, and search again with better words."""
     asked = searcher.asked
@@ -243,11 +238,8 @@ def by_topic(searcher: Searcher) -> Turns[Result]:
 
 
 def by_words(searcher: Searcher) -> Turns[Result]:
-    """For free-form questions: search for two of their words at a time, names and long words first, then for one.
-
-    The last search is for the most telling word alone, since an email may share no other word with the question; all
-    its hits are read.
-    """
+    """For free-form questions: search for two of their words at a time, names and long words first. The last search is
+    for the most telling word alone, since an email may share no other with the question; all its hits are read."""
     words = topic_words(searcher.scenario.question)
     content = [word for word in words if word.lower() not in STOPWORDS] or words
     told = sorted(content, key=lambda word: (word[0].islower(), -len(word)))[:MOST_WORDS]

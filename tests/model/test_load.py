@@ -128,12 +128,10 @@ def test_packing_and_recomputing_are_settings_and_nothing_is_fused_on_a_cpu(tiny
     assert other.model.get_base_model().is_gradient_checkpointing and not other.model.training
 
 
-@pytest.mark.parametrize(
-    ("given", "own", "limit"), [({}, 96, 96), ({}, None, 4096), ({}, 8192, 4096), ({"max_tokens": 4096}, 96, 4096)]
-)
-def test_the_model_s_own_limit_holds_where_none_is_given(given: dict[str, int], own: int | None, limit: int) -> None:
-    model = SimpleNamespace(generation_config=SimpleNamespace(max_new_tokens=own))
-    assert with_token_limit(AgentSettings(**given), model).max_tokens == limit
+def test_the_model_s_own_limit_holds_where_none_is_given() -> None:
+    for given, own, limit in (({}, 96, 96), ({}, None, 4096), ({}, 8192, 4096), ({"max_tokens": 4096}, 96, 4096)):
+        model = SimpleNamespace(generation_config=SimpleNamespace(max_new_tokens=own))
+        assert with_token_limit(AgentSettings(**given), model).max_tokens == limit
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------

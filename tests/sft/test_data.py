@@ -21,7 +21,7 @@ from emailrl.questions import write_scenarios
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.settings import Settings, load_settings
-from emailrl.sft.data import Conversations, batches_of, examples, gather, read_conversations, source_of, split
+from emailrl.sft.data import batches_of, examples, gather, read_conversations, source_of, split
 from emailrl.sft.examples import Conversation, Example, as_spoken
 
 
@@ -78,16 +78,16 @@ def tiny(tmp_path: Path, model: Path) -> tuple[Settings, ChatRenderer]:
 
 def test_what_is_longer_than_the_window_is_left_out(tiny: tuple[Settings, ChatRenderer]) -> None:
     settings, renderer = tiny
-    found = gather(settings)
-    assert len(found.train) == 20 and len(found.val) == 4
+    train, val, _ = gather(settings)
+    assert len(train) == 20 and len(val) == 4
     long = trajectory("long", inbox="i0@x", says="word " * 300)
-    found.train.append(Conversation("long", "i0@x", None, long.messages))
-    data = examples(found, settings, renderer, longest=400, workers=1)
+    train.append(Conversation("long", "i0@x", None, long.messages))
+    data = examples(train, val, settings, renderer, longest=400, workers=1)
     assert any("1 conversation dropped: longer than the context window of 400 tokens" in note for note in data.notes)
     batch = next(data.batches(0))
     assert len(batch) == 4 and all(not example.spoken[0] and example.spoken.any() for example in batch)
     with pytest.raises(UsageError, match="No conversation is left"):
-        examples(Conversations(found.train[-1:], [], []), settings, renderer, longest=400, workers=1)
+        examples(train[-1:], [], settings, renderer, longest=400, workers=1)
 
 
 def test_questions_that_the_experts_fail_are_counted(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_questions_that_the_experts_fail_are_counted(tmp_path: Path) -> None:
     ]
     write_scenarios(tmp_path / "q.jsonl", questions)
     given = {"db": make_database(tmp_path / "mail.db"), "questions": tmp_path / "q.jsonl"}
-    found = gather(load_settings(given, environ={}, cwd=tmp_path))
-    assert [each.id for each in found.train] == ["train-q0"] and not found.val
-    assert "experts answered 1 of 3 questions correctly; the others are left out" in found.notes[0]
+    train, held_out, notes = gather(load_settings(given, environ={}, cwd=tmp_path))
+    assert [each.id for each in train] == ["train-q0"] and not held_out
+    assert "experts answered 1 of 3 questions correctly; the others are left out" in notes[0]
 
 
 def test_validation_on_the_trained_inbox_is_not_told_as_another(tiny: tuple[Settings, ChatRenderer]) -> None:
@@ -109,7 +109,7 @@ def test_validation_on_the_trained_inbox_is_not_told_as_another(tiny: tuple[Sett
     said = [Conversation(str(n), f"i{n % 2}@x", None, trajectory(str(n), inbox="i0@x").messages) for n in range(4)]
 
     def described(train: list[Conversation], val: list[Conversation]) -> str:
-        return examples(Conversations(train, val, []), settings, renderer, longest=400, workers=1).val_described
+        return examples(train, val, settings, renderer, longest=400, workers=1).val_described
 
     even, odd = said[::2], said[1::2]
     assert described(even, odd) == "2 conversations from 1 inbox not in the training data"
@@ -124,13 +124,12 @@ def test_experts_that_join_trajectories_are_named(tmp_path: Path) -> None:
     marked = [replace(lease, split="train", shares_inbox=True), replace(val, split="val", shares_inbox=True)]
     write_scenarios(tmp_path / "marked.jsonl", marked)
     unflagged = {"db": given["db"], "questions": tmp_path / "marked.jsonl"}
-    played = gather(load_settings(unflagged, environ={}, cwd=tmp_path))
-    assert (len(played.train), len(played.val)) == (1, 1)
+    assert [len(side) for side in gather(load_settings(unflagged, environ={}, cwd=tmp_path))[:2]] == [1, 1]
     joined = "scripted experts answer the training questions as well (--experts none: trajectories only)"
-    assert joined not in gather(load_settings(given, environ={}, cwd=tmp_path)).notes
+    assert joined not in gather(load_settings(given, environ={}, cwd=tmp_path))[2]
     one = write(tmp_path / "one.jsonl", [trajectory("a", inbox="i@x")])
-    assert joined in gather(load_settings(given | {"trajectories": [one]}, environ={}, cwd=tmp_path)).notes
-    notes = gather(load_settings({"trajectories": [one]}, environ={}, cwd=tmp_path)).notes
+    assert joined in gather(load_settings(given | {"trajectories": [one]}, environ={}, cwd=tmp_path))[2]
+    notes = gather(load_settings({"trajectories": [one]}, environ={}, cwd=tmp_path))[2]
     assert any("there is no validation loss" in note for note in notes)
     with pytest.raises(UsageError, match="select trajectories"):
         gather(load_settings({"best_of": 2}, environ={}, cwd=tmp_path))
@@ -145,18 +144,17 @@ def test_a_pass_plays_the_same_questions_anew_and_a_resumed_run_sees_the_same(mo
     }  # fmt: skip
     settings = load_settings(given, environ={}, cwd=tmp_path)
     renderer = ChatRenderer(load_policy(settings).tokenizer, tool_schemas())
-    found = gather(settings)
-    count = len(found.train)
-    assert 8 <= count <= 12
-    assert found.notes[0].startswith(f"experts answered {count + len(found.val)} of ")
-    data = examples(found, settings, renderer, longest=100_000, workers=None)
+    train, val, notes = gather(settings)
+    count = len(train)
+    assert 8 <= count <= 12 and notes[0].startswith(f"experts answered {count + len(val)} of ")
+    data = examples(train, val, settings, renderer, longest=100_000, workers=None)
 
     def played(start: int) -> list[Example]:
         return [one for batch in itertools.islice(data.batches(start), 8 - start) for one in batch]
 
     whole = played(0)
     passes = [{one.conversation: one.token_ids.tobytes() for one in whole[at : at + count]} for at in (0, count)]
-    assert passes[0].keys() == passes[1].keys() == {one.id for one in found.train}
+    assert passes[0].keys() == passes[1].keys() == {one.id for one in train}
     assert sum(passes[0][name] != passes[1][name] for name in passes[0]) > count // 2
     again = [(one.conversation, one.token_ids.tobytes()) for one in played(5)]
     assert again == [(one.conversation, one.token_ids.tobytes()) for one in whole[5 * 4 :]]
