@@ -162,7 +162,7 @@ class Team:
             ]
 
             def own(activity: Activity) -> Sequence[Trajectory]:
-                return stage.noted(self.engine, activity)(parts[0], sampling, seed, progress)
+                return stage.on(self.engine, activity)(parts[0], sampling, seed, progress)
 
             with self._ordered(orders):
                 with self.interrupts.droppable():
@@ -248,7 +248,7 @@ class Follower:
 
         def played(activity: Activity) -> Sequence[Trajectory]:
             activity.note("waking the engine")
-            return self.stages[role].noted(self._awake(), activity)(trajectories, sampling, seed, None)
+            return self.stages[role].on(self._awake(), activity)(trajectories, sampling, seed, None)
 
         ended = self.ranks.apart(played)
         self.ranks.collect(ended if self._hands_in else [])
