@@ -128,7 +128,7 @@ def test_state_with_and_without_a_critic_is_told_apart(make: Make) -> None:
 def test_a_half_precision_policy_has_a_float32_critic(make: Make) -> None:
     updater = make(dtype="bf16")
     hidden = torch.ones(2, 32, dtype=torch.bfloat16)
-    head = ValueHead.of(updater.policy.model)
+    head = ValueHead(updater.policy.model)
     head.weight.data += 1 / 1024
     assert head(hidden).dtype == torch.float32 and head(hidden).tolist() == [32 / 1024] * 2
     assert math.isfinite(updater.train(samples(), PAID, step=1).metrics["value_loss"])
