@@ -123,10 +123,10 @@ def _opened(
     model: nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None, settings: PlayingSettings
 ) -> tuple[PlayingSettings, Policy, PolicyEngine]:
     """A model by name, an adapter's folder on its base model, or a model as given, including its active adapter."""
+    from emailrl.checkpoints import CONFIG
     from emailrl.engines import build_engine, open_policy
-    from emailrl.model.adapter import CONFIG, find_adapter
     from emailrl.model.policy import Policy
-    from emailrl.model.resolve import with_token_limit
+    from emailrl.model.resolve import find_adapter, with_token_limit
 
     if isinstance(model, str | Path):
         if not (Path(model) / CONFIG).is_file():

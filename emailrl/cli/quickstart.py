@@ -115,7 +115,7 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     counts, no ``.env`` and no environment.
     """
     from emailrl.measure.benchmark import Subject, run_benchmark
-    from emailrl.model.adapter import Adapter
+    from emailrl.model.resolve import Adapter
     from emailrl.questions.load import load_scenario_set, questions_file, write_demo
     from emailrl.training.loop import train
 

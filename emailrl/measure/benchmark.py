@@ -39,7 +39,7 @@ from emailrl.measure.evaluation import (
     wilson_interval,
 )
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.model.adapter import Adapter
+from emailrl.model.resolve import Adapter
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import PlayingSettings
 

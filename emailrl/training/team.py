@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from emailrl.agent.play import Play, Progress, Stage, build_stage
 from emailrl.base.errors import UsageError
 from emailrl.base.process import handled_by
+from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.mail.connection import no_database
-from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined

@@ -21,8 +21,9 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from tiny import make_metadata
 
-from emailrl.checkpoints import Metadata, write_checkpoint
+from emailrl.checkpoints import write_checkpoint
 from emailrl.engines import PolicyEngine, build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.local import VllmEngine
@@ -302,11 +303,7 @@ def test_the_packaged_policy_plays_alike_behind_a_chat_server(world: Path, serve
 
 
 def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: list[Path]) -> None:
-    metadata = Metadata(
-        run_id="run", kind="final", step=1, mode="masked", algorithm="grpo", base_model="nano", lora={"rank": 8},
-        metrics={}, settings={}, parent=None, seed=1, versions={}, database_fingerprint="", questions_fingerprint="",
-        git_commit=None,
-    )  # fmt: skip
+    metadata = make_metadata(kind="final", step=1, lora={"rank": 8})
     trained = load_policy(settings_for(world), adapter=adapters[0])
     checkpoint = write_checkpoint(world / "checkpoint", metadata, trained.save_adapter)
     merged = export_checkpoint(checkpoint, world / "merged", format="merged").out

@@ -15,10 +15,10 @@ from tiny import cut_matrices
 from transformers import Qwen3ForCausalLM
 
 from emailrl.base.errors import EmailRLError
+from emailrl.checkpoints import WEIGHTS
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local import weights
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.model.adapter import WEIGHTS
 
 IDS = torch.tensor([[5, 9, 11, 30, 2]])
 

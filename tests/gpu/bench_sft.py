@@ -13,6 +13,7 @@ as a system prompt with tools does; emailrl computes them once a micro-batch.
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | Non
     fitter = Fitter(
         load_policy(settings, trainable=True, full=full), settings.training, settings.sft, settings.agent.temperature
     )
-    batches = batches_of(lambda number: groups, len(groups), BATCH, 1, 0)
+    batches = batches_of(itertools.repeat(groups), len(groups), BATCH, 1, 0)
     tokens, seconds, loss = 0, 0.0, 0.0
     for step in range(1, WARMUP + STEPS + 1):
         start = now()

@@ -17,8 +17,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from emailrl.checkpoints import WEIGHTS
 from emailrl.engines.budget import merges
-from emailrl.model.adapter import WEIGHTS
 from emailrl.model.fused import disable_fused
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
 from emailrl.model.shard import is_sharded

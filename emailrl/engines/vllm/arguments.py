@@ -18,8 +18,8 @@ import httpx
 
 from emailrl.base.credentials import check_key, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import read_adapter_config
 from emailrl.engines.budget import GIB
-from emailrl.model.adapter import read_adapter_config
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.alone import Place
 from emailrl.settings import AgentSettings, ModelSettings, PolicySettings, TrainingSettings, VllmSettings
