@@ -17,7 +17,7 @@ from emailrl.checkpoints import find_checkpoint
 from emailrl.measure.benchmark import Progress, Report, Subject, run_benchmark
 from emailrl.measure.evaluation import is_correct
 from emailrl.model.adapter import Adapter
-from emailrl.questions.load import load_scenario_set, questions_file, write_demo
+from emailrl.questions.load import questions_file, read_questions, write_demo
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.log import Display
 from emailrl.settings import Settings, load_settings
@@ -102,7 +102,7 @@ def quickstart(
         policy = "the trained policy" if subject.adapter else subject.label
         say(f"Benchmarking {policy} on questions about held-out mailboxes")
         data, file = settings.data, questions_file(settings.store.db)
-        chosen = load_scenario_set(file, "test", limit=data.test_set_size, seed=settings.training.seed, data=data)
+        chosen = read_questions(file, data).of("test", limit=data.test_set_size, seed=settings.training.seed)
         begin(subject, len(chosen.scenarios))
         report = run_benchmark(
             [subject], chosen.scenarios, settings, out / "benchmarks" / name,

@@ -59,15 +59,10 @@ class LLMJudge:
         """The model's verdict; ``kind`` is ignored; raises ``JudgeError`` if unavailable."""
         claim = {"question": question, "correct_answer": reference, "candidate_answer": answer}
         prompt = harmless(sendable(json.dumps(claim, ensure_ascii=False)))
-        model = self._settings.judge_model
+        own, model = self._settings, self._settings.judge_model
         key = hashlib.sha256(json.dumps([model, SYSTEM_PROMPT, prompt]).encode()).hexdigest()
-        verdict = self._cache.get(key)
-        if verdict is None:
-            verdict = self._ask(prompt)
-            self._cache.put(key, model, verdict)
-        return bool(verdict)
-
-    def _ask(self, prompt: str) -> bool:
+        if (kept := self._cache.get(key)) is not None:
+            return bool(kept)
         from emailrl.base.chat import ChatReply, ask
 
         def verdict_of(reply: ChatReply) -> bool:
@@ -76,10 +71,9 @@ class LLMJudge:
                 raise ValueError(f"neither True nor False: {text!r}")
             return verdict
 
-        own = self._settings
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
         body: dict[str, Any] = {
-            "model": own.judge_model,
+            "model": model,
             "messages": messages,
             "temperature": 0,
             "max_tokens": own.judge_max_tokens,
@@ -87,10 +81,11 @@ class LLMJudge:
         verdict = wait_for(ask(self._client, verdict_of, retries=own.judge_retries, **body))
         if isinstance(verdict, Failed):
             raise JudgeError(
-                f"The judge {own.judge_model} at {without_credentials(own.judge_base_url)} returned no verdict: "
+                f"The judge {model} at {without_credentials(own.judge_base_url)} returned no verdict: "
                 f"{redacted(verdict.why, *self._secrets)}",
                 "Check the endpoint and its key (OPENROUTER_API_KEY, JUDGE_API_KEY), or set EMAILRL_JUDGE=offline.",
             )
+        self._cache.put(key, model, verdict)
         return verdict
 
 

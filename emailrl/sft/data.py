@@ -28,7 +28,7 @@ from emailrl.sft.searching import conversations_on, questions_of
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.questions import Split
+    from emailrl.questions.load import Split
 
 VAL_SHARE = 0.1
 """Share of conversations for validation if no inbox is in the split val."""

@@ -18,8 +18,8 @@ from emailrl.agent.task import mail_agent
 from emailrl.agent.tools import MAX_RESULTS
 from emailrl.facts.words import STOPWORDS
 from emailrl.mail import open_mailbox
-from emailrl.questions import Split, load_scenario_set
 from emailrl.questions.inbox import topic_of
+from emailrl.questions.load import Split, read_questions
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import Settings
@@ -81,7 +81,7 @@ def questions_of(settings: Settings, split: Split, seed: int) -> list[Scenario]:
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
-    return load_scenario_set(None, split, limit=limit, seed=seed, data=taught).scenarios
+    return read_questions(None, taught).of(split, limit=limit, seed=seed).scenarios
 
 
 def conversations_on(

@@ -74,7 +74,7 @@ class Spec:
 
 def prepare(out: Path) -> None:
     """Write the demo mailbox and, for each split that judges, a question file in which its questions stand as `val`."""
-    from emailrl.questions.load import load_scenario_set, questions_file, write_demo, write_scenarios
+    from emailrl.questions.load import questions_file, read_questions, write_demo, write_scenarios
     from emailrl.settings import DataSettings, StoreSettings
 
     database = out / "demo.db"
@@ -84,7 +84,7 @@ def prepare(out: Path) -> None:
 
     def load(split: Any, limit: int | None) -> list[Any]:
         file = questions_file(database)
-        return load_scenario_set(file, split, limit=limit, seed=DEMO_SEED, data=DataSettings()).scenarios
+        return read_questions(file, DataSettings()).of(split, limit=limit, seed=DEMO_SEED).scenarios
 
     for judge in ("val", "test"):
         asked = [replace(scenario, split="val") for scenario in load(judge, EVAL_QUESTIONS)]

@@ -12,7 +12,8 @@ from tiny import make_checkpoint, make_questions
 
 from emailrl.agent.mail_env import Rubric
 from emailrl.agent.play import Collector
-from emailrl.questions import load, write_scenarios
+from emailrl.questions import load
+from emailrl.questions.load import write_scenarios
 from emailrl.records import read_trajectories
 
 
@@ -173,7 +174,7 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
 
 
 def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch) -> None:
-    real, others = load.load_scenario_set, []
+    real, others = load.read_questions, []
 
     def overtaken(*arguments, **options):
         chosen = real(*arguments, **options)
@@ -182,7 +183,7 @@ def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, mo
             others[0] = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1])["trajectories"]
         return chosen
 
-    monkeypatch.setattr(load, "load_scenario_set", overtaken)
+    monkeypatch.setattr(load, "read_questions", overtaken)
     monkeypatch.setattr(time, "strftime", lambda *_: "20260101-000000")
     record = json.loads(emailrl("benchmark", "--limit", 2, "--json")[1])
     root = here / "outputs" / "benchmarks"

@@ -17,7 +17,7 @@ from tiny import ANN, make_database
 
 from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import suggest, suggest_benchmark
-from emailrl.questions import write_scenarios
+from emailrl.questions.load import write_scenarios
 from emailrl.questions.splits import SPLITS
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import Settings, load_settings

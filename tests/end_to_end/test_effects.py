@@ -24,7 +24,7 @@ from emailrl.model import shard
 from emailrl.model.load import load_policy
 from emailrl.model.packing import takes_packed
 from emailrl.openrlhf import FLAGS, to_toml
-from emailrl.questions import load_scenario_set, read_jsonl
+from emailrl.questions.load import read_jsonl, read_questions
 from emailrl.ranks import ALONE
 from emailrl.ranks.launch import Launch
 from emailrl.records import read_records
@@ -185,7 +185,7 @@ def play(make_settings: MakeSettings) -> Callable[..., list[list[Trajectory]]]:
             embedding.register_forward_pre_hook(lambda module, given: watch(tuple(given[0].shape)))
         engine = build_engine(settings, policy)
         engine.load_adapter(None, "base")
-        questions = load_scenario_set(None, "train", limit=2, seed=1, data=settings.data).scenarios
+        questions = read_questions(None, settings.data).of("train", limit=2, seed=1).scenarios
         groups = collector_of(settings, policy, engine).collect(questions, 3, step=0, seed=1)
         engine.close()
         return [each.trajectories for each in groups]
@@ -257,7 +257,7 @@ def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: 
 
     def asked(**changes: Any) -> list[Scenario]:
         data = make_settings(**changes).data
-        return load_scenario_set(None, "train", limit=data.train_dataset_size, seed=1, data=data).scenarios
+        return read_questions(None, data).of("train", limit=data.train_dataset_size, seed=1).scenarios
 
     own = {"questions": tmp_path / "own.jsonl", "train_split": "hard"}
     everything = {scenario.id for scenario in read_jsonl(workplace / "questions.jsonl") if scenario.split == "train"}

@@ -53,16 +53,15 @@ def prompts(model: Path) -> list[str]:
     from emailrl.agent import MailEnvironment, tool_schemas
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import open_mailbox
-    from emailrl.questions import load_scenario_set
+    from emailrl.questions.load import read_questions
     from emailrl.settings import DataSettings
 
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
     with tempfile.TemporaryDirectory() as folder:
         db, file = demo(Path(folder))
         texts = []
-        for scenario in load_scenario_set(
-            file, None, limit=QUESTIONS, seed=1, data=DataSettings(), check_inboxes=False
-        ).scenarios:
+        questions = read_questions(file, DataSettings()).of(None, limit=QUESTIONS, seed=1, check_inboxes=False)
+        for scenario in questions.scenarios:
             with closing(open_mailbox(db, scenario.inbox_address, until=scenario.query_date)) as box:
                 texts.append(renderer.start(MailEnvironment(scenario, box, max_turns=10).start()).text)
     return texts

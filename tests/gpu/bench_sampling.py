@@ -81,12 +81,12 @@ def demo(folder: Path) -> tuple[Path, Path]:
 
 def questions_of(given: Given, folder: Path) -> tuple[Path, list[Any]]:
     """A database, and its first questions, each as often as a group has members."""
-    from emailrl.questions import load_scenario_set
+    from emailrl.questions.load import read_questions
     from emailrl.settings import DataSettings
 
     count, members = (2, 3) if given.smoke else (AT_ONCE // GROUP_SIZE, GROUP_SIZE)
     db, questions = (given.db, given.questions) if given.db else demo(folder)
-    found = load_scenario_set(questions, None, limit=count, seed=1, data=DataSettings(), check_inboxes=False)
+    found = read_questions(questions, DataSettings()).of(None, limit=count, seed=1, check_inboxes=False)
     return db, [scenario for scenario in found.scenarios for _ in range(members)]
 
 

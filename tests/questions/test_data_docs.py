@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from documents.scratch import write_mbox
 
-from emailrl.questions import read_jsonl
+from emailrl.questions.load import read_jsonl
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "guides/data.md"
 

@@ -18,7 +18,7 @@ from emailrl.engines.renderer import parse_tool_calls
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.sources.message import RawEmail
-from emailrl.questions import load_scenario_set, write_scenarios
+from emailrl.questions.load import read_questions, write_scenarios
 from emailrl.questions.template import HARD_KINDS, KINDS, generate
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL, possessive
 from emailrl.records.trajectory import Message, Scenario
@@ -247,7 +247,7 @@ def test_the_check_sees_what_was_not_shown(played: list[tuple[Scenario, list[Mes
 def test_most_are_answered_in_several_ways_and_turns(
     demo: Settings, played: list[tuple[Scenario, list[Message]]]
 ) -> None:
-    asked = load_scenario_set(None, "train", limit=None, seed=1, data=demo.data).scenarios
+    asked = read_questions(None, demo.data).of("train", limit=None, seed=1).scenarios
     assert len(played) >= 0.97 * len(asked)
     turns = Counter(sum(message.role == "assistant" for message in messages) for _, messages in played)
     assert len(turns) >= 4 and sum(count for number, count in turns.items() if number > 3) > 0.15 * len(played)
