@@ -83,6 +83,7 @@ def test_rows_that_are_read(question_file: Write) -> None:
     ("content", "message"),
     [
         (b'{"id": 1\n', r":1: not JSON"),
+        (b"[" * 100_000 + b"\n", r":1: not JSON"),
         (b"\n\n[1]\n", r":3: not a JSON object"),
         (b"\xff\xfe\n", r":1: not JSON"),
         (b"\n \n", r"the question file is empty"),
