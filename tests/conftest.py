@@ -116,18 +116,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>").save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = Qwen3Config(
-            vocab_size=257,
-            hidden_size=32,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            initializer_range=0.2,  # at this width the usual 0.02 would make every distribution uniform
-        )
+        shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        shape |= {"head_dim": 8, "intermediate_size": 96, "max_position_embeddings": 512, "vocab_size": 257}
+        # At this width the usual range of 0.02 would make every distribution uniform.
+        config = Qwen3Config(**shape, tie_word_embeddings=True, initializer_range=0.2)
         Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
 

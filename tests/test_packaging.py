@@ -113,14 +113,6 @@ esac
 """
 
 
-INTERRUPTED_RM = """\
-#!/bin/sh
-# Stands for an rm that is interrupted: of a folder, the marker goes first.
-for last; do :; done
-/bin/rm -rf "$last/.half-installed" .venv/bin; mkdir .venv/lib; exit 1
-"""
-
-
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the Makefile, what it depends on, and the stand-in for Python."""
@@ -152,21 +144,6 @@ def test_a_failed_install_gives_pips_reason_and_a_retry_begins_anew(clone: Path)
     assert make_install(clone).returncode
     assert make_install(clone).returncode
     assert (clone / ".venv/mine").exists()  # an environment that was whole is brought up to date, not made anew
-
-
-@needs_make
-def test_a_clearing_cut_short_is_begun_anew(clone: Path) -> None:
-    (clone / "broken").touch()
-    assert make_install(clone).returncode
-    (clone / "broken").unlink()
-    (clone / "rm").write_text(INTERRUPTED_RM)
-    (clone / "rm").chmod(0o755)
-    path = f"{clone}:{os.environ['PATH']}"
-    assert subprocess.run(["make", "install", "PYTHON=./python"], cwd=clone, env=os.environ | {"PATH": path}).returncode
-    assert not (clone / ".venv/bin").exists()
-    done = make_install(clone)
-    assert done.returncode == 0 and not (clone / ".venv/lib").exists(), done.stderr
-    assert sorted(path.name for path in clone.glob(".venv*")) == [".venv"]
 
 
 @needs_make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,24 @@ from emailrl.records.trajectory import Scenario
 from emailrl.settings import Settings, load_settings
 
 ANN = "ann@example.com"
+TEXTS = ("When does the lease end? The lease ends on 31 May 2002.", "Ann will pay the deposit.")
 
 
-def make_model(folder: Path, *, dtype: str = "float32") -> Path:
-    """Save a two-layer Qwen3 with the packaged policy's tokenizer recipe and chat template."""
+def make_model(
+    folder: Path, *, dtype: str = "float32", texts: Sequence[str] = TEXTS, seed: int = 1, **changes: Any
+) -> Path:
+    """Save a two-layer Qwen3 with the packaged policy's tokenizer recipe, trained on ``texts``, and chat template."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from emailrl.sft.small_model import train_tokenizer
 
-    tokenizer = train_tokenizer(
-        ["When does the lease end? The lease ends on 31 May 2002.", "Ann will pay the deposit."]
-    )
-    torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=16, intermediate_size=48, max_position_embeddings=2048, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
+    tokenizer = train_tokenizer(texts)
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape |= {"head_dim": 16, "intermediate_size": 48, "max_position_embeddings": 2048, "tie_word_embeddings": True}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen3Config(vocab_size=len(tokenizer), bos_token_id=None, **shape | ids | changes)
     Qwen3ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -38,7 +38,7 @@ LAUNCH: Final = 4e-3
 """Minimum seconds of one fused layer per micro-batch, forward and backward: the 0.6B shape in 48 micro-batches."""
 PER_LAYER: Final = {"vllm": 0.53e-3, "eager": 1.6e-3, "merged": 2.2e-3, "beside": 3.5e-3}
 """Minimum seconds of a layer for one token of every running trajectory, on a GPU. vLLM with and without CUDA graphs
-and transformers with merged weights: from ``tests/gpu/bench_sampling.py`` and ``bench_grpo_step.py``, including waits
+and transformers with merged weights: from ``tests/gpu/bench_grpo_step.py``, including waits
 for other trajectories' turns; transformers with an unmerged adapter: assumed."""
 ONE_TURN: Final = 0.107e-3
 """Seconds that vLLM with CUDA graphs adds per layer to reading weights and cache, if no other turns join: adapter,

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from engines.vllm_stub import VllmStub
+from tiny import make_model
 
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world
 from emailrl.model.load import load_policy
 from emailrl.questions.load import write_scenarios
 from emailrl.settings import Settings, load_settings, trust_folder
-from emailrl.sft.small_model import train_tokenizer
 from emailrl.training import ending
 from emailrl.training.loop import TrainResult, train
 
@@ -33,63 +32,27 @@ def share_of_even_ids(trajectory):
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``model/``, ``mail.db``, ``questions.jsonl`` and ``reward.py``."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     folder = tmp_path_factory.mktemp("workplace")
     worlds = [make_world(7, split, number) for number, split in enumerate(["train", "train", "val"])]
     build_database((email for world in worlds for email in world.emails), folder / "mail.db")
     rng = random.Random(7)
     write_scenarios(folder / "questions.jsonl", [ask(world, fact, rng) for world in worlds for fact in world.facts[:5]])
     (folder / "reward.py").write_text(REWARD)
-    tokenizer = train_tokenizer([email.body for world in worlds for email in world.emails])
-    torch.manual_seed(7)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    texts = [email.body for world in worlds for email in world.emails]
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
+    make_model(folder / "model", texts=texts, seed=7, tie_word_embeddings=False, **shape)
     return folder
 
 
 def options_of(workplace: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     """Settings by name for a run of 6 steps of 2 questions x 3 rollouts of 8 tokens, evaluated every 2 steps."""
-    return {
-        "model_name": str(workplace / "model"),
-        "emailrl_db": workplace / "mail.db",
-        "questions": workplace / "questions.jsonl",
-        "output_dir": folder / "grpo",
-        "reward": f"{workplace / 'reward.py'}:share_of_even_ids",
-        "max_steps": 6,
-        "per_device_train_batch_size": 2,
-        "num_generations": 3,
-        "max_tokens": 8,
-        "max_turns": 2,
-        "temperature": 1.0,
-        "learning_rate": 1e-2,
-        "warmup_steps": 2,
-        "lora_rank": 4,
-        "lora_alpha": 8,
-        "lora_dropout": 0.1,
-        "kl_target": 0.01,
-        "kl_horizon": 20,
-        "min_group_std": 0.0,
-        "num_mini_batches": 2,
-        "eval_dataset_size": 3,
-        "eval_steps": 2,
-        "save_steps": 2,
-        "save_total_limit": 2,
-        "patience": 50,
-        "wandb_mode": "disabled",
-    } | changes
+    own = {"model_name": str(workplace / "model"), "output_dir": folder / "grpo", "wandb_mode": "disabled"}
+    own |= {"emailrl_db": workplace / "mail.db", "questions": workplace / "questions.jsonl"}
+    own |= {"reward": f"{workplace / 'reward.py'}:share_of_even_ids", "min_group_std": 0.0, "temperature": 1.0}
+    own |= {"max_steps": 6, "per_device_train_batch_size": 2, "num_generations": 3, "max_tokens": 8, "max_turns": 2}
+    own |= {"learning_rate": 1e-2, "warmup_steps": 2, "lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.1}
+    own |= {"kl_target": 0.01, "kl_horizon": 20, "num_mini_batches": 2, "eval_dataset_size": 3, "eval_steps": 2}
+    return own | {"save_steps": 2, "save_total_limit": 2, "patience": 50} | changes
 
 
 def settle(folder: Path, options: dict[str, Any]) -> None:

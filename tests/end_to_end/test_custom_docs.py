@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from emailrl.cli.app import main
+from emailrl.questions.load import write_demo
 from emailrl.records import read_records, read_trajectories
 from emailrl.records.trajectory import Trajectory
+from emailrl.settings import StoreSettings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides/custom.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
@@ -39,9 +42,6 @@ wandb_mode = "disabled"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the page's files, a demo mailbox and settings for runs of a few seconds."""
-    from emailrl.questions.load import write_demo
-    from emailrl.settings import StoreSettings
-
     folder = tmp_path_factory.mktemp("custom")
     for name, text in FILES.items():
         (folder / name).write_text(text)
@@ -53,8 +53,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run one line of the page in the folder; returns what it said on stderr."""
-    from emailrl.cli.app import main
-
     monkeypatch.chdir(place)
 
     def run(line: str, *more: str) -> str:
@@ -109,7 +107,8 @@ def test_a_reward_function_of_openrlhf(run: Any, place: Path) -> None:
 
 
 def test_a_reward_by_http(run: Any, place: Path) -> None:
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     start, _, ampersand = command("reward_server.py").replace("8601", str(port)).rpartition(" ")
     assert ampersand == "&" and start.startswith("python ")
     server = subprocess.Popen([sys.executable, *shlex.split(start)[1:]], cwd=place, stderr=subprocess.DEVNULL)
@@ -148,9 +147,3 @@ def test_an_environment_in_training_and_benchmark(run: Any, place: Path) -> None
     run(command("benchmark", "FullText"), "--out", "measured")
     [file] = (place / "measured/trajectories").glob("*.jsonl")
     assert all("searches" in trajectory.rubric for trajectory in played(file))
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from end_to_end.conftest import MakeSettings, Options, settle
 from same_run import assert_same_run, everything, lines, same, state_of
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.checkpoints import find_checkpoint, list_checkpoints, read_checkpoint
+from emailrl.checkpoints import find_checkpoint, list_checkpoints
 from emailrl.cli.app import main
 from emailrl.records import read_records
 from emailrl.training import run as run_module
@@ -96,34 +95,15 @@ def test_a_finished_run_resumes_to_its_end_or_goes_on_when_asked_for_more(make_s
     assert "Note: best_model is damaged" in "".join(said)
 
 
-def test_a_new_run_takes_the_next_free_directory_unless_told_to_overwrite(make_settings: MakeSettings) -> None:
-    settings = make_settings(max_steps=1, eval_steps=9)
-    first, second = train(settings), train(settings)
-    assert (first.run_dir.name, second.run_dir.name) == ("grpo_masked", "grpo_masked-2")
-    assert find_checkpoint("latest", settings.output.output_dir, "masked").path.parent == second.run_dir
-    (first.run_dir / "notes.txt").write_text("mine")
-    before = find_checkpoint(str(first.run_dir / "final"), first.run_dir).metadata.run_id
-    third = train(settings, overwrite=True)
-    assert third.run_dir == first.run_dir
-    assert find_checkpoint(str(first.run_dir / "final"), first.run_dir).metadata.run_id != before
-    assert (first.run_dir / "notes.txt").read_text() == "mine"
-    fourth = train(settings, resume=str(third.run_dir), overwrite=True)  # consent to lose what is not lost
-    assert fourth == third and (first.run_dir / "notes.txt").read_text() == "mine"
-
-
-def test_a_run_is_not_resumed_with_what_it_was_not_trained_on(
+def test_a_run_is_not_resumed_with_another_model_or_mode_or_damaged_weights(
     make_settings: MakeSettings, workplace: Path, tmp_path: Path
 ) -> None:
     settings = make_settings(max_steps=1)
     run = train(settings).run_dir
     kept = everything(run)
     shutil.copytree(workplace / "model", tmp_path / "copied")
-    for changes, complaint in (
-        ({"model_name": str(tmp_path / "copied")}, r"was trained from .*, not from .*Resume with --model"),
-        ({"train_dataset_size": 4}, r"other questions: TRAIN_DATASET_SIZE was 3000, now 4\."),
-    ):
-        with pytest.raises(UsageError, match=complaint):
-            train(make_settings(max_steps=2, **changes), resume="latest")
+    with pytest.raises(UsageError, match=r"was trained from .*, not from .*Resume with --model"):
+        train(make_settings(max_steps=2, model_name=str(tmp_path / "copied")), resume="latest")
     with pytest.raises(UsageError, match="is from mode masked"):
         train(make_settings(max_steps=2, mode="rollout"), resume=str(run / "final"))
     weights = run / "final" / "adapter_model.safetensors"
@@ -151,52 +131,20 @@ def test_wrong_settings_are_found_before_anything_on_disk_is_touched(
     assert [path.name for path in run.parent.glob("grpo*")] == ["grpo_masked"]
 
 
-def test_an_overwritten_run_comes_back_where_the_new_one_ends_before_its_first_checkpoint(
-    make_settings: MakeSettings,
-) -> None:
-    settings = make_settings(max_steps=1)
-    run = train(settings).run_dir
-    kept = everything(run)
-    said: list[str] = []
-    with interrupted(run_module.TrainingRun, "measure"):
-        train(settings, overwrite=True, progress=said.append)
-    assert said[-1].endswith("the run being replaced is restored.")
-    assert everything(run) == kept and not (run / ".replaced").exists()
-
-
-Command = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``emailrl train`` in ``tmp_path``, with these arguments and environment: exit code and what it prints."""
-    printed = tmp_path / "output.txt"
-
-    def run(*arguments: str, **environ: str) -> tuple[int, str]:
-        printed.unlink(missing_ok=True)
-        with monkeypatch.context() as patch:
-            for name, value in environ.items():
-                patch.setenv(name, value)
-            code = exit_code(begin(tmp_path, "train", *arguments))
-        return code, printed.read_text()
-
-    return run
-
-
 def test_a_run_goes_on_with_its_own_options_and_with_those_given_now(
-    command: Command,
-    options: Options,
-    tmp_path: Path,
-    finished: TrainResult,
+    options: Options, tmp_path: Path, finished: TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def command(*arguments: str) -> tuple[int, str]:
+        (printed := tmp_path / "output.txt").unlink(missing_ok=True)
+        return exit_code(begin(tmp_path, "train", *arguments)), printed.read_text()
+
     chosen = options(tmp_path, max_steps=2)
-    own = chosen.pop("reward")
+    own, questions = chosen.pop("reward"), chosen.pop("questions")
     chosen["output_dir"] = tmp_path / "outputs" / "grpo"  # the default, from here
-    names = {"model_name", "emailrl_db", "kl_target", "kl_horizon"}
-    environ = {name.upper(): str(value) for name, value in chosen.items()}
-    environ["EMAILRL_QUESTIONS"] = environ.pop("QUESTIONS")
-    assert names <= chosen.keys()
-    code, said = command("--reward", own, **environ)
+    with monkeypatch.context() as patch:
+        for name, value in (chosen | {"emailrl_questions": questions}).items():
+            patch.setenv(name.upper(), str(value))
+        code, said = command("--reward", own)
     assert code == 0, said
     run = tmp_path / "outputs" / "grpo_masked"
     code, said = command("--resume", "latest")
@@ -208,9 +156,7 @@ def test_a_run_goes_on_with_its_own_options_and_with_those_given_now(
         assert code == 0, said
         assert "ignored in favor of the run's own settings: WARMUP_STEPS=77 (the run: " in said
         assert "Resuming from " in said and list_checkpoints(run)[-1].metadata.step == steps
-    assert lines(run / "metrics.jsonl") == lines(finished.run_dir / "metrics.jsonl")
     assert_same_run(run, finished.run_dir)
-    assert read_checkpoint(run / "final").metadata.settings["lora"]["lora_rank"] == 4
 
 
 class Terminal(io.StringIO):
@@ -220,13 +166,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("answered", [False, True], ids=["flag", "yes"])
 def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_before(
-    answered: bool,
-    options: Options,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def emailrl(command: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", shlex.split(command))
@@ -235,34 +176,26 @@ def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_be
         assert isinstance(caught.value.code, int)
         return caught.value.code, "".join(capsys.readouterr())
 
-    given = options(tmp_path, max_steps=8, on_collapse="stop", kl_target=1e-6)
-    settle(tmp_path, given)  # its reward is code
+    settle(tmp_path, options(tmp_path, max_steps=8, on_collapse="stop", kl_target=1e-6))  # its reward is code
     monkeypatch.chdir(tmp_path)
     code, said = emailrl("emailrl train")
     assert code == 1 and "Warning at step 5: the KL to the reference policy is" in said
     run = tmp_path / "grpo_masked"
-    assert {item.path.name: item.metadata.step for item in list_checkpoints(run)} == {
-        "best_model": 0, "checkpoint-2": 2, "checkpoint-4": 4, "final": 5,
-    }  # fmt: skip
+    steps = {item.path.name: item.metadata.step for item in list_checkpoints(run)}
+    assert steps == {"best_model": 0, "checkpoint-2": 2, "checkpoint-4": 4, "final": 5}
     last = said.strip().splitlines()[-1]
-    assert (
-        "Stopped at step 5 on signs of collapse (ON_COLLAPSE=stop). Make that change and return to step 0 (before this)"
-        in last
-    )
-    (back,) = re.findall(r"emailrl train --resume \S+ --overwrite", last)
+    assert "Stopped at step 5 on signs of collapse (ON_COLLAPSE=stop)" in last
+    (back,) = re.findall(r"(emailrl train --resume \S+) --overwrite", last)
 
     kept = everything(run)
-    code, said = emailrl(back.removesuffix(" --overwrite"))
+    code, said = emailrl(back)
     assert code == 2 and everything(run) == kept
-    assert said.splitlines()[-1].endswith(
-        "steps 1 to 5, checkpoint-2, checkpoint-4, final. Add --overwrite to do so, or copy the run first to keep both."
-    )
+    assert "steps 1 to 5, checkpoint-2, checkpoint-4, final. Add --overwrite to do so" in said.splitlines()[-1]
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    code, said = emailrl(back.removesuffix(" --overwrite"))
+    code, said = emailrl(back)
     assert code == 1 and "Remove it and continue?" in said and everything(run) == kept
-    monkeypatch.setattr(sys, "stdin", Terminal("y\n" if answered else ""))
-    back = back.removesuffix(" --overwrite") if answered else back
 
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     monkeypatch.setenv("KL_TARGET", "10")  # else the same happens again: the run goes on with its own options
     monkeypatch.setenv("ON_COLLAPSE", "warn")  # an untrained policy never answers, which is a sign of its own
     code, said = emailrl(back)

@@ -66,39 +66,29 @@ def test_a_second_ctrl_c_stops_at_once_and_saves_nothing_more(make_settings: Mak
     assert find_checkpoint("latest", settings.output.output_dir).metadata.kind == "best"
 
 
-@pytest.fixture
-def command(options: Options, tmp_path: Path) -> list[str]:
-    """``emailrl train`` where its settings lie in ``emailrl.toml``."""
+def test_the_command_exits_130_when_interrupted_and_prints_its_result_when_resumed(
+    options: Options, tmp_path: Path
+) -> None:
     settle(tmp_path, options(tmp_path))
-    return [sys.executable, "-m", "emailrl", "train"]
-
-
-def test_the_command_prints_its_result_and_exits_130_when_interrupted(command: list[str], tmp_path: Path) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    interrupted = begin(tmp_path, "train", "--max-steps", "500")
+    child = begin(tmp_path, "train", "--max-steps", "500")
     metrics = tmp_path / "grpo_masked" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(interrupted, signal.SIGINT)
-    code = exit_code(interrupted)
-    errors = (tmp_path / "output.txt").read_text()
+    os.kill(child, signal.SIGINT)
+    code, errors = exit_code(child), (tmp_path / "output.txt").read_text()
     assert code == 130, errors
     assert "Stopped after step" in errors and "interrupted" in errors and "Traceback" not in errors
     done = find_checkpoint("latest", tmp_path / "grpo").metadata.step
-    finished = subprocess.run(
-        [*command, "--resume", "latest", "--max-steps", str(done + 1), "--json"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    command = [sys.executable, "-m", "emailrl", "train", "--resume", "latest", "--max-steps", str(done + 1), "--json"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
     )
-    assert finished.returncode == 0, finished.stderr
-    (line,) = finished.stdout.splitlines()
-    run = str((tmp_path / "grpo_masked").absolute())
+    assert ended.returncode == 0, ended.stderr
+    assert f"Resuming at step {done} of {done + 1}" in ended.stderr
+    (line,) = ended.stdout.splitlines()
     result = json.loads(line)
     assert result.pop("steps_without_update") in range(done + 2)  # rewards may happen to be equal in any step
     assert result.pop("learned_nothing")
+    run = str((tmp_path / "grpo_masked").absolute())
     assert result == {"run_dir": run, "best_accuracy": 0.0, "best_step": 0, "steps": done + 1}
-    assert f"Resuming at step {done} of {done + 1}" in finished.stderr

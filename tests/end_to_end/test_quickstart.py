@@ -46,15 +46,12 @@ def test_folders_are_never_overwritten(tmp_path: Path) -> None:
     assert free_folder(wanted) == wanted
     (wanted / "notes").mkdir(parents=True)
     assert free_folder(wanted) == tmp_path / "quickstart-2"
-    with pytest.raises(UsageError, match="not empty"):
-        quickstart(wanted, say=print)
-    with pytest.raises(UsageError, match="something other"):
-        quickstart(wanted, overwrite=True, say=print)
-    (wanted / "emailrl.toml").write_text('model_name = "my/model"\n')
-    with pytest.raises(UsageError, match="not empty"):
-        quickstart(wanted, say=print)
-    with pytest.raises(UsageError, match="something other"):
-        quickstart(wanted, overwrite=True, say=print)
+    for is_set_up in (False, True):
+        if is_set_up:
+            (wanted / "emailrl.toml").write_text('model_name = "my/model"\n')
+        for overwrite, said in ((False, "not empty"), (True, "something other")):
+            with pytest.raises(UsageError, match=said):
+                quickstart(wanted, overwrite=overwrite, say=print)
     assert (wanted / "emailrl.toml").read_text() == 'model_name = "my/model"\n'
     (wanted / "emailrl.toml").write_text(SETTINGS)
     assert free_folder(wanted) == wanted  # begun and not finished: taken up again

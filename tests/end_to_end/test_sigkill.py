@@ -65,7 +65,12 @@ def whole(options: Options, tmp_path_factory: pytest.TempPathFactory) -> int:
 
 
 @pytest.mark.parametrize(
-    ("share", "then"), [(0.05, ()), (0.2, ()), (0.45, (20,)), (0.7, (7, 31)), (0.87, ()), (0.96, ())], ids=str
+    ("share", "then"),
+    [
+        *((0.05, ()), (0.2, ()), (0.45, (20,)), (0.7, (7, 31)), (0.87, ()), (0.96, ())),
+        *(pytest.param(n / 100, (), marks=pytest.mark.slow) for n in range(100)),
+    ],
+    ids=str,
 )
 def test_sigkill_at_any_file_operation_is_survived(
     share: float, then: tuple[int, ...], whole: int, finished: TrainResult, make_settings: MakeSettings
@@ -79,19 +84,6 @@ def test_sigkill_at_any_file_operation_is_survived(
     result = train(settings, resume="auto")
     assert [path.name for path in result.run_dir.parent.glob("grpo*")] == ["grpo_masked"]
     assert_same_run(result.run_dir, finished.run_dir)
-
-
-@pytest.mark.slow
-def test_sigkill_at_every_file_operation_is_survived(
-    whole: int, finished: TrainResult, make_settings: MakeSettings
-) -> None:
-    for operation in range(0, whole, 3):
-        settings = make_settings(output_dir=finished.run_dir.parent / f"killed-{operation}" / "grpo")
-        assert operations(settings, kill_at=operation) is None
-        assert_nothing_torn(settings.output.output_dir.with_name("grpo_masked"))
-        result = train(settings, resume="auto")
-        assert [path.name for path in result.run_dir.parent.glob("grpo*")] == ["grpo_masked"], operation
-        assert_same_run(result.run_dir, finished.run_dir)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
-"""Where every second of a whole GRPO step goes, on one GPU: vLLM in process asleep while the trainer works.
+"""Where every second of a whole GRPO step goes, on one GPU, sampling among them: vLLM in process, or transformers.
 
-    python tests/gpu/bench_grpo_step.py --shape 4B --completion 1024 --set beta=0 --folder models --out results
+    python tests/gpu/bench_grpo_step.py --shape 14B --db enron_emails.db --questions art_e_questions.jsonl
+    python tests/gpu/bench_grpo_step.py --shape 0.6B --tokens 48 144 --engine transformers          # sampling speed
+    python tests/gpu/bench_grpo_step.py --shape 4B --tokens 48 144 --set vllm_enforce_eager=true
+    python tests/gpu/bench_grpo_step.py --shape 4B --completion 1024 --set beta=0
 
 The steps are those of ``emailrl train`` with its default settings but for the batch (8 questions x 6 rollouts); clocks
-are on its methods (``clocks``). Random weights of the true shapes say nothing sensible, so the conversation is played
-by a script as in ``bench_sampling``, and rewards are drawn by seed, so that every group is trained. The first step
-warms up (vLLM starts, kernels are compiled) and does not count in the mean. Evaluation is left out. ``--completion N``:
-one turn of exactly N tokens instead of the script, as ``bench_grpo_trl`` compares. No step begins after ``--limit``.
-``own`` in the rows has the seconds of every clock.
+are on its methods (``clocks``). Random weights of the true shapes say nothing sensible, so what they say is not played:
+every trajectory makes the same real calls (search, read, search, read, answer) on the question's own inbox, each after
+a completion of ``--tokens`` tokens (by its seed), and its prompt grows by the tools' real results. Rewards are drawn by
+seed, so that every group is trained. The first step warms up (vLLM starts, kernels are compiled) and does not count in
+the mean. Evaluation is left out. ``--completion N``: one turn of exactly N tokens instead, as ``bench_grpo_trl``
+compares. No step begins after ``--limit``. ``own`` in the rows has the seconds of every clock.
 """
 
 from __future__ import annotations
@@ -19,19 +23,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from bench_sampling import Scripted, Timed, demo
 from clocks import OTHER, Clocks
 from runner import Bench, Given, Row, forget_peak, now
 
-SHORTEST, LONGEST, RESULTS = 120, 320, 5
-"""Tokens of a completion, results of a search: with two rounds of search and read, about a quarter is trained."""
+RESULTS = 5
+"""Of a search: with two rounds of it and 120 to 320 tokens, about a quarter of a trajectory is trained."""
 SETTINGS: Row = {
     "per_device_train_batch_size": 8,
     "num_generations": 6,
@@ -83,7 +85,7 @@ def measure(given: Given, case: Row) -> list[Row]:
     clocks = Clocks(now)
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
         overrides = SETTINGS | {"output_dir": Path(folder) / "run", "max_steps": given.steps + 1}
-        overrides |= {"engine": given.engine, "max_tokens": given.completion or LONGEST}
+        overrides |= {"engine": given.engine, "max_tokens": given.completion or given.tokens[1]}
         overrides |= SMOKE if given.smoke else {"model_name": str(given.folder / given.shape)}
         db, questions = (given.db, given.questions) if given.db else demo(Path(folder))
         overrides |= {"db": db, "questions": questions} | dict(one.split("=", 1) for one in given.set)
@@ -103,22 +105,28 @@ def measure(given: Given, case: Row) -> list[Row]:
 def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     """Let the run play the script with drawn rewards, and put the clocks on; each step's row goes to ``rows``."""
     engine, begun = ENGINES[given.engine], time.monotonic()
-    lengths = (given.completion, given.completion) if given.completion else (SHORTEST, LONGEST)
+    shortest, longest = [given.completion] * 2 if given.completion else given.tokens
     groups: list[Any] = []
-    seen: Counter[str] = Counter()
     memory: dict[str, float] = {}
 
     def generate(inner: Any, self: Any, requests: Sequence[Any], advance: Any) -> Any:
+        """Completions have the lengths of the script, and count as ended however they end."""
+
+        def of_length(request: Any) -> Any:
+            length = shortest + request.seed % (longest - shortest + 1)
+            return replace(request, sampling=replace(request.sampling, max_tokens=length))
+
         def go_on(completion: Any) -> Any:
             with clocks.span("sampling/bookkeeping"):
-                return advance(completion)
+                follow_up = advance(replace(completion, finish_reason="stop"))
+            return None if follow_up is None else of_length(follow_up)
 
-        return Timed(SimpleNamespace(generate=partial(inner, self)), *lengths).generate(requests, go_on)
+        return inner(self, [of_length(request) for request in requests], go_on)
 
     def open_environment(inner: Any, *args: Any) -> Any:
         with clocks.span("sampling/mailbox"):
             environment = inner(*args)
-        return Clocked(environment, rounds=0 if given.completion else 2, max_results=RESULTS, clocks=clocks)
+        return Scripted(environment, clocks, rounds=0 if given.completion else 2)
 
     def score(inner: Any, self: Any, trajectories: Sequence[Any]) -> None:
         inner(self, trajectories)
@@ -140,31 +148,15 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     def end_step(inner: Any, run: Any, metrics: Row | None = None) -> None:
         inner(run, metrics)
         seconds, own = clocks.cut()
-        row = {"step": run.state.step, "seconds": seconds, "own": own, "vllm": dict(seen), "memory": dict(memory)}
-        rows.append(row | by_phase(own) | batch_of(groups, metrics or {}))
+        row = {"step": run.state.step, "seconds": seconds, "own": own, "memory": dict(memory)}
+        row |= by_phase(own) | batch_of(groups, metrics or {})
+        row |= {"trajectories_per_second": row["trajectories"] / row["sampling"]}
+        rows.append(row | {"tokens_per_second": row["sampled_tokens"] / row["sampling"]})
         print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
         groups.clear()
-        seen.clear()
         if run.state.step == given.steps or time.monotonic() - begun > given.limit:
             raise Enough
         clocks.cut()  # what was told here belongs to no step
-
-    def start(inner: Any, self: Any) -> None:
-        """Clock vLLM's start, and from then on tell its steps that read prompts from those that only sample."""
-        with clocks.span("start"):
-            inner(self)
-        scheduler = self._engine.engine_core.engine_core.scheduler
-        take = scheduler.update_from_output
-
-        def update_from_output(scheduled: Any, *args: Any, **named: Any) -> Any:
-            rows = len(scheduled.num_scheduled_tokens)
-            if rows and clocks.now.name == "sampling/engine":  # not an adapter's proof
-                kind = "prompts" if scheduled.total_num_scheduled_tokens > rows else "tokens"
-                clocks.now.name = f"sampling/{kind}"
-                seen[f"{kind[:-1]}_steps"] += 1
-            return take(scheduled, *args, **named)
-
-        scheduler.update_from_output = update_from_output
 
     for path, name in CLOCKS.items() | {(f"{engine}.{method}", name) for method, name in OF_ENGINE.items()}:
         clocks.time(path, name)
@@ -176,26 +168,54 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     clocks.put(f"{engine}.generate", generate)
     clocks.put(f"{engine}.release", release)
     if given.engine == "vllm":
-        clocks.put(f"{engine}._start", start)
+        clocks.time(f"{engine}._start", "start")
         clocks.time(f"{engine}._step", None)  # sampling, or an adapter's proof
         clocks.time("emailrl.engines.vllm.probe:Probe.load", "adapter/read")
         clocks.time("emailrl.engines.vllm.probe:Probe._logits", "adapter/trainer")
 
 
-class Clocked(Scripted):
-    """The same, with its mailbox's seconds on a clock."""
+@dataclass
+class Scripted:
+    """The mail environment, playing its own calls whatever the model says: ``rounds`` of search and read, an answer."""
 
-    def __init__(self, inner: Any, *, clocks: Clocks, **named: Any) -> None:
-        super().__init__(inner, **named)
-        self.clocks = clocks
+    inner: Any
+    clocks: Clocks
+    rounds: int
+    number: int = 0
+    found: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the environment's own: scenario, rubric, answer."""
+        return getattr(self.inner, name)
 
     def start(self) -> Any:
         with self.clocks.span("sampling/mailbox"):
             return self.inner.start()
 
     def step(self, message: Any) -> Any:
+        from emailrl.records.trajectory import Message, ToolCall
+
+        words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
+        keywords = [words[self.number // 2 % len(words)]]
+        search = ToolCall("search_emails", {"keywords": keywords, "max_results": RESULTS})
+        answer = ToolCall("return_final_answer", {"answer": "I don't know", "sources": []})
+        read = ToolCall("read_email", {"message_id": self.found}) if self.found else search
+        call = [*[search, read] * self.rounds, answer][self.number]
+        self.number += 1
         with self.clocks.span("sampling/mailbox"):
-            return super().step(message)
+            result = self.inner.step(Message("assistant", message.content, [call]))
+        if call.name == "search_emails" and (hits := json.loads(result.tool_result)):
+            self.found = hits[0]["message_id"]
+        return result
+
+
+def demo(folder: Path) -> tuple[Path, Path]:
+    """The demo's mail database and questions."""
+    from emailrl.questions.load import questions_file, write_demo
+    from emailrl.settings import StoreSettings
+
+    write_demo(db := folder / "demo.db", settings=StoreSettings(), seed=1, overwrite=True)
+    return db, questions_file(db)
 
 
 def used() -> float:
@@ -232,14 +252,15 @@ def batch_of(groups: Sequence[Any], metrics: Row) -> Row:
 
 
 def add_mean(rows: list[Row]) -> None:
-    """A last row with the means of the steps that count."""
-    counted = [row for row in rows if row.get("step", 0) > 1]
-    if counted:
-        names = [name for name, value in counted[0].items() if isinstance(value, float)]
-        mean = {name: statistics.fmean(row[name] for row in counted) for name in names}
-        rows.append(rows[-1] | mean | {"step": "mean", "sampled_tokens": None, "tokens": None})
-        parts = {name: statistics.fmean(row["own"].get(name, 0.0) for row in counted) for name in counted[-1]["own"]}
-        print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(parts.items())}))
+    """A last row for each case with the means of the steps that count."""
+    for case in dict.fromkeys(row["case"] for row in rows):
+        counted = [row for row in rows if row["case"] == case and row.get("step", 0) > 1]
+        if counted:
+            names = [name for name, value in counted[0].items() if isinstance(value, float)]
+            mean: Row = {name: statistics.fmean(row[name] for row in counted) for name in names}
+            own = {name: statistics.fmean(row["own"].get(name, 0.0) for row in counted) for name in counted[-1]["own"]}
+            rows.append(counted[-1] | mean | {"step": "mean", "sampled_tokens": None, "tokens": None, "own": own})
+            print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(own.items())}))
 
 
 BENCH = Bench(
@@ -247,17 +268,19 @@ BENCH = Bench(
     __doc__,
     measure,
     {"shape": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
-     "sampled": "sampled_tokens:,", "seconds": "seconds:.2f"} | {phase: f"{phase}:.2f" for phase in PHASES},
+     "sampled": "sampled_tokens:,", "sampled a second: trajectories": "trajectories_per_second:.2f",
+     " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f"} | {phase: f"{phase}:.2f" for phase in PHASES},
     {
         "--shape": {"default": "14B"},
         "--engine": {"default": "vllm", "choices": ENGINES},
+        "--tokens": {"nargs": 2, "type": int, "default": [120, 320], "help": "of the shortest and longest completion"},
         "--steps": {"type": int, "default": 3, "help": "steps, the first of which does not count"},
         "--db": {"type": Path, "help": "a mail database; default: the demo's"},
         "--questions": {"type": Path, "help": "questions on it (JSONL)"},
         "--set": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "further settings: beta=0"},
         "--completion": {"type": int, "help": "one turn of so many tokens"},
     },
-    lambda given: [{"case": given.shape}],
+    lambda given: [{"case": " ".join([given.shape, given.engine, *given.set])}],
     smoke={"shape": "nano", "completion": 4},
     shapes=lambda given: [] if given.smoke else [given.shape],
     add=add_mean,

@@ -23,7 +23,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import bench_grpo_step
-from bench_sampling import demo
+from bench_grpo_step import demo
+from clocks import Clocks
 from runner import Bench, Given, Row, now, peak_gib
 from shapes import LINEAR
 
@@ -75,20 +76,17 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
 
     model = given.folder / given.shape
     texts = prompts(model)
-    clocks: dict[str, float] = {}
-    marks, rows = [now()], list[Row]()
+    clocks, counts, rows = Clocks(now), dict[str, int](), list[Row]()
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Steps(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *given: Any, **named: Any) -> None:
-            marks[0] = now()
+            clocks.cut()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-            marks.append(now())
-            sampling, over = clocks.pop("generate", 0.0), clocks.pop("sync_weights", 0.0)
-            row = {"step": state.global_step, "seconds": marks[-1] - marks[-2], "peak_gib": peak_gib()}
-            rows.append(row | {"sampling": sampling, "hand-over": over} | clocks)
-            clocks.clear()
-            if marks[-1] - begun > given.limit - 30:
+            seconds, own = clocks.cut()
+            row = {"step": state.global_step, "seconds": seconds, "peak_gib": peak_gib()} | counts
+            rows.append(row | {name: own.get(name, 0.0) for name in ("sampling", "hand-over")})
+            if now() - begun > given.limit - 30:
                 control.should_training_stop = True
 
     begun = now()
@@ -107,33 +105,22 @@ def trl(given: Given, *, asleep: bool) -> list[Row]:
         ),
         train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LINEAR, task_type="CAUSAL_LM"),
-        callbacks=[Clock()],
+        callbacks=[Steps()],
     )  # fmt: skip
-    for method in ("generate", "sync_weights"):
-        timed(trainer.vllm_generation, method, clocks)
+    kind = type(trainer.vllm_generation)
+    clocks.time(f"{kind.__module__}:{kind.__qualname__}.generate", "sampling")
+    clocks.time(f"{kind.__module__}:{kind.__qualname__}.sync_weights", "hand-over")
     took_in = trainer._generate_and_score_completions
 
     def counted(*arguments: Any, **named: Any) -> Any:
         made = took_in(*arguments, **named)
-        clocks["prompt_tokens"] = int(made["prompt_mask"].sum())
-        clocks["sampled_tokens"] = int(made["completion_mask"].sum())
+        prompts, sampled = (int(made[f"{part}_mask"].sum()) for part in ("prompt", "completion"))
+        counts.update(sampled_tokens=sampled, tokens=prompts + sampled)
         return made
 
     trainer._generate_and_score_completions = counted
     trainer.train()
-    return [row | {"tokens": row["prompt_tokens"] + row["sampled_tokens"]} for row in rows]
-
-
-def timed(owner: Any, method: str, clocks: dict[str, float]) -> None:
-    inner = getattr(owner, method)
-
-    def timing(*given: Any, **named: Any) -> Any:
-        before = now()
-        result = inner(*given, **named)
-        clocks[method] = clocks.get(method, 0.0) + now() - before
-        return result
-
-    setattr(owner, method, timing)
+    return rows
 
 
 def add_means(rows: list[Row]) -> None:

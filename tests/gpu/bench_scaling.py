@@ -1,12 +1,15 @@
-"""Tokens per second and GPU of the 14B train step on 1, 2, 4, 8 ranks: weak and strong scaling.
+"""Tokens per second and GPU of the train step on 1, 2, 4, 8 ranks, weak and strong scaling; the base whole or sharded.
 
     python tests/gpu/bench_scaling.py --ranks 1 2 --out results    # GPUs of its own: --gpus 4,5,6,7
+    python tests/gpu/bench_scaling.py --ranks 2 --shape 14B 32B --base whole sharded offloaded --questions 1 \\
+        --set gradient_checkpointing=on max_tokens_per_micro_batch=8192
 
 A step is ``Updater.train``: reference pass, forward and backward pass, one sum over the ranks, AdamW. Weak: 24
 trajectories (4 questions x 6) of 2 to 6 thousand tokens per rank; strong: 24 for all of them. LoRA of rank 16, bf16,
-random weights of the true shape. Two steps each, after a warm-up; the faster one counts. Checked: adapters have the
-same hash on all ranks before and after, and the norm of the gradient of the same 24 trajectories is that of one rank
-to 1 %. Numbers of ranks may run at once on GPUs of their own: the table has all rows in ``--out``.
+weights of the true shape: parts of one random buffer, copied for a whole base and cut up for a sharded one, so that
+65 GB are neither drawn nor read. Two steps each, after a warm-up; the faster one counts, and rank 0's memory. Checked:
+adapters have the same hash on all ranks before and after, and the norm of the gradient of the same trajectories is
+that of the fewest ranks with a whole base to 1 %. Cases may run at once on GPUs of their own: the table has all rows.
 """
 
 from __future__ import annotations
@@ -15,10 +18,20 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from runner import Bench, Given, Row, now, torchrun
+from runner import Bench, Given, Row, forget_peak, now, peak_gib, torchrun
 from shapes import advantage, config_of, make_samples, set_lora
 
 MEMBERS = 6
+
+
+def cases(given: Given) -> list[Row]:
+    return [
+        {"case": f"{shape}, {number} ranks, {base}", "shape": shape, "ranks": number, "base": base}
+        for shape in given.shape
+        for number in given.ranks
+        for base in given.base
+        if number > 1 or base == "whole"
+    ]
 
 
 def measure(given: Given, case: Row) -> list[Row]:
@@ -29,9 +42,11 @@ def measure(given: Given, case: Row) -> list[Row]:
     # The defaults, at a rate at which steps stay comparable.
     changes = {"learning_rate": 1e-7, "warmup_steps": 0, "temperature": 1.0, "rank_timeout": 120}
     changes |= {"emailrl_device": "cpu", "max_tokens_per_micro_batch": 512} if given.smoke else {}
-    settings = load_settings(changes, environ={}, cwd=given.out)
+    settings = load_settings(changes | dict(one.split("=", 1) for one in given.set), environ={}, cwd=given.out)
     with joined(settings.training, device=settings.model.device) as ranks:
-        updater = make_updater(given.shape, settings, ranks)
+        forget_peak()
+        updater = make_updater(case["shape"], case["base"], settings, ranks)
+        loading = peak_gib()
         updater.synchronize()
         ranks.started()
 
@@ -46,53 +61,73 @@ def measure(given: Given, case: Row) -> list[Row]:
             calls = iter([follow] * (1 + 2 * given.repeats) + [verify])
             ranks.follow(lambda: next(calls)())
             return []
-        rows = list(steps(updater, given))
+        rows = list(steps(updater, case["shape"], given))
         with ranks.at_work():
             verify()
-        return [row | {"hash": checksum(updater.parameters)[:12]} for row in rows]
+        return [row | {"load_peak": loading, "hash": checksum(updater.parameters)[:12]} for row in rows]
 
 
-def make_updater(shape: str, settings: Any, ranks: Any) -> Any:
+def make_updater(shape: str, base: str, settings: Any, ranks: Any) -> Any:
     """An updater on random weights, drawn alike on every rank, with an adapter that has moved."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from emailrl.model.device import choose_device, choose_dtype
     from emailrl.model.load import prepare_training
     from emailrl.model.lora import with_fresh_adapter
     from emailrl.model.policy import Policy
+    from emailrl.model.shard import shard_base
     from emailrl.training.team import build_updater
 
     device = choose_device(settings.model.device)
     dtype = choose_dtype(settings.model.dtype, device)
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config_of(shape), dtype=dtype, attn_implementation="sdpa")
-    model.requires_grad_(False)
+    model = random_base(shape, dtype, device, copied=base == "whole")
     model = with_fresh_adapter(model, settings.lora, seed=settings.training.seed)
+    if base != "whole":
+        shard_base(model, ranks.host_mesh(), offload=base == "offloaded")
     set_lora(model)
     model.eval()
     if notes := prepare_training(model, settings.training, "random", device):
-        raise SystemExit(f"not trained as the 14B step is: {notes}")
+        raise SystemExit(f"not trained as the step of emailrl train is: {notes}")
     tokenizer: Any = SimpleNamespace(pad_token_id=257)
-    lora = {"rank": settings.lora.lora_rank}
-    policy = Policy(model, tokenizer, "random", "random", device, dtype, trainable=True, lora=lora)
+    facts = {"trainable": True, "lora": {"rank": settings.lora.lora_rank}, "sharded": base != "whole"}
+    policy = Policy(model, tokenizer, "random", "random", device, dtype, **facts)
     return build_updater(policy, settings, ranks=ranks)
 
 
-def steps(updater: Any, given: Given) -> Iterator[Row]:
+def random_base(shape: str, dtype: Any, device: Any, *, copied: bool) -> Any:
+    """The frozen model on the device; its parameters are parts of one random buffer, or copies of them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(shape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    generator = torch.Generator(device).manual_seed(0)
+    most = max(one.numel() for one in model.parameters())
+    buffer = torch.empty(most, dtype=dtype, device=device).normal_(0, 0.02, generator=generator)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            value = buffer[: parameter.numel()].view(parameter.shape)
+            if parameter.ndim == 1:
+                value = torch.ones_like(value)
+            setattr(module, name, torch.nn.Parameter(value.clone() if copied else value, requires_grad=False))
+    backbone = model.base_model
+    backbone.rotary_emb = type(backbone.rotary_emb)(config).to(device)  # its buffer is computed, not stored
+    model.tie_weights()
+    return model
+
+
+def steps(updater: Any, shape: str, given: Given) -> Iterator[Row]:
     """Warm up, then time the weak and the strong case (the same on one rank)."""
     world = updater.across.world
-    strong = make_samples(given.shape, questions=given.questions)
-    weak = make_samples(given.shape, questions=given.questions * world)
-    timed(updater, make_samples(given.shape, questions=max(2, world), seed=1)[: MEMBERS * 2 * world])
+    strong = make_samples(shape, questions=given.questions)
+    weak = make_samples(shape, questions=given.questions * world)
+    timed(updater, make_samples(shape, questions=max(2, world), seed=1)[: MEMBERS * 2 * world])
     for kind, samples in (("weak", weak), ("strong", strong)) if world > 1 else (("strong", strong),):
+        forget_peak()
         times = [timed(updater, samples) for _ in range(given.repeats)]
         seconds, metrics = min(times, key=lambda one: one[0])
         tokens = sum(len(sample.token_ids) for sample in samples)
         yield {
-            "ranks": world, "case": f"{world} ranks",
-            "kind": kind, "trajectories": len(samples), "tokens": tokens, "seconds": seconds,
+            "kind": kind, "trajectories": len(samples), "tokens": tokens, "seconds": seconds, "peak": peak_gib(),
             "all_seconds": [one for one, _ in times], "tokens_per_second_per_gpu": tokens / seconds / world,
             "rank_tokens_mean": metrics.get("rank_tokens_mean"), "rank_tokens_max": metrics.get("rank_tokens_max"),
             "all_reduce_seconds": metrics.get("all_reduce_seconds", 0.0), "grad_norm": times[0][1]["grad_norm"],
@@ -106,14 +141,16 @@ def timed(updater: Any, samples: list[Any]) -> tuple[float, dict[str, float]]:
 
 
 def compare(rows: list[Row]) -> None:
-    """Add the share of one rank's speed; a gradient that is not one rank's is an error."""
-    rows.sort(key=lambda row: row["ranks"])
-    one = next((row for row in rows if row["ranks"] == 1 and "error" not in row), None)
-    for row in rows if one else ():
-        if "error" not in row:
-            row["of_one"] = row["tokens_per_second_per_gpu"] / one["tokens_per_second_per_gpu"]
-            if row["kind"] == "strong" and abs(row["grad_norm"] / one["grad_norm"] - 1) > 0.01:
-                row["error"] = f"the gradient's norm is {row['grad_norm']:.6g}, with one rank {one['grad_norm']:.6g}"
+    """Add the share of the speed of the fewest ranks with a whole base; a gradient that is not theirs is an error."""
+    rows.sort(key=lambda row: (row["shape"], row["ranks"], row["base"] != "whole"))
+    firsts: dict[str, Row] = {}
+    for row in rows:
+        if "error" in row:
+            continue
+        first = firsts.setdefault(row["shape"], row) if row["kind"] == "strong" else firsts.get(row["shape"], row)
+        row["of_one"] = row["tokens_per_second_per_gpu"] / first["tokens_per_second_per_gpu"]
+        if row["kind"] == "strong" and abs(row["grad_norm"] / first["grad_norm"] - 1) > 0.01:
+            row["error"] = f"the gradient's norm is {row['grad_norm']:.6g}, that of {first['case']} not"
 
 
 BENCH = Bench(
@@ -121,19 +158,22 @@ BENCH = Bench(
     __doc__,
     measure,
     {
-        "ranks": "ranks", "scaling": "kind", "trajectories": "trajectories", "tokens": "tokens:,",
-        "seconds": "seconds:.2f", "tokens/s per GPU": "tokens_per_second_per_gpu:,.0f", "of one rank": "of_one:.3f",
+        "shape": "shape", "ranks": "ranks", "base": "base", "scaling": "kind", "trajectories": "trajectories",
+        "tokens": "tokens:,", "seconds": "seconds:.2f", "tokens/s per GPU": "tokens_per_second_per_gpu:,.0f",
+        "of the first": "of_one:.3f", "peak loading, GiB": "load_peak:.1f", "of the step": "peak:.1f",
         "tokens per rank, mean": "rank_tokens_mean:,.0f", "max": "rank_tokens_max:,.0f",
         "all-reduce s": "all_reduce_seconds:.4f", "gradient norm": "grad_norm:.5g", "adapter": "hash",
     },
     {
         "--ranks": {"nargs": "*", "type": int, "default": [1, 2]},
-        "--shape": {"default": "14B"},
+        "--shape": {"nargs": "+", "default": ["14B"]},
+        "--base": {"nargs": "+", "default": ["whole"], "choices": ["whole", "sharded", "offloaded"]},
         "--questions": {"type": int, "default": 4, "help": "per rank in the weak case, in all in the strong one"},
         "--repeats": {"type": int, "default": 2},
+        "--set": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "settings"},
     },
-    lambda given: [{"case": f"{number} ranks", "ranks": number} for number in given.ranks],
-    smoke={"shape": "smoke"},
+    cases,
+    smoke={"shape": ["smoke"]},
     shapes=lambda given: [],
     launcher=torchrun,
     add=compare,

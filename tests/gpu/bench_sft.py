@@ -5,16 +5,15 @@
 Random weights of SmolLM2-135M's shape in bf16; 256 conversations of about 2,000 tokens of which about 9 % are learned,
 32 a step. An adapter of rank 16 on every linear layer, then all weights. A side's figure is the mean of the steps
 behind its warm-up: data, forward, backward, clipping and AdamW. TRL packs rows of 8,192 tokens ("bfd") without gradient
-checkpointing, on PyTorch's variable-length FlashAttention (flash-attn itself need not be there) or on SDPA; of its ways
-(rows a batch, with and without Liger kernels) the best counts. ``shared`` gives every conversation the same first 600
-tokens, as a system prompt with tools does; emailrl computes them once a micro-batch.
+checkpointing, on PyTorch's variable-length FlashAttention (flash-attn itself need not be there); of its ways (rows a
+batch, with and without Liger kernels) the best counts. ``shared`` gives every conversation the same first 600 tokens,
+as a system prompt with tools does; emailrl computes them once a micro-batch.
 """
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,22 @@ from emailrl.sft.fit import Fitter
 
 NUM, BATCH, ROW = 256, 32, 8192
 WARMUP, STEPS = 3, 5
-VARLEN, SDPA = "bench_varlen", "sdpa"
-TRL_WAYS = [(8, True, VARLEN), (2, True, VARLEN), (8, False, VARLEN), (1, False, SDPA)]
-"""Rows a batch, whether with Liger kernels, and the attention; batches are accumulated to 8 rows."""
+VARLEN = "bench_varlen"
+SIDES: dict[str, Row] = {
+    "emailrl 8 rows": {"micro": 8 * ROW},
+    "TRL 8 rows Liger": {"way": [8, True]},
+    "TRL 2 rows Liger": {"way": [2, True]},
+    "TRL 8 rows": {"way": [8, False]},
+    "emailrl": {"micro": None},
+    "emailrl 8 rows, shared": {"micro": 8 * ROW, "shared": True},
+}
+"""TRL's rows a batch, accumulated to 8, and whether with Liger kernels."""
 
 
-def cases(given: Given) -> Sequence[Row]:
-    sides: list[tuple[str, Row]] = [("emailrl 8 rows", {"micro": 8 * ROW})]
-    for rows, liger, attention in [] if given.smoke else TRL_WAYS:
-        side = f"TRL {rows} rows{' Liger' if liger else ''}{' sdpa' if attention == SDPA else ''}"
-        sides.append((side, {"way": [rows, liger, attention]}))
-    sides += [("emailrl", {"micro": None}), ("emailrl 8 rows, shared", {"micro": 8 * ROW, "shared": True})]
+def cases(given: Given) -> list[Row]:
     made = [
         {"case": f"{side}, {trains}", "side": side, "trains": trains} | how
-        for side, how in sides
+        for side, how in SIDES.items()
         for trains in ("adapter", "all weights")
     ]
     return made[:1] if given.smoke else made
@@ -52,11 +53,8 @@ def cases(given: Given) -> Sequence[Row]:
 
 def measure(given: Given, case: Row) -> Row:
     full, folder = case["trains"] == "all weights", given.folder / ("smoke" if given.smoke else "135M")
-    shared = (60 if given.smoke else 600) if case.get("shared") else 0
-    groups = conversations(shared, smoke=given.smoke)
-    if "way" in case:
-        return theirs(folder, groups, full, *case["way"])
-    return ours(folder, groups, full, case["micro"])
+    groups = conversations(600 if case.get("shared") else 0, smoke=given.smoke)
+    return theirs(folder, groups, full, *case["way"]) if "way" in case else ours(folder, groups, full, case["micro"])
 
 
 def conversations(shared: int, *, smoke: bool) -> list[list[Example]]:
@@ -98,9 +96,7 @@ def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | Non
     return result(tokens, seconds, loss)
 
 
-def theirs(
-    folder: Path, groups: list[list[Example]], full: bool, rows: int, liger: bool, attention: str
-) -> dict[str, Any]:
+def theirs(folder: Path, groups: list[list[Example]], full: bool, rows: int, liger: bool) -> dict[str, Any]:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -126,9 +122,8 @@ def theirs(
     ]
     # Weights that are trained stay in float32 under autocast, as the trainer's own loading leaves them.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32 if full else torch.bfloat16)
-    if attention == VARLEN:
-        register_varlen()
-    model.set_attn_implementation(attention)
+    register_varlen()
+    model.set_attn_implementation(VARLEN)
     trainer = SFTTrainer(
         model=model.to("cuda" if cuda else "cpu"),
         args=SFTConfig(

@@ -3,13 +3,9 @@
     python tests/gpu/bench_train_step.py --shape 0.6B 4B --sides fast lean
 
 48 trajectories (8 questions x 6) of 2 to 6 thousand tokens, LoRA of rank 16 on every linear layer, bf16, random weights
-of the true shapes. Agreement is measured on two trajectories: the largest difference of a log-probability and the
-relative distance ||g - g'|| / ||g'|| of the adapter's whole gradient, against transformers' own layers (padded, in
-bf16) and against the same in float32, where bf16 itself shows how far rounding goes.
-
-``selective`` to ``exact`` compute a prefix that trajectories share in a micro-batch once, but for ``apart``, which is
-``fast`` without. Tokens a second are those of the trajectories, however often a prefix is computed; ``computed`` says
-how many went through the layers, and MFU counts these.
+of the true shapes. ``selective`` to ``wide`` compute a prefix that trajectories share in a micro-batch once, but for
+``apart``, which is ``fast`` without. Tokens a second are those of the trajectories, however often a prefix is computed;
+``computed`` says how many went through the layers, and MFU counts these. That sides agree: ``test_layers``.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from runner import Bench, Given, Row
 
 PEAK_TFLOPS = 790
 OURS: dict[str, tuple[int, dict[str, Any]]] = {
-    "float32": (16384, {"dtype": "fp32", "packing": False, "fused_layers": False, "gradient_checkpointing": "on"}),
     "padded": (16384, {"packing": False, "fused_layers": False, "gradient_checkpointing": "on"}),
     "packed": (16384, {"fused_layers": False, "prefix_sharing": False, "gradient_checkpointing": "on"}),
     "unsloth": (16384, {"backend": "unsloth", "gradient_checkpointing": "on"}),
@@ -31,12 +26,9 @@ OURS: dict[str, tuple[int, dict[str, Any]]] = {
     "apart": (16384, {"gradient_checkpointing": "auto", "prefix_sharing": False}),
     "fast": (16384, {"gradient_checkpointing": "auto"}),
     "wide": (32768, {"gradient_checkpointing": "auto"}),
-    "exact": (16384, {"dtype": "fp32", "gradient_checkpointing": "on"}),
 }
 """Tokens of a micro-batch, and settings."""
-SIDES = [*[*OURS][:3], "trl", *[*OURS][3:]]
-UNTIMED = ("float32", "exact")
-REFERENCES = ("padded", "float32")
+SIDES = ["trl", *OURS]
 
 
 def measure(given: Given, case: Row) -> Row:
@@ -55,15 +47,11 @@ def measure(given: Given, case: Row) -> Row:
         tokens, settings = OURS[side]
         ran = policy_side(lora_settings(folder, **settings), tokens)
         row["setting"] = ", ".join([f"{tokens} tokens", *(f"{name} {value}" for name, value in settings.items())])
-    logprobs = ran.run(samples[:2])
-    row |= agreement(given.out / f"{shape}-{side}.pt", side, logprobs, ran.gradients())
-    ran.run(samples[2:10])
-    if side not in UNTIMED:
-        seconds, peak = timed(ran, samples, 1 if side in ("trl", "padded") else 2)
-        work = ran.work(samples)
-        row |= {"seconds": seconds, "peak_gib": peak, "tokens_per_second": row["tokens"] / seconds}
-        row |= {"computed": work.tokens, "mfu": flops(shape, work, trained) / seconds / PEAK_TFLOPS / 1e12}
-    return row
+    ran.run(samples[:10])
+    seconds, peak = timed(ran, samples, 1 if side in ("trl", "padded") else 2)
+    work = ran.work(samples)
+    row |= {"seconds": seconds, "peak_gib": peak, "tokens_per_second": row["tokens"] / seconds}
+    return row | {"computed": work.tokens, "mfu": flops(shape, work, trained) / seconds / PEAK_TFLOPS / 1e12}
 
 
 def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str, dict[str, float]]:
@@ -86,25 +74,6 @@ def best_trl(folder: Path, samples: list[Any], ways: str) -> tuple[Any, str, dic
             torch.cuda.empty_cache()
     rows, liger = choices[min(choices, key=lambda name: seconds.get(name, float("inf")))]
     return trl_side(folder, rows, liger), f"batches of {rows}{', Liger' if liger else ''}", seconds
-
-
-def agreement(kept: Path, side: str, logprobs: list[Any], gradients: dict[str, Any]) -> dict[str, float]:
-    """Keep what the reference sides found, and compare every other side with it."""
-    import torch
-
-    flat = torch.cat([one.float().cpu() for one in logprobs])
-    if side in REFERENCES:
-        torch.save((flat, gradients), kept)
-    found = {}
-    for reference in REFERENCES:
-        path = kept.with_name(kept.name.replace(f"-{side}.pt", f"-{reference}.pt"))
-        if side != reference and path.exists():
-            other, other_gradients = torch.load(path)
-            distance = sum(float((gradients[name] - one).square().sum()) for name, one in other_gradients.items())
-            size = sum(float(one.square().sum()) for one in other_gradients.values())
-            found[f"logprob_{reference}"] = float((flat - other).abs().max())
-            found[f"gradient_{reference}"] = (distance / size) ** 0.5
-    return found
 
 
 def flops(shape: str, work: Any, trained: int) -> float:
@@ -133,8 +102,7 @@ BENCH = Bench(
     {
         "shape": "shape", "side": "side", "setting": "setting", "computed": "computed:,.0f", "seconds": "seconds:.2f",
         "tokens/s": "tokens_per_second:,.0f", "x TRL": "x_trl:.2f", "x Unsloth": "x_unsloth:.2f",
-        "peak GiB": "peak_gib:.1f", "MFU": "mfu:.1%", "log-prob vs bf16 (max)": "logprob_padded:.2g",
-        "vs fp32": "logprob_float32:.2g", "gradient vs bf16": "gradient_padded:.2g", "vs fp32 ": "gradient_float32:.2g",
+        "peak GiB": "peak_gib:.1f", "MFU": "mfu:.1%",
     },
     {
         "--shape": {"nargs": "+", "default": ["4B"]},

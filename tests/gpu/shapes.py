@@ -13,8 +13,8 @@ import torch
 from emailrl.training.batch import TrainingSample
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
-         "max_position_embeddings": 40960, "rope_theta": 1e6}  # fmt: skip
+QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True}
+QWEN3 |= {"max_position_embeddings": 40960, "rope_theta": 1e6}
 TESTED = {"vocab_size": 4096, "max_position_embeddings": 8192}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SHAPES: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {

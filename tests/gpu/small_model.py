@@ -33,10 +33,9 @@ from typing import Any
 
 from runner import ended_in_time, records
 
-from emailrl.base.drawing import FIRST, SECOND, new_figure
+from emailrl.base.drawing import new_figure
 from emailrl.measure.evaluation import is_correct, is_judged, paired_test, wilson_interval
 from emailrl.records import read_trajectories
-from emailrl.records.trajectory import Trajectory
 
 SETTINGS = """\
 model_name = "smol-base"
@@ -217,8 +216,9 @@ def row(folder: Path) -> str:
     ]
     for path in (folder / "benchmark/results.json", folder / "second/results.json"):
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        shown = [f"{r['accuracy']:.1%} ({r['accuracy_low']:.1%}–{r['accuracy_high']:.1%})"
-                 for r in found.get("results", [])]  # fmt: skip
+        shown = [
+            f"{r['accuracy']:.1%} ({r['accuracy_low']:.1%}–{r['accuracy_high']:.1%})" for r in found.get("results", [])
+        ]
         tests = [f", p = {one['p_value']:.2g}" for one in found.get("comparisons", [])]
         cells.append(" → ".join(shown) + "".join(tests) or "–")
     return f"| {name_of(folder)} | " + " | ".join(cells) + " |"
@@ -243,79 +243,52 @@ def collect(options: argparse.Namespace) -> None:
     print(table)
 
 
+FULL = [
+    ("metrics", "reward_mean", "mean reward, training"),
+    ("evaluations", "accuracy", "validation accuracy, greedy"),
+    ("metrics", "entropy", "entropy, nats"),
+]
+SHORT = [("evaluations", "accuracy", "validation, greedy"), ("metrics", "accuracy", "training questions, sampled")]
+
+
 def curves(options: argparse.Namespace) -> None:
-    """Reward, validation accuracy and entropy over steps and minutes; bands: the 95 % intervals of the accuracy."""
-    runs = {}
+    """Each quantity over steps and minutes, or two over steps only; bands are the 95 % intervals of the accuracy."""
+    shown = SHORT if options.short else FULL
+    figure = new_figure(9, 3.6 if options.short else 8)
+    grid = figure.subplots(*((1, 2) if options.short else (len(FULL), 2)), sharex="col", sharey="row", squeeze=False)
     for folder in options.runs:  # of a step that was run again after a resume the last record counts
-        metrics, evaluations = (
-            sorted({one["step"]: one for one in records(folder / f"{name}.jsonl")}.items())
-            for name in ("metrics", "evaluations")
-        )
-        runs[name_of(folder.absolute().parents[1])] = [one for _, one in metrics], [one for _, one in evaluations]
-    figure = (draw_short if options.short else draw)(runs)
+        of = {
+            part: {one["step"]: one for one in records(folder / f"{part}.jsonl")} for part in ("metrics", "evaluations")
+        }
+        steps = sorted(of["metrics"])
+        ends = accumulate(of["metrics"][step]["seconds"]["total"] / 60 for step in steps)  # evaluations included
+        minutes = {0: 0.0} | dict(zip(steps, ends, strict=True))
+        for number, (part, key, label) in enumerate(shown):
+            points = [one for step, one in sorted(of[part].items()) if one.get(key) is not None and step in minutes]
+            at = [one["step"] for one in points]
+            columns = [at] if options.short else [at, [minutes[step] for step in at]]
+            for axes, places in zip(grid[0, number:] if options.short else grid[number], columns, strict=False):
+                name = name_of(folder.absolute().parents[1])
+                (line,) = axes.plot(places, [one[key] for one in points], marker="o", ms=3, lw=1.2, label=name)
+                if part == "evaluations":
+                    bounds = [[one[bound] for one in points] for bound in ("accuracy_low", "accuracy_high")]
+                    axes.fill_between(places, *bounds, color=line.get_color(), alpha=0.12, lw=0)
+                axes.set(ylabel=label)
+                if key == "accuracy":
+                    axes.yaxis.set_major_formatter("{x:.0%}")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
+    grid[-1][0].set(xlabel="RL step (0: after SFT)")
+    grid[-1][1].set(xlabel="RL step" if options.short else "minutes of RL")
     figure.savefig(options.out, metadata={"Date": None} if options.out.suffix == ".svg" else None)
 
 
-def draw(runs: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> Any:
-    figure = new_figure(9, 8)
-    rows = {
-        "reward_mean": "mean reward, training",
-        "accuracy": "validation accuracy, greedy",
-        "entropy": "entropy, nats",
-    }
-    grid = figure.subplots(len(rows), 2, sharey="row", sharex="col")
-    for axes, (key, label) in zip(grid, rows.items(), strict=True):
-        for name, (metrics, evaluations) in runs.items():
-            ends = accumulate(one["seconds"]["total"] / 60 for one in metrics)  # evaluations included
-            minutes = {0: 0.0} | {one["step"]: end for one, end in zip(metrics, ends, strict=True)}
-            points = [one for one in (evaluations if key == "accuracy" else metrics)
-                      if one.get(key) is not None and one["step"] in minutes]  # fmt: skip
-            steps = [one["step"] for one in points]
-            for place, at in zip(axes, (steps, [minutes[step] for step in steps]), strict=True):
-                (line,) = place.plot(at, [one[key] for one in points], marker="o" if key == "accuracy" else "", ms=4,
-                                     lw=1.2, label=name)  # fmt: skip
-                if key == "accuracy":
-                    bounds = [[one[bound] for one in points] for bound in ("accuracy_low", "accuracy_high")]
-                    place.fill_between(at, *bounds, color=line.get_color(), alpha=0.12, lw=0)
-        axes[0].set(ylabel=label)
-    grid[1][0].yaxis.set_major_formatter("{x:.0%}")
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
-    grid[-1][0].set(xlabel="RL step (0: after SFT)")
-    grid[-1][1].set(xlabel="minutes of RL")
-    return figure
-
-
-def draw_short(runs: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> Any:
-    """Accuracy over steps: greedy on validation questions on the left, of training rollouts on the right."""
-    figure = new_figure(9, 3.6)
-    validation, sampled = figure.subplots(1, 2, sharey=True, sharex=True)
-    for number, (name, (metrics, evaluations)) in enumerate(runs.items()):
-        color = (FIRST, SECOND, "#6f5aa8")[number % 3]
-        style = {"color": color, "ls": ("-", "--", ":")[number % 3], "label": f"seed {name.rpartition('-')[2]}"}
-        steps = [one["step"] + 0.15 * number for one in evaluations]  # so that intervals do not cover each other
-        validation.plot(steps, [one["accuracy"] for one in evaluations], marker="o", **style)
-        bounds = [[one[bound] for one in evaluations] for bound in ("accuracy_low", "accuracy_high")]
-        validation.vlines(steps, *bounds, color=color, alpha=0.6)
-        sampled.plot([one["step"] for one in metrics], [one["accuracy"] for one in metrics], **style)
-    validation.set(title="Validation, greedy, 95 % interval", xlabel="RL step (0: after SFT)", ylim=(0.5, 1))
-    validation.yaxis.set_major_formatter("{x:.0%}")
-    last = max(metrics[-1]["step"] for metrics, _ in runs.values())
-    sampled.set(title="Training questions, sampled", xlabel="RL step", xticks=range(0, last + 2, 4))
-    sampled.legend(loc="lower right")
-    return figure
-
-
 def agree(options: argparse.Namespace) -> None:
-    first, second = (
-        [one for one in read_trajectories(path) if is_judged(one)] for path in (options.first, options.second)
-    )
-    print(agreement(first, second))
-
-
-def agreement(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> str:
     """How many conversations and verdicts differ between two measurements, and what they make of the accuracy."""
-    others = {each.scenario.id: each for each in second}
-    pairs = [(each, others[each.scenario.id]) for each in first if each.scenario.id in others]
+    first, second = (
+        {one.scenario.id: one for one in read_trajectories(path) if is_judged(one)}
+        for path in (options.first, options.second)
+    )
+    pairs = [(one, second[name]) for name, one in first.items() if name in second]
     n = len(pairs)
     parted = sum([t.completion_ids for t in a.turns] != [t.completion_ids for t in b.turns] for a, b in pairs)
     changes = [(a.scenario.inbox_address, is_correct(b) - is_correct(a)) for a, b in pairs]
@@ -324,7 +297,7 @@ def agreement(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> str:
     low, high = wilson_interval(flips, n)
     sd, most = ((share / n) ** 0.5 for share in (flips / n, high))
     p_value, unit = paired_test(changes)
-    return (
+    print(
         f"{n} questions: {parted} conversations part, {flips} verdicts change ({flips / n:.1%}, {low:.1%} to "
         f"{high:.1%}), {worse} to the worse; accuracy {(better - worse) / n:+.1%}, p = {p_value:.2g} by {unit}.\n"
         f"If flips are independent, the difference has a standard deviation of {sd:.2%} (at most {most:.2%})."

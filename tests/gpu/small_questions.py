@@ -5,7 +5,7 @@
 writes ``mail.db``, ``questions.jsonl`` and, of the harder kinds for a second table, ``hard.jsonl``: ``train`` for SFT
 and RL, ``val`` for the choice of the checkpoint, ``test`` read by the last benchmark alone. No splits share an inbox
 or a source mail, within a file or between the two. Hash and counts are compared with ``small_questions.json`` beside
-this script, which holds no mail and no address; ``--freeze`` writes it anew.
+this script, which holds no mail and no address.
 
 ``--free`` adds questions in free words on the same mail, ART-E's: ``mixed.jsonl`` has, for training, every free one
 twice and at most 150 of each other kind, counts drawn evenly by answer, val of all, and the usual test;
@@ -43,7 +43,6 @@ def main() -> int:
     parser.add_argument("mail", help="what gen-db reads")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--free", type=Path, help="questions in free words on this mail, with splits train and test")
-    parser.add_argument("--freeze", action="store_true", help="write the hash instead of comparing it")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     db = options.out / "mail.db"
@@ -59,9 +58,7 @@ def main() -> int:
         write_scenarios(options.out / "second.jsonl", [s for s in hard + free if s.split == "test"])
     found = {"questions": summary(usual), "hard": summary(hard)}
     print(json.dumps(found, indent=1))
-    if options.freeze:
-        FROZEN.write_text(json.dumps(found, indent=1) + "\n")
-    elif json.loads(FROZEN.read_text()) != found:
+    if json.loads(FROZEN.read_text()) != found:
         print(f"These are not the questions of {FROZEN.name}.", file=sys.stderr)
         return 1
     return 0
@@ -102,10 +99,9 @@ def mixed(made: list[Scenario], free: list[Scenario]) -> list[Scenario]:
 
 
 def _made(db: Path, out: Path, kinds: str, limit: int) -> list[Scenario]:
-    _emailrl(
-        "gen-questions", "--kinds", kinds, "--db", db, "--out", out, "--limit", limit, "--seed", SEED, "--overwrite"
-    )
-    return read_questions(out, DataSettings()).of(None, limit=None, seed=SEED).scenarios
+    words = ["--kinds", kinds, "--db", db, "--out", out, "--limit", limit, "--seed", SEED, "--overwrite"]
+    _emailrl("gen-questions", *words)
+    return read_questions(out, DataSettings()).scenarios
 
 
 def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:

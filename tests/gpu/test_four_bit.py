@@ -93,11 +93,12 @@ def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], 
     assert planned["16"] == pytest.approx(full["peak"], rel=0.15)
 
 
-def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], report: Report) -> None:
+@pytest.mark.parametrize("backend", ["transformers", "unsloth"])
+def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], report: Report, backend: str) -> None:
     """Sampled through the adapter beside the base, which cannot be merged."""
-    needs("bitsandbytes")
+    needs("bitsandbytes", backend)
     folder = make_workplace(tmp_path / "work")
-    finish(start(folder, "--max-steps", "2", "--out", "outputs/four", LOAD_IN_4BIT="true"))
+    finish(start(folder, "--backend", backend, "--max-steps", "2", "--out", "outputs/four", LOAD_IN_4BIT="true"))
     metrics = RunLeft(folder / "outputs" / "four_masked").metrics
     report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
     assert [one["step"] for one in metrics] == [1, 2]

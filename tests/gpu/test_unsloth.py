@@ -103,17 +103,6 @@ def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
     assert alike(run.adapter("final"), before) < 1 - 1e-6
 
 
-def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], report: Report) -> None:
-    """Two steps from a base in 4 bits, which sampling cannot merge."""
-    needs("unsloth", "bitsandbytes")
-    folder = make_workplace(tmp_path / "work")
-    finish(start(folder, "--backend", "unsloth", "--max-steps", "2", LOAD_IN_4BIT="true"))
-    metrics = RunLeft(folder / "outputs" / "grpo_masked").metrics
-    report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
-    assert [one["step"] for one in metrics] == [1, 2]
-    assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)
-
-
 ASK = """
 import json, sys
 adapter, question, inbox, way = sys.argv[1:]

@@ -43,15 +43,8 @@ class Side:
     """How a side runs a list of samples: forward and backward, gradients left in the parameters."""
 
     model: Any
-    run: Callable[[list[TrainingSample]], list[Tensor]]  # returns the log-probabilities of each sample's trained tokens
+    run: Callable[[list[TrainingSample]], None]
     work: Callable[[list[TrainingSample]], Work] = work_apart
-
-    def gradients(self) -> dict[str, Tensor]:
-        return {
-            name[name.index("layers.") :].replace(".default", ""): one.grad.float().cpu()
-            for name, one in self.model.named_parameters()
-            if "lora_" in name and one.grad is not None
-        }
 
 
 def lora_settings(folder: Path, *, dtype: str = "bf16", backend: str = "transformers", **training: Any) -> Settings:
@@ -64,11 +57,7 @@ def lora_settings(folder: Path, *, dtype: str = "bf16", backend: str = "transfor
 def policy_side(settings: Settings, max_tokens: int) -> Side:
     """emailrl's own way, over whatever backend and layers ``settings`` choose."""
     policy = load_policy(settings, trainable=True)
-    return model_side(policy.model, settings, policy.device, max_tokens)
-
-
-def model_side(model: Any, settings: Settings, device: torch.device, max_tokens: int) -> Side:
-    """emailrl's own way with a model that is prepared for training."""
+    model, device = policy.model, policy.device
     if settings.model.backend == "transformers" and settings.training.fused_layers and device.type == "cpu":
         from emailrl.model.fused import enable_fused
 
@@ -78,8 +67,8 @@ def model_side(model: Any, settings: Settings, device: torch.device, max_tokens:
     shares = settings.training.prefix_sharing and shares_prefixes(model)
     layout = Layout(max_tokens, device=device, packing=takes_packed(model), share_prefixes=shares)
 
-    def run(samples: list[TrainingSample]) -> list[Tensor]:
-        batches, results = micro_batches(samples, layout), dict[int, Tensor]()
+    def run(samples: list[TrainingSample]) -> None:
+        batches = micro_batches(samples, layout)
         total = float(sum(batch.num_trainable for batch in batches))
         for batch in batches:
             mask, shared = batch.loss_mask, batch.shared
@@ -87,8 +76,6 @@ def model_side(model: Any, settings: Settings, device: torch.device, max_tokens:
             advantages = torch.tensor([advantage(samples[i]) for i in batch.indices], device=mask.device)
             loss, _ = policy_loss(logprobs, logprobs.detach(), advantages, mask, denominator=total)
             loss.backward()
-            results |= {index: logprobs[row][mask[row]].detach() for row, index in enumerate(batch.indices)}
-        return [results[i] for i in range(len(results))]
 
     def work(samples: list[TrainingSample]) -> Work:
         batches, pairs = micro_batches(samples, layout), 0
@@ -128,29 +115,14 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
     trainer.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     set_lora(trainer.model)
     trainer.model.train()
-    captured: list[Tensor] = []
-    inner = trainer._get_per_token_logps_and_entropies
 
-    def capture(*args: Any, **kwargs: Any) -> Any:
-        result = inner(*args, **kwargs)
-        captured.append(result[0].detach())
-        return result
-
-    trainer._get_per_token_logps_and_entropies = capture
-
-    def run(samples: list[TrainingSample]) -> list[Tensor]:
-        results = []
+    def run(samples: list[TrainingSample]) -> None:
         total = sum(sample.num_trainable for sample in samples)
         for start in range(0, len(samples), per_batch):
             rows = samples[start : start + per_batch]
-            inputs = _trl_inputs(rows, "cuda" if cuda else "cpu")
-            captured.clear()
-            loss = trainer.compute_loss(trainer.model, inputs)
+            loss = trainer.compute_loss(trainer.model, _trl_inputs(rows, "cuda" if cuda else "cpu"))
             # TRL averages over the batch's own tokens; the whole batch is what everyone divides by.
             (loss * (sum(sample.num_trainable for sample in rows) / total)).backward()
-            for row, mask in zip(captured[0], inputs["tool_mask"], strict=True):
-                results.append(row[mask.bool()].detach())
-        return results
 
     return Side(trainer.model, run)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -64,47 +65,39 @@ class Mutant:
 class _Place:
     """A node with what it is to its parent, whether masks are about, and where it stands (see Mutant)."""
 
-    node: ast.AST
+    node: Any
     role: str
     parent: ast.AST
     masked: bool
     scope: str = ""
-    statement: ast.AST | None = None
+    statement: Any = None
     is_late: bool = False
 
     def lines(self) -> tuple[int, int]:
         """The statement's, or the part of a compound one up to the end of this node."""
-        if self.statement is None:
-            return self.node.lineno, self.node.end_lineno
-        whole = isinstance(self.statement, FUNCTIONS) or not hasattr(self.statement, "body")
-        return self.statement.lineno, (self.statement if whole else self.node).end_lineno
+        statement = self.statement or self.node
+        whole = isinstance(statement, FUNCTIONS) or not hasattr(statement, "body")
+        return statement.lineno, (statement if whole else self.node).end_lineno
 
 
 def mutants(source: str) -> list[Mutant]:
     """Every mutant of a module's source, in the order of the source."""
     tree = ast.parse(source)
-    found = [
-        (place, kind, instead)
+    changes = [
+        (place, kind, ast.unparse(instead))
         for place in _places(_Place(tree, "", tree, masked=False))
         for kind, instead in _changes(place)
     ]
-    found.sort(key=lambda change: (change[0].node.lineno, change[0].node.col_offset))
-    return [_mutant(source, *change) for change in found]
-
-
-def _mutant(source: str, place: _Place, kind: str, instead: ast.AST) -> Mutant:
-    node, text = place.node, ast.unparse(instead)
-    spliced = _spliced(source, node, text)
-    return Mutant(kind, node.lineno, ast.unparse(node), text, spliced, place.scope, *place.lines(), place.is_late)
-
-
-def _spliced(source: str, node: ast.AST, text: str) -> str:
-    """The source with other text in a node's place."""
-    lines = source.encode().splitlines(keepends=True)  # columns count bytes
-    first, last = node.lineno - 1, node.end_lineno - 1
-    before = b"".join(lines[:first]) + lines[first][: node.col_offset]
-    after = lines[last][node.end_col_offset :] + b"".join(lines[last + 1 :])
-    return (before + (text if isinstance(node, ast.stmt) else f"({text})").encode() + after).decode()
+    changes.sort(key=lambda change: (change[0].node.lineno, change[0].node.col_offset))
+    lines, found = source.encode().splitlines(keepends=True), []  # columns count bytes
+    for place, kind, text in changes:
+        node = place.node
+        before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+        after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
+        spliced = before + (text if isinstance(node, ast.stmt) else f"({text})").encode() + after
+        about = (place.scope, *place.lines(), place.is_late)
+        found.append(Mutant(kind, node.lineno, ast.unparse(node), text, spliced.decode(), *about))
+    return found
 
 
 def _places(place: _Place) -> Iterator[_Place]:
@@ -126,10 +119,8 @@ def _places(place: _Place) -> Iterator[_Place]:
             continue
         is_late = place.is_late or (name == "body" and isinstance(node, FUNCTIONS))
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.keyword) and child.arg in ("frozen", "slots", "maxsize"):
-                continue
-            if isinstance(child, ast.keyword):  # a part of the call like any other
-                child = child.value
+            if isinstance(child, ast.keyword):  # its value is a part of the call like any other
+                child = None if child.arg in ("frozen", "slots", "maxsize") else child.value
             if isinstance(child, ast.AST):
                 yield from _places(_Place(child, name, node, masked, scope, statement, is_late))
 
@@ -139,7 +130,9 @@ def _changes(place: _Place) -> Iterator[tuple[str, ast.AST]]:
     node = place.node
     match node:
         case ast.Compare():
-            yield from _comparison(node)
+            for i, op in enumerate(node.ops):
+                for other in COMPARISONS[type(op)]:
+                    yield "comparison", _with(node, ops=[*node.ops[:i], other(), *node.ops[i + 1 :]])
         case ast.BinOp(op=ast.BitAnd()):
             yield "operator", _with(node, op=ast.BitOr())
             yield "mask", node.left
@@ -154,22 +147,16 @@ def _changes(place: _Place) -> Iterator[tuple[str, ast.AST]]:
             yield from _constant(node, is_default=place.role in ("defaults", "kw_defaults"))
         case ast.Call():
             yield from _call(node)
-        case ast.Name() if place.masked and node.id in MASKS and _is_used_as_mask(place.parent):
-            yield "mask", _expression(f"torch.ones_like({node.id})")
+        case ast.Name() if place.masked and node.id in MASKS:
+            used = isinstance(place.parent, ast.Call | ast.Subscript | ast.BinOp)
+            is_where = (
+                isinstance(place.parent, ast.Call) and ast.unparse(place.parent.func) == "torch.where"
+            )  # see _call
+            if used and not is_where:
+                yield "mask", _expression(f"torch.ones_like({node.id})")
     is_condition = place.role in ("test", "ifs") or isinstance(place.parent, ast.BoolOp)
     if is_condition and isinstance(node, ast.Name | ast.Attribute | ast.Call):
         yield "boolean", ast.UnaryOp(ast.Not(), node)
-
-
-def _is_used_as_mask(parent: ast.AST) -> bool:
-    is_where = isinstance(parent, ast.Call) and ast.unparse(parent.func) == "torch.where"  # see _where
-    return isinstance(parent, ast.Call | ast.Subscript | ast.BinOp) and not is_where
-
-
-def _comparison(node: ast.Compare) -> Iterator[tuple[str, ast.AST]]:
-    for i, op in enumerate(node.ops):
-        for other in COMPARISONS[type(op)]:
-            yield "comparison", _with(node, ops=[*node.ops[:i], other(), *node.ops[i + 1 :]])
 
 
 def _constant(node: ast.Constant, *, is_default: bool) -> Iterator[tuple[str, ast.AST]]:
@@ -194,30 +181,19 @@ def _call(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
         yield "extreme", _with(node, func=_with(function, attr=EXTREMES[function.attr]))
     is_of_torch = isinstance(function.value, ast.Name) and function.value.id == "torch"
     operands = node.args if is_of_torch else [function.value, *node.args]  # torch.f(x, y) and x.f(y) alike
-    if function.attr == "clamp":
-        yield from _clamp(operands, node.keywords)
-    elif function.attr == "where":
-        yield from _where(operands if is_of_torch else [operands[1], operands[0], operands[2]])
+    if function.attr == "clamp":  # each bound left out
+        bounds = [*zip(("min", "max"), operands[1:], strict=False), *((one.arg, one.value) for one in node.keywords)]
+        for left_out, _ in bounds:
+            kept = [ast.keyword(name, value) for name, value in bounds if name != left_out]
+            yield "clamp", ast.Call(ast.Attribute(operands[0], "clamp"), [], kept) if kept else operands[0]
+    elif function.attr == "where":  # the arms swapped, and each arm taken everywhere
+        condition, yes, no = operands if is_of_torch else (operands[1], operands[0], operands[2])
+        everywhere = ast.BinOp(condition, ast.BitOr(), ast.Constant(True))
+        nowhere = ast.BinOp(condition, ast.BitAnd(), ast.Constant(False))
+        for arms in ([condition, no, yes], [everywhere, yes, no], [nowhere, yes, no]):
+            yield "mask", ast.Call(_expression("torch.where"), arms, [])
     elif function.attr == "bool" and not is_of_torch:
         yield "mask", _expression(f"{ast.unparse(node)} | True")
-
-
-def _clamp(operands: list[ast.expr], keywords: list[ast.keyword]) -> Iterator[tuple[str, ast.AST]]:
-    """Each bound of a clamp left out."""
-    bounds = [*zip(("min", "max"), operands[1:], strict=False), *((one.arg or "", one.value) for one in keywords)]
-    for left_out, _ in bounds:
-        kept = [ast.keyword(name, value) for name, value in bounds if name != left_out]
-        clamp = ast.Call(ast.Attribute(operands[0], "clamp"), [], kept)
-        yield "clamp", clamp if kept else operands[0]
-
-
-def _where(operands: list[ast.expr]) -> Iterator[tuple[str, ast.AST]]:
-    """The arms swapped, and each arm taken everywhere."""
-    condition, yes, no = operands
-    everywhere = ast.BinOp(condition, ast.BitOr(), ast.Constant(True))
-    nowhere = ast.BinOp(condition, ast.BitAnd(), ast.Constant(False))
-    for arms in ([condition, no, yes], [everywhere, yes, no], [nowhere, yes, no]):
-        yield "mask", ast.Call(_expression("torch.where"), arms, [])
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:

@@ -47,8 +47,8 @@ ELSEWHERE = ("end_to_end", "gpu", "benchmarks", "mutation")
 SLOW = ("emailrl.model", "emailrl.training.loop", "emailrl.training.run", "emailrl.training.update")
 """What loads a model: a file of tests that imports it takes minutes, and is left out."""
 PRELOADED = ("hypothesis", "torch", "emailrl.base.errors", "emailrl.settings", "emailrl.records.trajectory")
-FLAGS = ("-xqs", "--rootdir=.", "--no-header", "--no-summary", "--tb=no",
-         *(f"-pno:{plugin}" for plugin in ("cacheprovider", "warnings", "unraisableexception")))  # fmt: skip
+FLAGS = ["-xqs", "--rootdir=.", "--no-header", "--no-summary", "--tb=no"]
+FLAGS += [f"-pno:{plugin}" for plugin in ("cacheprovider", "warnings", "unraisableexception")]
 WALL_SECONDS = 600
 """No try lasts longer, not even one that waits without computing."""
 Lines = set[tuple[str, int]]

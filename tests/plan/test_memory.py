@@ -176,7 +176,7 @@ def test_measured_peaks_and_seconds_are_planned(
     [("qwen3-14b", 1, 31.7), ("qwen3-14b", 2, 20.1), ("qwen3-32b", 1, 67.7), ("qwen3-32b", 2, 39.8)],
 )
 def test_measured_peaks_of_a_sharded_base(tmp_path: Path, name: str, cards: int, gib: float) -> None:
-    """``tests/gpu/shard_memory.py`` on H200s: six trajectories of 3,641 tokens, no optimizer."""
+    """On H200s: six trajectories of 3,641 tokens, no optimizer."""
     settings = settings_with(
         tmp_path, engine="vllm", vllm_urls="http://server", shard="host", gradient_checkpointing="on",
         max_tokens_per_micro_batch=8192, per_device_train_batch_size=1, num_generations=6,
