@@ -41,7 +41,7 @@ class LLMJudge:
         from emailrl.base.chat import connect
 
         key = judge_key(settings)
-        if not key and _at_openrouter(settings):
+        if not key and names_openrouter("JUDGE_BASE_URL", settings.judge_base_url):
             raise UsageError(
                 "The LLM judge needs an OpenRouter key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
             )
@@ -90,12 +90,9 @@ class LLMJudge:
 
 def judge_key(settings: RewardSettings) -> str:
     """The key for the judge's endpoint, or an empty text; OpenRouter's own key goes to OpenRouter only."""
-    secret = settings.judge_api_key or (settings.openrouter_api_key if _at_openrouter(settings) else None)
+    at_openrouter = names_openrouter("JUDGE_BASE_URL", settings.judge_base_url)
+    secret = settings.judge_api_key or (settings.openrouter_api_key if at_openrouter else None)
     return secret.get_secret_value() if secret else ""
-
-
-def _at_openrouter(settings: RewardSettings) -> bool:
-    return names_openrouter("JUDGE_BASE_URL", settings.judge_base_url)
 
 
 def read_verdict(reply: str) -> bool | None:
