@@ -7,6 +7,7 @@ import sys
 
 _LIMITED = """
 import resource, signal, sys
+from pathlib import Path
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
 try:

@@ -14,7 +14,6 @@ PACKAGE = Path(__file__).resolve().parents[1] / "emailrl"
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"quickstart"},
     {"page", "plan", "openrlhf"},
     {"sft"},
     {"training"},

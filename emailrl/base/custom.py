@@ -72,27 +72,25 @@ def load_part(name: str, use: str) -> CustomPart:
 
 def blame(error: BaseException, file: str | None) -> str:
     """Return a description of an error with the file and line of the user's code."""
-    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file]
     # Where loading fails before the user's code runs (no such module), the machinery's own frames say nothing.
-    if file is None:
-        own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    return f"{own[-1].filename}, line {own[-1].lineno}: {reason}" if own else reason
+    own = [
+        f"{frame.filename}, line {frame.lineno}: "
+        for frame in traceback.extract_tb(error.__traceback__)
+        if (frame.filename == file if file else "importlib" not in frame.filename and frame.filename != __file__)
+    ]
+    return f"{own[-1] if own else ''}{type(error).__name__}: {error}"
 
 
 def _import_file(path: Path) -> ModuleType:
     """The module in a file, loaded once per content, so that a reward and an environment in one file share state."""
-    source = path.read_bytes()
-    digest = hashlib.sha256(bytes(path) + b"\0" + source).hexdigest()[:16]
+    digest = hashlib.sha256(bytes(path) + b"\0" + path.read_bytes()).hexdigest()[:16]
     name = f"emailrl_custom_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, loader=_SourceLoader(name, str(path)))
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} cannot be loaded as Python.")
+    assert spec is not None and spec.loader is not None  # the one that is passed
     _search(path.parent)
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up by name while it is still being run.
@@ -109,8 +107,6 @@ def _search(folder: Path) -> None:
     """Let imports find the folder's modules after all others, so that it hides nothing installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    if str(folder) in _folders:
-        return
     _folders.add(str(folder))
     if _source_finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _source_finder)

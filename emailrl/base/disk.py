@@ -72,21 +72,18 @@ def check_own(path: Path, option: str) -> None:
             status = entry.lstat()
             if stat.S_ISDIR(status.st_mode):
                 waiting += entry.iterdir()
-            elif what := _foreign(entry, status, path):
+                continue
+            what = "a device or pipe"
+            if stat.S_ISREG(status.st_mode):
+                what = "a hard link, a file with another name elsewhere" if status.st_nlink > 1 else ""
+            elif stat.S_ISLNK(status.st_mode):
+                wandb = [folder for folder in entry.parents if folder.name == "wandb" and path in folder.parents]
+                inside = {Path(os.path.realpath(folder)) for folder in wandb} & {*Path(os.path.realpath(entry)).parents}
+                # The log leads to W&B's cache and is only ever created.
+                is_own = inside or (wandb and entry.name == "debug-core.log")
+                what = "" if is_own else f"a link to {os.readlink(entry)}"
+            if what:
                 raise UsageError(f"{entry} is {what}.", "Remove it, or write elsewhere.")
-
-
-def _foreign(entry: Path, status: os.stat_result, root: Path) -> str | None:
-    """What an entry below ``root`` is if it is neither a file of the folder's own nor a link of W&B's."""
-    if stat.S_ISREG(status.st_mode):
-        return "a hard link, a file with another name elsewhere" if status.st_nlink > 1 else None
-    if not stat.S_ISLNK(status.st_mode):
-        return "a device or pipe"
-    wandb = [folder for folder in entry.parents if folder.name == "wandb" and root in folder.parents]
-    inside = {Path(os.path.realpath(folder)) for folder in wandb} & {*Path(os.path.realpath(entry)).parents}
-    if inside or (wandb and entry.name == "debug-core.log"):  # this leads to its cache and is only ever created
-        return None
-    return f"a link to {os.readlink(entry)}"
 
 
 def check_cache(path: Path, option: str) -> None:

@@ -157,22 +157,23 @@ class WholeReplies:
             raise IncompleteReply(f"no complete reply within {seconds:g} s") from error
 
     async def _body(self, response: Any) -> bytes:
-        unpacked = _unpacking(response.headers.get("content-encoding", ""))
+        unpacked = _unpacking(response.headers.get("content-encoding", "").strip().lower())
         pieces: list[bytes] = []
         received = size = 0
-        raw = aiter(response.aiter_raw())
-        while True:
-            try:
-                sent = await anext(raw, None)
-            except Exception as error:  # of httpx or of httpx2, by the client
-                raise IncompleteReply("the reply was cut off") from error
-            if sent is None:
+        try:
+            async for sent in response.aiter_raw():
+                received += len(sent)
+                pieces.append(unpacked(sent, self.max_bytes - size + 1))
+                size += len(pieces[-1])
+                if max(received, size) > self.max_bytes:
+                    break
+            else:
                 return b"".join(pieces)
-            received += len(sent)
-            pieces.append(unpacked(sent, self.max_bytes - size + 1))
-            size += len(pieces[-1])
-            if max(received, size) > self.max_bytes:
-                raise IncompleteReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
+        except zlib.error as error:
+            raise httpx.DecodingError(str(error)) from error
+        except Exception as error:  # of httpx or of httpx2, by the client
+            raise IncompleteReply("the reply was cut off") from error
+        raise IncompleteReply(f"the reply is longer than {self.max_bytes >> 20} MiB")
 
 
 class Client(WholeReplies, httpx.AsyncClient):
@@ -181,21 +182,11 @@ class Client(WholeReplies, httpx.AsyncClient):
 
 def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
     """Decompress a piece of a reply, up to a limit: some KB can expand to gigabytes."""
-    match encoding.strip().lower():
-        case "" | "identity":
-            return lambda sent, most: sent
-        case "gzip" | "x-gzip":
-            gzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        case _:
-            raise httpx.DecodingError(f"the reply is compressed as {encoding!r}, although no compression was requested")
-
-    def unpacked(sent: bytes, most: int) -> bytes:
-        try:
-            return gzip.decompress(sent, most)
-        except zlib.error as error:
-            raise httpx.DecodingError(str(error)) from error
-
-    return unpacked
+    if encoding in ("", "identity"):
+        return lambda sent, most: sent
+    if encoding not in ("gzip", "x-gzip"):
+        raise httpx.DecodingError(f"the reply is compressed as {encoding!r}, although no compression was requested")
+    return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress
 
 
 def _with_body(response: Any, body: bytes) -> Any:
@@ -209,7 +200,9 @@ def _with_body(response: Any, body: bytes) -> Any:
 
 def wait_for(exchange: Coroutine[Any, Any, T]) -> T:
     """Run an exchange in the event loop shared by all threads; interrupting the wait cancels it."""
-    future = asyncio.run_coroutine_threadsafe(exchange, _loop())
+    with _beginning:
+        loop = _event_loop()
+    future = asyncio.run_coroutine_threadsafe(exchange, loop)
     try:
         return future.result()
     finally:
@@ -217,13 +210,11 @@ def wait_for(exchange: Coroutine[Any, Any, T]) -> T:
 
 
 _beginning = Lock()
-_running: list[asyncio.AbstractEventLoop] = []
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    """Started on first use; its thread ends with the process, even with requests in flight."""
-    with _beginning:
-        if not _running:
-            _running.append(asyncio.new_event_loop())
-            Thread(target=_running[0].run_forever, name="servers", daemon=True).start()
-        return _running[0]
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Its thread ends with the process, even with requests in flight."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="servers", daemon=True).start()
+    return loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final
@@ -25,21 +26,16 @@ def go_offline_if_unreachable() -> None:
     if any(os.environ.get(name) for name in _DECIDED_BY):
         return
     url = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    if _answers_in_time(url.hostname or "", url.port or (80 if url.scheme == "http" else 443)):
-        return
+    host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
+    answers: SimpleQueue[bool] = SimpleQueue()
+    Thread(target=lambda: answers.put(_answers(host, port)), daemon=True).start()  # getaddrinfo has no timeout
+    with suppress(Empty):
+        if answers.get(timeout=DECIDE_SECONDS):
+            return
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in _READ_AT_IMPORT:
         if (module := sys.modules.get(name)) is not None:
             module.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
-
-
-def _answers_in_time(host: str, port: int) -> bool:
-    answers: SimpleQueue[bool] = SimpleQueue()
-    Thread(target=lambda: answers.put(_answers(host, port)), daemon=True).start()  # getaddrinfo has no timeout
-    try:
-        return answers.get(timeout=DECIDE_SECONDS)
-    except Empty:
-        return False
 
 
 def _answers(host: str, port: int) -> bool:
@@ -50,11 +46,8 @@ def _answers(host: str, port: int) -> bool:
         return False
     first_of_family = {family: str(address[0]) for family, _, _, _, address in reversed(found)}
     for address in reversed(first_of_family.values()):
-        try:
-            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
-        except OSError:
-            continue
-        return True
+        with suppress(OSError), socket.create_connection((address, port), timeout=CONNECT_SECONDS):
+            return True
     return False
 
 

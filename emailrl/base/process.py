@@ -131,10 +131,8 @@ def ending_with(*modules: str, seconds: float = SECONDS) -> Iterator[None]:
     before = [name for name in modules if name in sys.modules]
 
     def leave() -> None:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        if sys.stderr is not None:
-            sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
         os._exit(code)
 
     atexit.register(leave)  # before the modules register theirs: the first to come is the last to be called

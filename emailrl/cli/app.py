@@ -44,10 +44,7 @@ COMMANDS: Final = {
     "trust": "Trust a folder's settings: servers, keys and code.",
     "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
 }
-"""The summary of each command in ``emailrl --help``, in workflow order.
-
-The command's module has the same name, and its docstring is the full help.
-"""
+"""Summaries for ``emailrl --help``, in workflow order; a command's module has its name and, as docstring, its help."""
 
 
 class _Command(TyperCommand):
@@ -155,13 +152,12 @@ def _prepare_streams() -> _ClosedStdout | None:
     return closed
 
 
-_OTHER_WORDS: Final = {
+_OTHER_WORDS: Final = {  # of other programs for options, by which they are suggested
     "--num-generations": ("group_size",),
     "--limit": ("num_questions", "num_scenarios"),
     "--out": ("output", "output_dir", "save_path"),
     "--max-steps": ("steps",),
 }
-"""Words of other programs for options, by which they are suggested."""
 
 
 def _usage(error: Any) -> tuple[str, str]:

@@ -200,11 +200,11 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
         raise UsageError("--model and --checkpoint are mutually exclusive.", "Choose one.")
     if checkpoint is not None and settings.is_chat:
         raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
-    configured = settings.model.name
+    configured, output_dir = settings.model.name, settings.output.output_dir
     shown = _SMOL_SHOWN if configured == SMOL and not settings.is_chat else configured
     if settings.is_chat or model is not None:
         return configured, configured, shown
-    output_dir, is_demo = settings.output.output_dir, has_only_demo_email(settings.store.db)
+    is_demo = has_only_demo_email(settings.store.db)
     if checkpoint in (None, "best"):
         note_runs_without_best(output_dir)
     bests = [checkpoint_of(run, "best") for run in find_runs(output_dir, which="best")]
@@ -230,22 +230,18 @@ def render_answer(answer: Answer) -> RenderableType:
     parts: list[RenderableType] = [Text(answer.answer.strip(), style="bold")]
     held = {email.message_id: email for email in answer.emails}
     for message_id in answer.sources:
-        parts.append(Text())
-        email = held.get(message_id)
-        if email is None:
-            parts.append(Text(f"Source {cut(one_line(message_id), LONGEST_ID)}: not in this mailbox.", style="yellow"))
+        if (email := held.get(message_id)) is None:
+            gone = f"Source {cut(one_line(message_id), LONGEST_ID)}: not in this mailbox."
+            parts += [Text(), Text(gone, style="yellow")]
             continue
         sender = f"{one_line(email.from_address)}, {(email.date or 'no date')[:10]}"
-        parts.append(Text(f"Source: {one_line(email.subject) or '(no subject)'}", style="bold cyan"))
-        parts.append(Text(sender, style="cyan"))
+        subject = f"Source: {one_line(email.subject) or '(no subject)'}"
+        parts += [Text(), Text(subject, style="bold cyan"), Text(sender, style="cyan")]
         lines = [one_line(line) for line in email.body.split("\n") if line.strip()]
         quoted = (Text(f"> {line}", no_wrap=True, overflow="ellipsis") for line in lines[:NUM_LINES])
         parts += [Padding(line, (0, 0, 0, 2), expand=False) for line in quoted]
-        if len(lines) > NUM_LINES:
-            parts.append(Text("  > …", style="dim"))
-    if not answer.sources:
-        parts.append(Text("No source cited.", style="yellow"))
-    return Group(*parts)
+        parts += [Text("  > …", style="dim")] if len(lines) > NUM_LINES else []
+    return Group(*parts, *([] if answer.sources else [Text("No source cited.", style="yellow")]))
 
 
 def _lines(step: StepResult) -> Iterator[Text]:

@@ -31,6 +31,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,13 +61,12 @@ if TYPE_CHECKING:
 
 NAMES_WIDTH = 33
 RESULT_WIDTH = 15  # width of the name column, and minimum width of a result column, in characters
-FAILURES = {
+FAILURES = {  # verdicts to look at, the most telling first, and how the suggested command describes them
     "wrong": "a wrong answer",
     "no answer": "no answer",
     "did not know": "the model did not know",
     "crashed": "a failed rollout",
 }
-"""Verdicts to look at, the most telling first, and how the suggested command describes them."""
 
 
 @setting_options(
@@ -78,19 +78,13 @@ def benchmark(
     *,
     checkpoint: Annotated[
         list[str] | None,
-        Option(
-            metavar="<str>",
-            help="best, latest, or the folder of a checkpoint or exported adapter; repeatable.",
-            autocompletion=options.checkpoints,
+        options.several(
+            "best, latest, or the folder of a checkpoint or exported adapter; repeatable.", options.checkpoints
         ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        Option(
-            metavar="<str>",
-            help="A model without adapter (nano, smol, folder, Hub name); repeatable.",
-            autocompletion=options.models,
-        ),
+        options.several("A model without adapter (nano, smol, folder, Hub name); repeatable.", options.models),
     ] = None,
     overrides: Overrides,
     attack: Annotated[
@@ -169,27 +163,16 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
 def _fresh_folder(root: Path) -> Path:
     name = time.strftime("%Y%m%d-%H%M%S")
     check_place(root / name, "--out")
-    number, folder = 2, root / name
     root.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
+    for number in count(1):
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            number, folder = number + 1, root / f"{name}-{number}"
-        else:
-            return folder
+            break
+    return folder
 
 
-def _play(
-    subjects: list[Subject],
-    scenarios: list[Scenario],
-    settings: Settings,
-    folder: Path,
-    *,
-    notes: list[str],
-    resume: bool,
-    overwrite: bool,
-) -> Report:
+def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings, folder: Path, **how: Any) -> Report:
     """Run the benchmark with progress; on failure, say what is saved, and leave no empty folder."""
     from emailrl.cli.trajectory import show_trajectories
     from emailrl.measure.benchmark import run_benchmark
@@ -205,9 +188,7 @@ def _play(
 
         tally.begin(title_of(subjects[0]), total)
         try:
-            report = run_benchmark(
-                subjects, scenarios, settings, folder, notes=notes, progress=ended, resume=resume, overwrite=overwrite
-            )
+            report = run_benchmark(subjects, scenarios, settings, folder, progress=ended, **how)
         except Exception:
             if num_ended:
                 progress_console().print(_kept(num_ended, folder), soft_wrap=True)
@@ -310,21 +291,21 @@ def results_table(report: Report, width: int) -> RenderableType:
         if record.get("attacked") and not any(record[f"{kind}_orders_seen"] for kind in _kinds_of_orders(record))
     ]
     lines += [f"note: {note}" for note in report.notes]
-    selection = "the ones that finished soonest: a biased sample that does not measure the policy"
-    selection = "the first ones" if conditions["sequential"] else selection
-    for result in report.results:
-        if not result.complete:
-            part = f"interrupted after {result.evaluation.num_questions} of {report.num_asked} questions"
-            lines.append(f"{titles[result.subject.label]}: {part}, {selection}")
+    biased = "the ones that finished soonest: a biased sample that does not measure the policy"
+    selection = "the first ones" if conditions["sequential"] else biased
+    asked = f"of {report.num_asked} questions, {selection}"
+    lines += [
+        f"{titles[result.subject.label]}: interrupted after {result.evaluation.num_questions} {asked}"
+        for result in report.results
+        if not result.complete
+    ]
     tables = _side_by_side(list(titles.values()), [_cells(record) for record in records], width)
     return Group(Text(heading, style="bold"), *tables, *map(Text, lines))
 
 
 def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) -> Iterator[Table]:
     """Tables of columns, whose cells have the names of their rows; as few as fit."""
-    titles = [
-        "/\n".join(title.rsplit("/", 1)) for title in titles
-    ]  # a path's last, most telling part gets its own line
+    titles = ["/\n".join(title.rsplit("/", 1)) for title in titles]  # a path's last part gets a line of its own
     longest = max((len(line) + 2 for title in titles for line in title.splitlines()), default=0)
     fitting = max(1, (width - NAMES_WIDTH) // max(longest, RESULT_WIDTH))
     rows = dict.fromkeys(row for cells in columns for row in cells)
@@ -350,14 +331,11 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     tokens = ["tokens", "prompt_tokens", "completion_tokens"]
     names = ["num_questions", *["unjudged"] * bool(record["unjudged"]), "exceptions", "reward", "latency_seconds"]
     names += tokens + ["cost"] * (record["cost"] is not None)
-    names += [
-        field.name for field in fields(Rubric) if field.name not in ("answer_correct", "offline_correct", *tokens)
-    ]
+    names += [each.name for each in fields(Rubric) if each.name not in ("answer_correct", "offline_correct", *tokens)]
     names += ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
     for name in names:
-        value = record[name]
-        shown = f"{value:,.3f}" if isinstance(value, float) else str(value)
-        cells[name] = "none" if value is None else shown
+        value = "none" if record[name] is None else record[name]
+        cells[name] = f"{value:,.3f}" if isinstance(value, float) else str(value)
     for kind in _kinds_of_orders(record) if record.get("attacked") else ():
         seen, share = record[f"{kind}_orders_seen"], record[f"{kind}_obeyed"]
         low, high = record[f"{kind}_obeyed_low"], record[f"{kind}_obeyed_high"]

@@ -162,8 +162,7 @@ def prune_command(
       emailrl checkpoints prune outputs/grpo_masked --yes
     """
     output = load_settings(overrides, trust=trust).output
-    limit = output.save_total_limit if keep is None else keep
-    runs = _runs(run, output.output_dir, overrides["mode"])
+    limit, runs = output.save_total_limit if keep is None else keep, _runs(run, output.output_dir, overrides["mode"])
     for each in runs:
         check_own(each, "emailrl checkpoints prune")
     paths = [path for each in runs for path in registry.prunable(each, limit)]

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from emailrl.mail.build import Progress as Report
     from emailrl.mail.sources import Source
 
-NO_MESSAGES = ("not_mail", "not_a_file")
-"""Reasons of files in a folder that are no messages, such as a mail program's indexes."""
+NO_MESSAGES = ("not_mail", "not_a_file")  # reasons of files that are no messages, such as a mail program's indexes
 NUM_SHOWN = 5  # number of inboxes in the summary
 
 
@@ -152,9 +151,8 @@ def _existing(db: Path) -> BuildReport:
     from emailrl.mail.schema import emails, recipients
 
     with opened(db) as connection:
-        stored, sent_to = (
-            connection.scalar(select(func.count()).select_from(table)) or 0 for table in (emails, recipients)
-        )
+        counts = (connection.scalar(select(func.count()).select_from(table)) or 0 for table in (emails, recipients))
+        stored, sent_to = counts
     return BuildReport(stored, sent_to, {}, 0.0, db.resolve(), {})
 
 
@@ -189,17 +187,11 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
             bar.start()
         if phase not in tasks:
             tasks[phase] = bar.add_task(phase, total=None, messages="", rate=0.0)
-        begun = started.setdefault(phase, time.monotonic())
-        seconds = time.monotonic() - begun
+        now = time.monotonic()
+        rate = messages / ((now - started.setdefault(phase, now)) or float("inf"))
         fraction = source.fraction() if total is None else messages / max(total, 1)
-        bar.update(
-            tasks[phase],
-            total=None if fraction is None else 1.0,
-            completed=fraction or 0.0,
-            messages=counted(messages, "message"),
-            rate=messages / seconds if seconds else 0.0,
-            refresh=True,
-        )
+        total_shown, told = None if fraction is None else 1.0, counted(messages, "message")
+        bar.update(tasks[phase], total=total_shown, completed=fraction or 0.0, messages=told, rate=rate, refresh=True)
 
     try:
         yield show, bar.console

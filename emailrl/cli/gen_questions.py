@@ -39,7 +39,7 @@ from emailrl.base.disk import check_out, check_own, check_place
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.cli.inputs import suggest_benchmark
-from emailrl.cli.options import Json, Overrides, Overwrite, Trust, inboxes, path_option, setting_options
+from emailrl.cli.options import Json, Overrides, Overwrite, Trust, inboxes, path_option, setting_options, several
 from emailrl.cli.output import confirm, print_json, progress_console, result_console, warn
 from emailrl.settings import Settings, load_settings
 
@@ -61,9 +61,7 @@ def gen_questions(
         Literal["usual", "hard"],
         Option(help="template: hard asks multi-email, count, thread and unanswerable questions."),
     ] = "usual",
-    inbox: Annotated[
-        list[str] | None, Option(metavar="<str>", help="Ask about this mailbox; repeatable.", autocompletion=inboxes)
-    ] = None,
+    inbox: Annotated[list[str] | None, several("Ask about this mailbox; repeatable.", inboxes)] = None,
     overrides: Overrides,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,

@@ -21,8 +21,7 @@ TASK: Final = {"--environment": ("agent", "environment"), "--reward": ("rewards"
 """The settings that decide what a policy is trained to do, by option."""
 SHARED: Final = "--allow-shared-inbox"
 LONGEST_NAME: Final = 200  # in characters, of a name from a checkpoint's metadata, which may be a stranger's
-MAX_FOLDERS: Final = 20_000
-"""Maximum number of folders to search for trajectories: over 1,000 runs with their checkpoints; walked in seconds."""
+MAX_FOLDERS: Final = 20_000  # to search for trajectories: over 1,000 runs with their checkpoints; walked in seconds
 
 
 def check_searchable(place: Path | None) -> None:
@@ -42,15 +41,30 @@ def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
         say(f"Note: runs without a complete best_model are skipped: {', '.join(map(str, runs))}")
 
 
-def choose_subjects(checkpoints: list[str], models: list[str], settings: Settings) -> list[Subject]:
-    """The policies to measure, with notes on them printed (``measure.benchmark.choose_subjects``)."""
-    from emailrl.measure import benchmark
+def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
+    """The policies to measure, with notes printed: those named, else the newest best checkpoint, else the model.
 
-    subjects = benchmark.choose_subjects(checkpoints, models, settings, settings.output.output_dir)
-    if "best" in checkpoints or not (checkpoints or models or settings.is_chat):
-        note_runs_without_best(settings.output.output_dir)
-    note_adapters((subject.adapter.path for subject in subjects if subject.adapter), settings)
-    return subjects
+    Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
+    Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
+    """
+    from emailrl.checkpoints import find_runs
+    from emailrl.measure.benchmark import Subject
+    from emailrl.model.adapter import find_adapter
+
+    output_dir = settings.output.output_dir
+    if settings.is_chat and checkpoints:
+        raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
+    takes_best = not (checkpoints or models or settings.is_chat)
+    if not checkpoints and not models:
+        has_best = takes_best and find_runs(output_dir, which="best")
+        checkpoints, models = (["best"], []) if has_best else ([], [settings.model.name])
+    found = [find_adapter(which, output_dir) for which in checkpoints]
+    subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
+    subjects += [Subject(name, name) for name in models]
+    if takes_best or "best" in checkpoints:
+        note_runs_without_best(output_dir)
+    note_adapters((each.path for each in found), settings)
+    return list({subject.label: subject for subject in subjects}.values())
 
 
 def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:

@@ -36,20 +36,13 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         from emailrl.cli.trajectory import show_trajectories
 
         super().__init__()
-        self._settings, self._show = settings, show_trajectories
-        self._json = json
-        self._results: list[str] = []
-        self._console = console or progress_console()
+        self._settings, self._show, self._json = settings, show_trajectories, json
+        self._console, self._results = console or progress_console(), list[str]()
         self._live: Live | None = None
-        self._reset(0, 1)
-
-    def _reset(self, step: int, total: int) -> None:
-        self._step, self._total = step, total
-        self._rewards: list[float] = []
-        self._accuracies: list[float] = []
-        self._evaluations: list[float] = []
+        self._rewards, self._accuracies, self._evaluations = list[float](), list[float](), list[float]()
         self._last: Mapping[str, Any] = {}
         self._begun, self._ends = time.monotonic(), 0.0
+        self._step, self._total = 0, 1
         self.phase("")
 
     def __exit__(self, *_: object) -> None:
@@ -64,7 +57,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
 
     def start(self, run_dir: Path, step: int, total: int) -> None:
         """Start showing a run; curves from before a resume are read from its files."""
-        self._reset(step, total)
+        self._step, self._total, self._begun = step, total, time.monotonic()
         for metrics in _records(run_dir / "metrics.jsonl"):
             self._take_curves(metrics)
         self._evaluations += [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
@@ -157,8 +150,7 @@ def sparkline(values: Sequence[float], width: int, low: float, high: float) -> s
 
 
 LINE_SECONDS = 10  # minimum interval between lines without a terminal
-EARLIEST = 20
-"""The time left appears once one item in this many is done: the first of many that run at once predict nothing."""
+EARLIEST = 20  # one item in this many must be done for the time left: the first that run at once predict nothing
 
 
 class Tally(AbstractContextManager["Tally"]):

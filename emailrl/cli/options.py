@@ -33,6 +33,11 @@ def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
     return Option(*spellings, parser=_path, metavar="<path>", help=help, rich_help_panel=group)
 
 
+def several(help: str, completer: Callable[..., list[str]]) -> Any:
+    """A repeatable option."""
+    return Option(metavar="<str>", help=help, autocompletion=completer)
+
+
 def _path(value: str) -> Path:
     if not value.strip():  # as a path it would mean the current folder
         raise typer.BadParameter("must not be empty; name a file or folder.")
@@ -103,8 +108,7 @@ def names_of(module: str, table: str) -> Callable[[str], list[str]]:
 
 
 presets = names_of("emailrl.settings", "PRESETS")
-models = names_of("emailrl.model.resolve", "PACKAGED")
-"""The packaged models; for anything else, shells complete file names."""
+models = names_of("emailrl.model.resolve", "PACKAGED")  # for anything else, shells complete file names
 
 
 def checkpoints(incomplete: str) -> list[str]:
@@ -124,9 +128,8 @@ def inboxes(context: Context, incomplete: str) -> list[str]:
     from emailrl.settings import load_settings
 
     with suppress(EmailRLError):
-        return addresses_in(
-            context.params.get("db") or load_settings(looks_only=True).store.db, incomplete, MAX_INBOXES
-        )
+        db = context.params.get("db") or load_settings(looks_only=True).store.db
+        return addresses_in(db, incomplete, MAX_INBOXES)
     return []
 
 

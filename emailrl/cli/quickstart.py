@@ -13,23 +13,53 @@ Examples:
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import time
+from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+import emailrl
+from emailrl.base.disk import check_own, replace_bytes
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import find_checkpoint
 from emailrl.cli.live import LiveRun, Tally
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, print_next, result_console, say
-from emailrl.settings import Settings
+from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from emailrl.measure.benchmark import Subject
+    from emailrl.measure.benchmark import Report, Subject
 
+NUM_TEST_QUESTIONS = 300
+SETTINGS = Path(emailrl.__file__).with_name("quickstart.toml").read_text("utf-8")
+SETTINGS = SETTINGS.replace("{questions}", str(NUM_TEST_QUESTIONS))  # to write, but for the number of steps
+MARK = SETTINGS.partition("\n")[0]
 UNTRAINED = (
     "The best model is the untrained one: no evaluation during training was more accurate, so before and after are the "
     "same model. Try more --max-steps."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A report with one result before training, and one after."""
+
+    before: Report
+    after: Report
+    run_dir: Path
+    best_step: int  # The step of the best model, which ``after`` measures; 0 for the untrained one.
+    seconds: float
+
+    def record(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        (before,), (after,) = self.before.records(), self.after.records()
+        run = {"run_dir": self.run_dir, "curve": self.run_dir / "curve.png", "best_step": self.best_step}
+        return {"before": before, "after": after, **run, "seconds": self.seconds}
 
 
 def quickstart(
@@ -41,28 +71,21 @@ def quickstart(
     json: Json = False,
 ) -> None:
     from emailrl.cli.trajectory import render_trajectory
-    from emailrl.quickstart import NUM_TEST_QUESTIONS, free_folder, kept
-    from emailrl.quickstart import quickstart as run
+    from emailrl.measure.evaluation import is_correct
     from emailrl.records import read_records
 
     folder = out or free_folder(Path("quickstart"))
     with Tally() as tally, LiveRun(Settings(), json=True) as live:
-
-        def begin(subject: Subject, questions: int) -> None:
-            tally.begin(f"benchmark of {subject.label}", questions)
-
-        def ended(subject: Subject, _trajectory: object) -> None:
-            tally.advance(f"benchmark of {subject.label}", NUM_TEST_QUESTIONS)
-
         try:
-            outcome = run(
-                folder, steps=max_steps, overwrite=overwrite, say=live.say, begin=begin, progress=ended, display=live
-            )
+            outcome = cycle(folder, max_steps, overwrite, tally, live)
         except KeyboardInterrupt:
-            say(f"Stopped: {kept(folder)}. Run the same command again to continue.")
+            say(f"Stopped: {_kept(folder)}. Run the same command again to continue.")
             raise
     console = result_console(json=json)
-    for name, trajectory in zip(("Before", "After"), outcome.example() or (), strict=False):
+    reports = {"before": outcome.before, "after": outcome.after}
+    both = zip(*(report.results[0].evaluation.trajectories for report in reports.values()), strict=True)
+    example = next(((old, new) for old, new in both if is_correct(new) and not is_correct(old)), ())
+    for name, trajectory in zip(("Before", "After"), example, strict=False):
         origin = f"benchmark of {trajectory.policy_version}"
         console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nValidation accuracy by step", style="bold")
@@ -70,15 +93,100 @@ def quickstart(
         step, accuracy = point["step"], point["accuracy"]
         console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}")
     console.print("\nTest accuracy", style="bold")
-    for name, report in (("before", outcome.before), ("after", outcome.after)):
+    for name, report in reports.items():
         evaluation, temperature = report.results[0].evaluation, report.conditions["temperature"]
-        low, high = evaluation.interval
         decoding = "greedy decoding" if temperature == 0 else f"sampled at temperature {temperature:g}"
-        interval = f"95% interval {low:.1%} to {high:.1%}   {evaluation.num_questions} questions, {decoding}"
-        console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {interval}")
+        interval = "95% interval {:.1%} to {:.1%}".format(*evaluation.interval)
+        told = f"{interval}   {evaluation.num_questions} questions, {decoding}"
+        console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {told}")
     if outcome.best_step == 0:
         console.print(UNTRAINED, style="yellow")
-    console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Plot: {outcome.curve}", soft_wrap=True)
+    curve = outcome.run_dir / "curve.png"
+    console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Plot: {curve}", soft_wrap=True)
     print_next(["inspect-trajectory", "--verbose"], folder=folder)
     if json:
         print_json(outcome.record())
+
+
+def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -> Outcome:
+    """Index, benchmark, train and benchmark again in ``out``; an interrupted quickstart there is continued.
+
+    Raises UsageError if ``out`` contains anything else, unless ``overwrite``. Only the ``emailrl.toml`` written here
+    counts, no ``.env`` and no environment.
+    """
+    from emailrl.measure.benchmark import Subject, run_benchmark
+    from emailrl.model.adapter import Adapter
+    from emailrl.questions.load import questions_file, read_questions, write_demo
+    from emailrl.training.loop import train
+
+    started, settings = time.monotonic(), _settle(out, steps, overwrite)
+    data, db, seed = settings.data, settings.store.db, settings.training.seed
+    live.say(f"Demo mailbox: {db}")
+    live.say("Loading the model ...")
+    write_demo(db, settings=settings.store, seed=seed, overwrite=True)
+
+    def measure(subject: Subject, name: str) -> Report:
+        policy = "the trained policy" if subject.adapter else subject.label
+        live.say(f"Benchmarking {policy} on questions about held-out mailboxes")
+        chosen = read_questions(questions_file(db), data).of("test", limit=data.test_set_size, seed=seed)
+        title, total = f"benchmark of {subject.label}", len(chosen.scenarios)
+        tally.begin(title, total)
+        report = run_benchmark(
+            [subject], chosen.scenarios, settings, out / "benchmarks" / name,
+            notes=chosen.notes, progress=lambda *_: tally.advance(title, total), overwrite=True,
+        )  # fmt: skip
+        if report.interrupted:
+            raise KeyboardInterrupt
+        evaluation = report.results[0].evaluation
+        interval = "95% interval {:.1%} to {:.1%}".format(*evaluation.interval)
+        live.say(f"Accuracy {evaluation.accuracy:.1%}, {interval}, {evaluation.num_questions} questions")
+        return report
+
+    before = measure(Subject("nano", "nano"), "before")
+    run_dir = train(settings, resume="auto", display=live).run_dir
+    best = find_checkpoint("best", settings.output.output_dir)
+    after = measure(Subject("trained", best.metadata.base_model, Adapter.of(best)), "after")
+    outcome = Outcome(before, after, run_dir, best.metadata.step, time.monotonic() - started)
+    replace_bytes(out / "quickstart.json", dumps(outcome.record(), default=str, indent=2).encode())
+    return outcome
+
+
+def free_folder(wanted: Path) -> Path:
+    """Return ``wanted``, or the next free name (``quickstart-2``); an unfinished folder is used again."""
+    names = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([wanted], names) if not folder.exists() or _is_unfinished(folder))
+
+
+def _is_unfinished(folder: Path) -> bool:
+    return _is_quickstart(folder) and not (folder / "quickstart.json").exists()
+
+
+def _is_quickstart(folder: Path) -> bool:
+    """Whether a quickstart wrote the folder's settings, rather than a user."""
+    settings = folder / "emailrl.toml"
+    return settings.is_file() and settings.read_text(encoding="utf-8", errors="replace").startswith(MARK)
+
+
+def _kept(out: Path) -> str:
+    """What an interrupted quickstart in ``out`` need not repeat."""
+    try:
+        latest = find_checkpoint("latest", out / "outputs" / "grpo")
+    except EmailRLError:
+        return "training had not started"
+    return f"training up to step {latest.metadata.step} is saved in {out}"
+
+
+def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
+    """Create the folder and its ``emailrl.toml``, or read those of an interrupted quickstart."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
+    check_own(out, "--out")
+    if out.exists() and not _is_unfinished(out) and any(out.iterdir()):
+        if not overwrite:
+            raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")
+        if not _is_quickstart(out):
+            raise UsageError(f"{out} contains something other than a quickstart.", "Name another folder with --out.")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
+    return load_settings(cwd=out, environ={}, dotenv=False)

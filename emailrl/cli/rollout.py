@@ -20,6 +20,7 @@ import shlex
 import time
 from collections import Counter
 from contextlib import closing, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
     from emailrl.records import Record
     from emailrl.records.trajectory import Scenario
 
-CONDITIONS = ".conditions.json"
-"""Replaces .jsonl in the name of the file that records how the trajectories were made."""
+CONDITIONS = ".conditions.json"  # replaces .jsonl in the name of the file that says how the trajectories were made
 
 
 @setting_options(
@@ -106,15 +106,13 @@ def rollout(
 
 
 def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
-    """The policy: the named checkpoint, on its own base model, which ``model`` must not contradict; else that model.
-
-    Without both, it is chosen as in ``benchmark``: the newest best checkpoint, else the configured model.
-    """
+    """The policy: the named checkpoint, on its own base model, which ``model`` must not contradict; else the model, or
+    as in ``benchmark``."""
     from emailrl.model.resolve import same_base
 
-    models = [] if model is None or checkpoint is not None else [model]
-    [subject] = choose_subjects([] if checkpoint is None else [checkpoint], models, settings)
-    if checkpoint is not None and model is not None and not same_base(model, subject.model_name):
+    checkpoints = [checkpoint] if checkpoint else []
+    [subject] = choose_subjects(checkpoints, [model] if model and not checkpoint else [], settings)
+    if checkpoint and model and not same_base(model, subject.model_name):
         raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
     return subject
 
@@ -127,10 +125,10 @@ def _begun(folder: Path, out: Path | None) -> Path:
         if not (noted := out.with_suffix(CONDITIONS)).is_file():
             raise nothing_to_resume(noted)
         return out
-    newest = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)
-    if newest is None:
-        hint = "Name its file with --out."
-        raise UsageError(f"Nothing to resume: no rollout in {folder}.", hint, "nothing-to-resume")
+    if (newest := max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)) is None:
+        raise UsageError(
+            f"Nothing to resume: no rollout in {folder}.", "Name its file with --out.", "nothing-to-resume"
+        )
     out = newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
     if is_complete(out, newest):
         hint = "Name another file with --out, or drop --resume."
@@ -141,10 +139,8 @@ def _begun(folder: Path, out: Path | None) -> Path:
 def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:
     """The file to write, in a writable place; nothing is created yet, or replaced unless requested."""
     if out is None:
-        number = 1
-        while any((folder / f"rollout-{number:03d}{ending}").exists() for ending in (".jsonl", CONDITIONS)):
-            number += 1
-        out = folder / f"rollout-{number:03d}.jsonl"
+        names = (folder / f"rollout-{number:03d}.jsonl" for number in count(1))
+        out = next(name for name in names if not name.exists() and not name.with_suffix(CONDITIONS).exists())
     check_out(out, may_exist=may_exist)
     if out.is_file() or not out.exists():  # nothing lies beside a pipe
         for file in (out, out.with_suffix(CONDITIONS), index_path(out)):

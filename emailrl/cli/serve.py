@@ -26,8 +26,7 @@ from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_opt
 from emailrl.cli.output import print_json, say
 from emailrl.settings import load_settings
 
-EVERYWHERE = ("0.0.0.0", "::")
-"""Listen on all of the machine's addresses; other machines reach it by host name."""
+EVERYWHERE = ("0.0.0.0", "::")  # all of the machine's addresses; other machines reach it by host name
 
 
 @setting_options(
@@ -57,9 +56,8 @@ def serve(
 
     settings = load_settings(overrides, trust=trust)
     folder = log_dir or settings.output.output_dir.parent / "servers"
-    name = f"[{host}]" if ":" in host else host
-    name = socket.gethostname() if host in EVERYWHERE else name
-    servers = []
+    address = f"[{host}]" if ":" in host else host
+    name, servers = socket.gethostname() if host in EVERYWHERE else address, []
     shares = vllm.deal_gpus(vllm.find_gpus(gpus), replicas, settings.vllm.vllm_tensor_parallel_size)
     for number, share in enumerate(shares, start=port):
         check_own(log := folder / f"vllm-{number}.log", "--log-dir")

@@ -26,6 +26,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,7 @@ from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
 from emailrl.settings import Settings, load_settings, run_root
 
+_cluster = partial(Option, rich_help_panel="Cluster")
 SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its libraries
 
 
@@ -56,22 +58,20 @@ SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its l
 def train(
     *,
     overrides: Overrides,
-    node_rank: Annotated[
-        int | None, Option(min=0, help="Number of this host, from 0.", rich_help_panel="Cluster")
-    ] = None,
+    node_rank: Annotated[int | None, _cluster(min=0, help="Number of this host, from 0.")] = None,
     rdzv_endpoint: Annotated[
-        str | None, Option(metavar="<host:port>", help="First host and a free port on it.", rich_help_panel="Cluster")
+        str | None, _cluster(metavar="<host:port>", help="First host and a free port on it.")
     ] = None,
     max_restarts: Annotated[
-        int, Option(min=0, help="Restarts from the last checkpoint after a rank has failed.", rich_help_panel="Cluster")
+        int, _cluster(min=0, help="Restarts from the last checkpoint after a rank has failed.")
     ] = 0,
     preset: Preset = None,
     from_openrlhf: Annotated[
         str | None,
         Option(
             metavar="<flags>",
-            help="Print OpenRLHF flags as an emailrl.toml, without training.",
             rich_help_panel="Advanced",
+            help="Print OpenRLHF flags as an emailrl.toml, without training.",
         ),
     ] = None,
     overwrite: Annotated[
@@ -97,11 +97,19 @@ def train(
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
         _check(settings)
     from emailrl.measure.export import check_free
+    from emailrl.model.resolve import resolve_model
+    from emailrl.model.smol_base import check_base
+    from emailrl.runs.resume import find_start
 
     output = settings.output
     if output.export_dir is not None:
         check_free(output.export_dir, overwrite=True)  # before training, not after
-    settings = _with_checked_inputs(settings, resume)
+    check_base(settings.model.name, settings.model.smol_base)
+    if resume in (None, "auto"):
+        settings = with_inputs(settings)
+        resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
+    else:
+        check_inputs(settings)  # a resumed run keeps its questions
     from emailrl.training.loop import train as run_training
 
     with LiveRun(settings, json=json) as live:
@@ -216,17 +224,3 @@ def _with_own_options(
     # This run, even if another starts in between; its latest checkpoint is chosen once the run is locked.
     run = str(directory if resume in ("auto", "latest") else checkpoint.path if resume == "best" else resume)
     return own, run, overwrite
-
-
-def _with_checked_inputs(settings: Settings, resume: str | None) -> Settings:
-    from emailrl.model.resolve import resolve_model
-    from emailrl.model.smol_base import check_base
-    from emailrl.runs.resume import find_start
-
-    check_base(settings.model.name, settings.model.smol_base)
-    if resume not in (None, "auto"):
-        check_inputs(settings)  # a resumed run keeps its questions
-        return settings
-    settings = with_inputs(settings)
-    resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
-    return settings

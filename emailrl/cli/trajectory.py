@@ -31,10 +31,8 @@ from emailrl.settings import Settings
 TRAINED = "bold green"  # style of tokens with loss mask 1; of sampled ones if nothing was trained on them
 CONTEXT = "grey58"  # style of tokens the policy only read
 STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}  # colors of verdicts; others have none
-WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}
-"""Columns of full width; only the question, the last one, is truncated."""
-NARROW = 72
-"""Width of a terminal below which ``step`` and ``tokens`` are left out, so that the question stays readable."""
+WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}  # only the question is truncated
+NARROW = 72  # below this width, ``step`` and ``tokens`` are left out, so that the question stays readable
 
 
 def show_trajectories(file: Path, trajectories: Sequence[Trajectory], settings: Settings, console: Console) -> None:
@@ -108,8 +106,7 @@ def render_trajectory(
 
 def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
     """Yield the conversation: opening messages (``verbose``), then each assistant message with its tool result."""
-    turns = iter(trajectory.turns)
-    number = 0
+    turns, number = iter(trajectory.turns), 0
     for message in trajectory.messages:
         if message.role == "assistant":
             number += 1
@@ -133,9 +130,8 @@ def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
 
 def _turn_rule(number: int, turn: Turn | None) -> Rule:
     facts = [f"turn {number}"]
-    if turn is not None:
-        facts += [f"{len(turn.completion_ids)} tokens"] if turn.completion_ids else []
-        facts += [f"{turn.seconds:.2f} s", f"finish {plain_line(turn.finish_reason)}"]
+    facts += [f"{len(turn.completion_ids)} tokens"] if turn and turn.completion_ids else []
+    facts += [f"{turn.seconds:.2f} s", f"finish {plain_line(turn.finish_reason)}"] if turn else []
     return Rule(Text(" · ".join(facts)), align="left", style="blue")
 
 
@@ -163,17 +159,15 @@ def _tool_result(content: str) -> str:
 
 
 def _flat(value: Any) -> str:
-    if isinstance(value, dict):
-        return "  ".join(map(str, value.values()))
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value) if value is not None else "none"
+    if isinstance(value, dict | list):
+        return "  ".join(map(str, value.values())) if isinstance(value, dict) else ", ".join(map(str, value))
+    return "none" if value is None else str(value)
 
 
 def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
     came_of_it = verdict(trajectory)
     rows = {
-        "Answer": trajectory.final_answer if trajectory.final_answer is not None else "none given",
+        "Answer": "none given" if trajectory.final_answer is None else trajectory.final_answer,
         "Sources": _ids(trajectory.final_sources),
         "Verdict": came_of_it,
         "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
@@ -185,10 +179,8 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
         rows["Advantage"] = f"{mean:+.4f} on average, {min(advantages):+.4f} to {max(advantages):+.4f} by token"
     elif note and note.advantage is not None:
         rows["Advantage"] = f"{note.advantage:+.4f}"
-    if note and note.dropped:
-        rows["Not trained"] = note.dropped
-    if trajectory.exception:
-        rows["Exception"] = trajectory.exception
+    rows |= {"Not trained": note.dropped} if note and note.dropped else {}
+    rows |= {"Exception": trajectory.exception} if trajectory.exception else {}
     terms = trajectory.reward_terms  # without zeros, most of which do not apply; the outcome is always kept
     telling = {name: value for name, value in terms.items() if value or name == "outcome"} or terms
     content = Group(_pairs(rows), _numbers("Reward terms", telling))
@@ -216,8 +208,8 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     table.add_column()
     table.add_column(justify="right")
     for name, value in values.items():
+        shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
         if value is not None:
-            shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
             table.add_row(Text(plain_line(name)), Text(plain_line(shown)))
     return table
 
@@ -228,19 +220,16 @@ def _tokens(
     """Every token of one sequence; sampled ones are followed by their log-probability, ``⟨-0.31⟩``, and their
     advantage if it differs per token (``⟨-0.31 +0.50⟩``). Trained tokens stand out, or sampled ones without training.
     """
-    total = len(sample.token_ids)
+    total, what = len(sample.token_ids), "trained" if is_trained else "sampled"
     known = [logprob for logprob in sample.sampler_logprobs if logprob is not None]
     mask = sample.loss_mask if is_trained else [logprob is not None for logprob in sample.sampler_logprobs]
-    what = "trained" if is_trained else "sampled"
     facts = f"{sum(mask)} of {total} {what} ({sum(mask) / max(total, 1):.1%})"
     if known:
         sampled = f"{len(known)} sampled, " if is_trained else ""
         facts += f", {sampled}mean log-probability {sum(known) / len(known):.3f}, minimum {min(known):.3f}"
-    if tokens is None:
-        facts += "\ntoken ids only: no matching tokenizer found; name the model with --model"
+    facts += "" if tokens else "\ntoken ids only: no matching tokenizer found; name the model with --model"
     pieces = tokens.pieces(sample.token_ids) if tokens else [f"{token_id} " for token_id in sample.token_ids]
-    text = Text(overflow="fold")
-    shown = advantages if len(advantages) == total else [None] * total
+    text, shown = Text(overflow="fold"), advantages if len(advantages) == total else [None] * total
     for piece, marked, logprob, advantage in zip(pieces, mask, sample.sampler_logprobs, shown, strict=True):
         text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if marked else CONTEXT)
         if logprob is not None:
@@ -273,8 +262,7 @@ def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) 
             "turns": Text(str(entry.turns)),
             "tokens": Text(str(entry.tokens)),
         }
-        question = Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis")
-        table.add_row(*(cells[name] for name in names), question)
+        table.add_row(*map(cells.get, names), Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis"))
     part = f"index {first} to {first + len(shown) - 1} of {counted(len(index), 'trajectory')}"
     if len(shown) < len(index):
         part += "; choose others with --index and --limit"

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import os
 import sqlite3
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import connection
 from emailrl.mail.connection import connect, connect_for_loading, driver, noted, reading
-from emailrl.mail.schema import create_indexes, create_tables, create_triggers, drop_triggers, parties_text
+from emailrl.mail.schema import INDEXES, TABLES, TRIGGERS, parties_text
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
 from emailrl.settings import StoreSettings
@@ -106,13 +105,11 @@ def build_database(
         if loader.mails:
             _publish(building, db, replaces=overwrite or old is not None)
         elif not old:
-            skipped = sieve.skipped
-            counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items()) or "no message was found"
-            hint = "No database was written."
-            hint += "".join(f" {KEPT_BY[why]} keeps {why}." for why in skipped if why in KEPT_BY)
-            if "not_mail" in skipped:
-                hint += " docs/guides/data.md lists the formats, and converters for Outlook's."
-            raise UsageError(f"There is no mail to store ({counts}).", hint)
+            counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
+            keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
+            formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
+            more = keeping + (formats if "not_mail" in sieve.skipped else "")
+            raise UsageError(f"There is no mail to store ({counts}).", f"No database was written.{more}")
     seconds = round(time.monotonic() - started, 3)
     return BuildReport(loader.mails, loader.recipients, sieve.skipped, seconds, db, sieve.defects)
 
@@ -125,33 +122,34 @@ def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path,
     """Lock the target: its real path, and the empty file beside it to build in, which is removed at the end."""
     check_place(db, "--db")
     _check(db, overwrite=overwrite, append=append)
-    with _writable(db):
-        db = db.resolve()
-        building = db.with_name(f"{db.name}.building")
-        new_folders = [folder for folder in db.parents if not folder.exists()]
-    try:
-        with _writable(db):
-            db.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                lock = Lock(db.with_name(f"{db.name}.gen-db-lock"))
-            except BlockingIOError:
-                hint = "Wait for it to finish, or choose another --db."
-                raise EmailRLError(f"Another gen-db is writing {db}.", hint) from None
-        TEMPORARY.update((building, lock.path))
+    with contextlib.ExitStack() as at_end:
         try:
+            db = db.resolve()
+            building = db.with_name(f"{db.name}.building")
+            at_end.callback(_remove, [folder for folder in db.parents if not folder.exists()], db)
+            db.parent.mkdir(parents=True, exist_ok=True)
+            lock = Lock(db.with_name(f"{db.name}.gen-db-lock"))
+            at_end.callback(TEMPORARY.difference_update, (building, lock.path))
+            at_end.callback(lock.close, remove=True)
+            at_end.callback(building.unlink, missing_ok=True)
+            TEMPORARY.update((building, lock.path))
             _check(db, overwrite=overwrite, append=append)
-            with _writable(db):
-                building.unlink(missing_ok=True)  # a build that was killed leaves it
-                building.touch(exist_ok=False)
-            yield db, building
-        finally:
-            building.unlink(missing_ok=True)
-            lock.close(remove=True)
-            TEMPORARY.difference_update((building, lock.path))
-    finally:
-        for folder in new_folders if not db.exists() else ():
-            with contextlib.suppress(OSError):  # something else has come to stand in it
-                folder.rmdir()
+            building.unlink(missing_ok=True)  # a build that was killed leaves it
+            building.touch(exist_ok=False)
+        except BlockingIOError:
+            hint = "Wait for it to finish, or choose another --db."
+            raise EmailRLError(f"Another gen-db is writing {db}.", hint) from None
+        except FileExistsError as error:  # a folder cannot be made where a file stands
+            raise _unwritable(db, f"{error.filename} is not a folder") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: Python's word, up to 3.12, for links in a circle
+            raise _unwritable(db, getattr(error, "strerror", None) or str(error)) from error
+        yield db, building
+
+
+def _remove(new_folders: list[Path], db: Path) -> None:
+    for folder in new_folders if not db.exists() else ():
+        with contextlib.suppress(OSError):  # something else has come to stand in it
+            folder.rmdir()
 
 
 def _check(db: Path, *, overwrite: bool, append: bool) -> None:
@@ -159,14 +157,13 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
         raise UsageError("--overwrite and --append are mutually exclusive.", "Choose one.")
     check_beside(db, "--db")
     try:
-        mode = db.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
+        is_file, exists = db.is_file(), db.exists()
     except OSError as error:
         raise _unwritable(db, error.strerror or str(error)) from error
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise UsageError(f"{db} is {what}.", connection.OTHER_FILE)
+    if not exists:
+        return
+    if not is_file:
+        raise UsageError(f"{db} is {'a folder' if db.is_dir() else 'not a regular file'}.", connection.OTHER_FILE)
     connection.check_header(db)
     for journal in (f"{db.name}-wal", f"{db.name}-journal"):  # SQLite would apply them to the new file of that name
         if (beside := db.with_name(journal)).exists() and beside.stat().st_size:
@@ -202,16 +199,6 @@ def _exists(db: Path) -> UsageError:
 
 def _unwritable(db: Path, why: str) -> UsageError:
     return UsageError(f"The database {db} cannot be written: {why}.", connection.OTHER_FILE)
-
-
-@contextlib.contextmanager
-def _writable(db: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError as error:  # a folder cannot be made where a file stands
-        raise _unwritable(db, f"{error.filename} is not a folder") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: Python's word, up to 3.12, for links in a circle
-        raise _unwritable(db, getattr(error, "strerror", None) or str(error)) from error
 
 
 @contextlib.contextmanager
@@ -312,7 +299,8 @@ class _Loader:
             sql.execute("PRAGMA journal_mode = OFF")  # the copy has the journal of the original
         sql.execute("BEGIN")
         if staying:
-            drop_triggers(self._connection)
+            for head in TRIGGERS:
+                sql.execute(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")
             (known,) = sql.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()
             sql.execute(f"{_UNINDEX} WHERE id <= ? OR id >= ?", staying)
             for table, key in (("recipients", "email_id"), ("emails", "id")):
@@ -321,7 +309,8 @@ class _Loader:
             query = "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails"
             ends = sql.execute(query, (above, above)).fetchone()
         else:
-            create_tables(self._connection)
+            for statement in TABLES:
+                self._connection.execute(statement)
         self._load(ends, progress)
         numbers = (item for item in self._numbers.items() if item[1] > known)
         sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
@@ -334,8 +323,10 @@ class _Loader:
                 sql.execute(_CONFIGURE, ("merge", _MERGE_PAGES))
         else:
             sql.execute("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
-            create_indexes(self._connection)
-        create_triggers(self._connection)
+            for statement in INDEXES:
+                self._connection.execute(statement)
+        for head, body in TRIGGERS.items():
+            sql.execute(f"CREATE TRIGGER {head} BEGIN {body} END")
         sql.executemany(_CONFIGURE, _DEFAULTS.items())
         values = {
             "schema_version": str(connection.SCHEMA_VERSION),

@@ -53,13 +53,9 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
         connection = _engine(db.absolute(), "mode=ro", pragmas).connect()
         try:
             names = set(connection.scalars(_NAMES))
-            if not names:
-                raise UsageError(f"The database {db} is empty.", _REBUILD)
-            if "emails" not in names:
-                raise UsageError(f"The database {db} holds no mail: it has no emails table.", OTHER_FILE)
             if missing := _TABLES - names:
-                what = "full-text index (emails_fts)" if "emails_fts" in missing else f"table {min(missing)}"
-                raise UsageError(f"The database {db} has no {what}.", _REBUILD)
+                what = f"has no table {max(missing)}" if names else "is empty"
+                raise UsageError(f"The database {db} {what}.", _REBUILD)
             if noted(connection, "schema_version") != str(SCHEMA_VERSION):
                 raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
         except BaseException:
@@ -170,8 +166,8 @@ def reason(error: sqlite3.Error | DBAPIError) -> str:
 
 def no_database(db: Path) -> EmailRLError:
     """Return the error for a missing database."""
-    broken = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
-    return UsageError(f"No such mail database: {db}{broken}.", how_to_get(db), "no-database")
+    to = f" (a broken link to {os.readlink(db)})" if db.is_symlink() else ""
+    return UsageError(f"No such mail database: {db}{to}.", how_to_get(db), "no-database")
 
 
 def how_to_get(db: Path) -> str:
@@ -184,10 +180,7 @@ def how_to_get(db: Path) -> str:
 def database_fingerprint(db: Path) -> str:
     """Return the fingerprint of a database's content, as recorded by ``gen-db``. Raises as ``connect``."""
     with opened(db) as connection:
-        fingerprint = noted(connection, "fingerprint")
-    if fingerprint is None:
-        raise UsageError(f"The database {db} has no fingerprint.", _REBUILD)
-    return fingerprint
+        return noted(connection, "fingerprint") or ""
 
 
 def first_day(db: Path, inbox: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -70,26 +71,24 @@ class Pool:
     """Draws names and values of one split, each at most once."""
 
     def __init__(self, rng: random.Random, split: str) -> None:
-        self.rng = rng
-        self.split = split
+        self.rng, self.split = rng, split
         self._used: set[str] = set()
 
     def draw(self, make: Callable[[], str]) -> str:
         """Return the first text from ``make`` that belongs to this split and was not drawn before."""
-        while True:
-            text = make()
-            if text not in self._used and split_of(text) == self.split:
-                self._used.add(text)
-                return text
+        while (text := make()) in self._used or split_of(text) != self.split:
+            pass
+        self._used.add(text)
+        return text
 
-    def word(self, syllables: int) -> str:
+    def name(self, syllables: int = 2) -> str:
         """Return an invented capitalized word."""
+        return self.draw(lambda: self._word(syllables))
+
+    def _word(self, syllables: int) -> str:
         rng = self.rng
         parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
         return ("".join(parts) + rng.choice(_CODAS)).capitalize()
-
-    def name(self, syllables: int = 2) -> str:
-        return self.draw(lambda: self.word(syllables))
 
     def value(self, kind: str) -> str:
         """Return an invented value: an amount, a date, a room, …"""
@@ -151,17 +150,14 @@ def expand(pattern: str, rng: random.Random) -> str:
 
 def demo_worlds(seed: int) -> list[World]:
     """Return all worlds of the demo database for a seed."""
-    splits = [split for split, count in NUM_WORLDS.items() for _ in range(count)]
-    return [make_world(seed, split, number) for number, split in enumerate(splits)]
+    return [make_world(seed, split, number) for number, split in enumerate(Counter(NUM_WORLDS).elements())]
 
 
 def demo_emails(seed: int) -> Iterator[RawEmail]:
     """Yield every email of the demo database, world by world; the splits take turns, so that a limit keeps them all."""
     worlds = demo_worlds(seed)
     by_split = ([world for world in worlds if world.split == split] for split in NUM_WORLDS)
-    for turn in zip_longest(*by_split):
-        for world in filter(None, turn):
-            yield from world.emails
+    yield from (email for turn in zip_longest(*by_split) for world in turn if world for email in world.emails)
 
 
 def demo_questions(seed: int) -> list[Scenario]:
@@ -180,8 +176,7 @@ def make_world(seed: int, split: str, number: int) -> World:
     drafts = [draft for _ in range(NUM_PROJECTS) for draft in _project_drafts(pool.name(3), pool, rng, people)]
     for draft in drafts:  # corrections, which come later in ``drafts``, stay after what they correct
         draft.order = rng.uniform(draft.after.order if draft.after else 0.0, 1.0)
-    drafts.sort(key=lambda draft: draft.order)
-    return _write(drafts, people, rng, split, number)
+    return _write(sorted(drafts, key=lambda draft: draft.order), people, rng, split, number)
 
 
 def _project_drafts(project: str, pool: Pool, rng: random.Random, people: list[Person]) -> list[_Draft]:

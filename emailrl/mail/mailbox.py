@@ -78,16 +78,6 @@ class _Readers(threading.local):
         self.by_file: WeakValueDictionary[tuple[object, ...], _Reader] = WeakValueDictionary()
         self.latest: _Reader | None = None  # stays open, since the next mailbox is usually in the same file
 
-    def of(self, db: Path) -> _Reader:
-        try:
-            stat = db.stat()
-        except OSError:
-            raise no_database(db) from None
-        key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
-        self.latest = self.by_file.get(key) or _Reader(db)
-        self.by_file[key] = self.latest
-        return self.latest
-
 
 _readers = _Readers()
 
@@ -116,9 +106,14 @@ class Mailbox:
             raise ToolError("inbox must be an address.")
         self.db, self.inbox, self.until = Path(db), address, _check_day("until", until)
         self.order, self.without_keywords = order, without_keywords
-        self._reader: _Reader | None = _readers.of(self.db)
-        number = self._number(address)
-        self._member = None if number is None else f'parties : "{party_word(number)}"'
+        try:
+            stat = self.db.stat()
+        except OSError:
+            raise no_database(self.db) from None
+        key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
+        self._reader: _Reader | None = _readers.by_file.get(key) or _Reader(self.db)
+        _readers.by_file[key] = _readers.latest = self._reader
+        self._member = self._party(address)
 
     @property
     def known(self) -> bool:
@@ -149,10 +144,10 @@ class Mailbox:
         if self.until is not None:
             before = self.until if before is None else min(before, self.until)
         low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
-        others = [self._number(address) for address in (sender, recipient) if address is not None]
-        if self._member is None or None in others:  # an address that no mail of the database names
+        others = [address for address in (sender, recipient) if address is not None]
+        parties = [party for party in (self._member, *map(self._party, others)) if party is not None]
+        if len(parties) <= len(others):  # an address that no mail of the database names
             return []
-        parties = [self._member, *(f'parties : "{party_word(number)}"' for number in others if number is not None)]
         by_id = self._opened().ids_follow_dates
         bounds = (self._last_id(high), self._last_id(low)) if by_id else (low, high)
         people = (sender, sender, recipient, recipient)
@@ -176,9 +171,8 @@ class Mailbox:
             return None
         key, sent, subject, sender, body, file_name = rows[0]
         people = self._rows(_RECIPIENTS, (key,))
-        if self.inbox != sender and self.inbox not in (address for address, _ in people):
-            return None
-        if self.until is not None and (sent is None or sent >= self.until):
+        is_late = self.until is not None and (sent is None or sent >= self.until)
+        if is_late or self.inbox not in (sender, *(address for address, _ in people)):
             return None
         to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
         return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name)
@@ -215,9 +209,10 @@ class Mailbox:
         except MemoryError:
             raise ToolError("The search needs too much memory. Use fewer keywords.") from None
 
-    def _number(self, address: str) -> int | None:
+    def _party(self, address: str) -> str | None:
+        """The FTS5 expression for the emails that name an address; None if none in the database does."""
         rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))
-        return rows[0][0] if rows else None
+        return f'parties : "{party_word(rows[0][0])}"' if rows else None
 
     def _last_id(self, day: str) -> int:
         """The highest id of the emails dated ``day`` or later, which have the lowest ids (also negative ones)."""
@@ -369,12 +364,9 @@ def quoted(keyword: str) -> str:
 def short_text(keywords: Sequence[str]) -> int:
     """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
     keyword's longest word, and one more character separates it from the next."""
-    return int(_MOST_MATCHES / sum(1 / (1 + _shortest_match(keyword)) for keyword in keywords))
-
-
-def _shortest_match(keyword: str) -> int:
-    """In characters; a letter with several accents is one character in a text, so only ASCII words are measured."""
-    return max(map(len, _ASCII_WORD.findall(keyword)), default=1) if keyword.isascii() else 1
+    # A letter with several accents is one character in a text, so only ASCII words are measured.
+    words = (_ASCII_WORD.findall(keyword) if keyword.isascii() else () for keyword in keywords)
+    return int(_MOST_MATCHES / sum(1 / (1 + max(map(len, each), default=1)) for each in words))
 
 
 def has_few_matches(text: str, keywords: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import Column, Connection, ForeignKey, Index, Integer, MetaData, Table, Text, column, table
+from sqlalchemy import Column, Executable, ForeignKey, Index, Integer, MetaData, Table, Text, column, table, text
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 PARTY = "\ue000"  # the first character of every party word
@@ -61,7 +61,14 @@ meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("va
 
 sqlite_master = table("sqlite_master", column("type"), column("name"))  # SQLite's own list of tables
 
-_FTS_TABLE = "CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"
+TABLES: list[Executable] = [
+    *map(CreateTable, metadata.sorted_tables),
+    text("CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"),
+]
+INDEXES = [
+    CreateIndex(each) for table in metadata.sorted_tables for each in sorted(table.indexes, key=lambda i: str(i.name))
+]
+"""Created after a bulk load, which is faster."""
 _INDEX_NEW = (
     "INSERT INTO emails_fts(rowid, subject, body, parties) VALUES (new.id, new.subject, new.body, new.parties);"
 )
@@ -87,7 +94,7 @@ _NOTE_DISORDER = """
         coalesce(new.date, '') > (SELECT coalesce(date, '') FROM emails WHERE id < new.id ORDER BY id DESC LIMIT 1) OR
         coalesce(new.date, '') < (SELECT coalesce(date, '') FROM emails WHERE id > new.id ORDER BY id LIMIT 1));"""
 
-_TRIGGERS = {
+TRIGGERS = {
     "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _NOTE_DISORDER,
     "emails_ad AFTER DELETE ON emails": _UNINDEX_OLD,
     "emails_au AFTER UPDATE OF id, subject, body, parties ON emails": _UNINDEX_OLD + _INDEX_NEW,
@@ -100,30 +107,7 @@ _TRIGGERS = {
 }
 
 
-def create_tables(connection: Connection) -> None:
-    """Create empty tables without indexes, which are created faster after a bulk load."""
-    for each in metadata.sorted_tables:
-        connection.execute(CreateTable(each))
-    connection.exec_driver_sql(_FTS_TABLE)
-
-
-def create_indexes(connection: Connection) -> None:
-    """Create the indexes over loaded tables."""
-    for each in metadata.sorted_tables:
-        for index in sorted(each.indexes, key=lambda index: str(index.name)):
-            connection.execute(CreateIndex(index))
-
-
-def create_triggers(connection: Connection) -> None:
-    """Create the triggers that keep the tables consistent row by row; a bulk load comes before them."""
-    for head, body in _TRIGGERS.items():
-        connection.exec_driver_sql(f"CREATE TRIGGER {head} BEGIN {body} END")
-
-
-def drop_triggers(connection: Connection) -> None:
-    """Drop the triggers that exist."""
-    for head in _TRIGGERS:
-        connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")
+"""Keep the tables consistent row by row; a bulk load comes before them."""
 
 
 def party_word(address_id: int) -> str:
@@ -133,7 +117,7 @@ def party_word(address_id: int) -> str:
 
 def parties_text(address_ids: Iterable[int]) -> str:
     """Return the ``parties`` column of an email between these addresses, without repeats."""
-    words = dict.fromkeys([f"{PARTY}{address_id}" for address_id in address_ids])
+    words = dict.fromkeys(map(party_word, address_ids))
     return (FILLER if len(words) > SNIPPET_WORDS else "") + " ".join(words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple, TypeGuard
@@ -96,8 +97,7 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
 
 def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
     """Return the keys of an email; ``date`` is in its stored form."""
-    trimmed_body = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
-    trimmed = f"{subject.strip()}\0{from_address}\0{trimmed_body}"
+    trimmed = f"{subject.strip()}\0{from_address}\0" + "\n".join(map(str.rstrip, body.splitlines())).rstrip()
     return Keys(
         blake2b(message_id.encode(), digest_size=12).digest(),
         _hash(f"{subject}\0{from_address}\0{body}"),
@@ -117,10 +117,9 @@ class Sieve:
     forms are compared."""
 
     def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
-        self.skipped: dict[str, int] = {}  # number of rejected messages by reason
-        self.defects: dict[str, int] = {}  # number of passed messages with defects, by kind
-        self._dedupe = dedupe
-        self._listing = listing
+        self.skipped = Counter[str]()  # number of rejected messages by reason
+        self.defects = Counter[str]()  # number of passed messages with defects, by kind
+        self._dedupe, self._listing = dedupe, listing or (lambda what, reason, name: None)
         self._ids, self._contents, self._trimmed, self._unnamed = (set[bytes]() for _ in range(4))
 
     def passes(self, mail: SiftedMail | Skipped) -> TypeGuard[SiftedMail]:
@@ -136,13 +135,11 @@ class Sieve:
         else:
             self.remember(mail.keys)
             for defect in mail.defects:
-                self.defects[defect] = self.defects.get(defect, 0) + 1
-                if self._listing:
-                    self._listing("repaired", defect, mail.file_name)
+                self.defects[defect] += 1
+                self._listing("repaired", defect, mail.file_name)
             return True
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        if self._listing:
-            self._listing("skipped", reason, mail.file_name)
+        self.skipped[reason] += 1
+        self._listing("skipped", reason, mail.file_name)
         return False
 
     def remember(self, keys: Keys) -> None:

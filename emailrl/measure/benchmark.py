@@ -26,7 +26,6 @@ from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.checkpoints import find_runs
 from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import (
     Evaluation,
@@ -40,9 +39,9 @@ from emailrl.measure.evaluation import (
     wilson_interval,
 )
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.model.adapter import Adapter, find_adapter
+from emailrl.model.adapter import Adapter
 from emailrl.records.trajectory import Scenario, Trajectory
-from emailrl.settings import PlayingSettings, PolicySettings
+from emailrl.settings import PlayingSettings
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
@@ -334,25 +333,6 @@ def draw_accuracies(report: Report, out: Path) -> list[Path]:
 
 
 # -- the policies
-
-
-def choose_subjects(
-    checkpoints: Sequence[str], models: Sequence[str], settings: PolicySettings, output_dir: Path
-) -> list[Subject]:
-    """The policies to measure: those named, else the newest best checkpoint, else the configured base model.
-
-    Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
-    Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
-    """
-    if settings.is_chat and checkpoints:
-        raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
-    if not checkpoints and not models:
-        has_best = not settings.is_chat and find_runs(output_dir, which="best")
-        checkpoints, models = (["best"], []) if has_best else ([], [settings.model.name])
-    found = [find_adapter(which, output_dir) for which in checkpoints]
-    subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
-    subjects += [Subject(name, name) for name in models]
-    return list({subject.label: subject for subject in subjects}.values())
 
 
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:

@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import html
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain
@@ -126,14 +126,14 @@ def dump(value: Any) -> str:
 def page(data: PageData) -> str:
     """Return the page as one self-contained HTML document."""
     starts, size = [0], 0
-    blocks = [_block("run", encode(data.run)), _block("rows", _array(map(encode, data.rows)))]
+    blocks = [_block("run", encode(data.run)), _block("rows", b"[" + b",".join(map(encode, data.rows)) + b"]")]
     items: list[bytes] = []
     for record in chain(data.details(), [None]):
         if record is not None:
             items.append(encode(record))
             size += len(items[-1])
         if items and (record is None or size >= _CHUNK_BYTES):
-            blocks.append(_block(f"chunk-{len(starts) - 1}", _array(items)))
+            blocks.append(_block(f"chunk-{len(starts) - 1}", b"[" + b",".join(items) + b"]"))
             starts.append(starts[-1] + len(items))
             items, size = [], 0
     blocks.append(_json_script("page", {"served": False, "starts": starts}))
@@ -143,10 +143,6 @@ def page(data: PageData) -> str:
 def served_page(title: str) -> tuple[str, str]:
     """Return the page without data, which it fetches from its server (``/data/…``), and its Content-Security-Policy."""
     return _document(title, _json_script("page", {"served": True}), connect="'self'")
-
-
-def _array(items: Iterable[bytes]) -> bytes:
-    return b"[" + b",".join(items) + b"]"
 
 
 def _block(name: str, content: bytes) -> str:

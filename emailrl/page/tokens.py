@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
@@ -12,29 +11,22 @@ from emailrl.model.resolve import resolve_model
 from emailrl.page.place import benchmark_record, read_object
 from emailrl.records.trajectory import Trajectory
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 _PARTIAL = "\ufffd"
 
 
 class TokenTexts:
     """Decodes ids with one tokenizer file."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._alone: dict[int, str] = {}
-
-    @classmethod
-    def load(cls, folder: Path) -> TokenTexts:
+    def __init__(self, folder: Path) -> None:
         """Read ``folder/tokenizer.json``; raises ``EmailRLError`` where it is absent or unreadable."""
         from tokenizers import Tokenizer
 
         file = folder / "tokenizer.json"
         try:
-            return cls(Tokenizer.from_str(file.read_text(encoding="utf-8")))
+            self._tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
         except Exception as error:  # the Rust side raises bare Exception for a malformed file
             raise EmailRLError(f"{file}: {error}") from error
+        self._alone: dict[int, str] = {}
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids`` as one string, special tokens included."""
@@ -72,12 +64,8 @@ class TokenTexts:
 
 def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenTexts | None:
     """Return the first tokenizer that decodes the recorded ids to the recorded texts, or None."""
-    for folder in folders:
-        if (folder / "tokenizer.json").is_file():
-            tokens = TokenTexts.load(folder)
-            if tokens.fits(trajectory):
-                return tokens
-    return None
+    found = (TokenTexts(folder) for folder in folders if (folder / "tokenizer.json").is_file())
+    return next((tokens for tokens in found if tokens.fits(trajectory)), None)
 
 
 def tokenizer_folders(file: Path, model_name: str) -> Iterator[Path]:

@@ -38,8 +38,8 @@ LAUNCH: Final = 4e-3
 """Minimum seconds of one fused layer per micro-batch, forward and backward: the 0.6B shape in 48 micro-batches."""
 PER_LAYER: Final = {"vllm": 0.53e-3, "eager": 1.6e-3, "merged": 2.2e-3, "beside": 3.5e-3}
 """Minimum seconds of a layer for one token of every running trajectory, on a GPU. vLLM with and without CUDA graphs
-and transformers with merged weights: from ``tests/gpu/bench_grpo_step.py``, including waits
-for other trajectories' turns; transformers with an unmerged adapter: assumed."""
+and transformers with merged weights: from ``tests/gpu/bench_grpo_step.py``, including waits for other trajectories'
+turns; transformers with an unmerged adapter: assumed."""
 ONE_TURN: Final = 0.107e-3
 """Seconds that vLLM with CUDA graphs adds per layer to reading weights and cache, if no other turns join: adapter,
 norms, sampling. Measured: 15.0 ms for 38 rows of 2,680 tokens on 14B."""
@@ -49,7 +49,7 @@ ON_CPU_PER_LAYER: Final = 0.3e-3
 BANDWIDTH: Final = 0.7  # Share of the bandwidth reached when reading weights and cache. Assumed.
 HANDOVER: Final = 0.7
 """Seconds to write an adapter, load it into vLLM and verify it: 0.54 and 0.68 were measured on 4B, 0.80 and 0.87 on
-14B (``tests/gpu/bench_grpo_trl.py`` and ``bench_grpo_step.py``)."""
+14B (``tests/gpu/bench_grpo_step.py``)."""
 HANDED_OVER: Final = 0.5
 """The trainer's part of it if servers do the rest during the next update: it saves the adapter, reads it and copies it
 into its model. 0.42 were measured on 4B and 0.58 on 14B, in the same steps."""

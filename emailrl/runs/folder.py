@@ -23,11 +23,11 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints, remove_checkpoints
 
 OPTION = "--out"
+ELSEWHERE = f"Choose another folder with {OPTION}."
 STATE_FILE = "trainer_state.pt"  # in a checkpoint: what a resumed run needs besides the weights
 REPLACED = ".replaced"
 REPLACING = ".replacing"
-RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")
-"""In these, only the files a run records belong to it."""
+RECORD_FOLDERS = ("trajectories", "training", "policy", "skipped")  # where only what a run records belongs to it
 RECORD = re.compile(
     r"(?P<hidden>\.?)(?=[a-z]+-(?P<step>\d+))(?:v-\d+(?:\.trash)?"
     r"|(?:step|eval|confirm)-\d+(?:\.jsonl(?:\.index)?|-\d+\.(?:json|safetensors))(?:\.\d+)?)"
@@ -42,9 +42,9 @@ _OWN = re.compile(
 
 
 @contextmanager
-def held(directory: Path, option: str = OPTION) -> Iterator[None]:
+def held(directory: Path) -> Iterator[None]:
     """Lock a run's directory, or raise EmailRLError if another process trains there; clean up after a dead one."""
-    with _held(directory, option) as is_held:
+    with _held(directory) as is_held:
         if not is_held:
             raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
         _settle(directory)
@@ -58,7 +58,7 @@ def held(directory: Path, option: str = OPTION) -> Iterator[None]:
 def new_directory(base: Path, *, overwrite: bool) -> Iterator[Path]:
     """The directory of a new run, locked against other processes: ``base``, else ``base-2``, ``base-3``.
 
-    ``overwrite`` takes the first, whose old run is restored if the block ends before ``discard_replaced``. Raises
+    ``overwrite`` takes the first, whose old run is restored if the block ends before it has a checkpoint. Raises
     UsageError for a place that cannot be used.
     """
     if not overwrite:
@@ -83,17 +83,15 @@ def clear_run(directory: Path, *, into: Path | None = None) -> None:
     """Remove what a run wrote to its directory, and nothing else, or move it into another folder."""
     if into is not None:
         into.mkdir(exist_ok=True)
-    for entry in list(directory.iterdir()):
-        inside = (
-            [path for path in entry.iterdir() if RECORD.fullmatch(path.name)] if entry.name in RECORD_FOLDERS else []
-        )
-        for path in [entry] if _OWN.fullmatch(entry.name) else inside:
-            if into is None:
-                _remove(path)
-                continue
-            goal = into / path.relative_to(directory)
-            goal.parent.mkdir(exist_ok=True)
-            path.rename(goal)
+    own = [entry for entry in directory.iterdir() if _OWN.fullmatch(entry.name)]
+    own += [path for name in RECORD_FOLDERS for path in directory.glob(f"{name}/*") if RECORD.fullmatch(path.name)]
+    for path in own:
+        if into is None:
+            _remove(path)
+            continue
+        goal = into / path.relative_to(directory)
+        goal.parent.mkdir(exist_ok=True)
+        path.rename(goal)
     for name in RECORD_FOLDERS:
         with suppress(OSError):  # missing, or it holds a user's files
             (directory / name).rmdir()
@@ -120,12 +118,6 @@ def check_replaceable(directory: Path) -> None:
         )
 
 
-def discard_replaced(directory: Path) -> None:
-    """Remove the run being replaced; call once the new one has a checkpoint."""
-    if (directory / REPLACED).exists():
-        shutil.rmtree(directory / REPLACED)
-
-
 def give_back_replaced(base: Path) -> list[str]:
     """Finish or undo the overwrite by a process that died; returns a note if the old run is restored."""
     if any((base / name).exists() for name in (REPLACED, REPLACING)):
@@ -136,22 +128,20 @@ def give_back_replaced(base: Path) -> list[str]:
 
 
 @contextmanager
-def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
+def _held(directory: Path) -> Iterator[bool]:
     """Lock a directory, created if missing, against other processes; False if another one holds it."""
     # This is the only way into a run's directory: who writes there need not look for links.
     try:
         str(directory.absolute()).encode()
-        check_own(directory, option)
+        check_own(directory, OPTION)
         directory.mkdir(parents=True, exist_ok=True)
         lock = Lock(directory / LOCK)
     except BlockingIOError:
         lock = None
     except OSError as error:  # also of a file system without locks
-        raise UsageError(
-            f"{directory} cannot be written: {error.strerror}.", f"Choose another folder with {option}."
-        ) from None
+        raise UsageError(f"{directory} cannot be written: {error.strerror}.", ELSEWHERE) from None
     except UnicodeEncodeError:  # tokenizers and safetensors reject such paths
-        raise UsageError(f"{directory} is not valid UTF-8.", f"Choose another folder with {option}.") from None
+        raise UsageError(f"{directory} is not valid UTF-8.", ELSEWHERE) from None
     try:
         yield lock is not None
     finally:
@@ -185,8 +175,5 @@ def _remove(path: Path) -> None:
 
 def free_directory(base: Path) -> Path:
     """``base``, else ``base-2``, ``base-3``: the first that is missing or empty."""
-    for number in count(1):
-        directory = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-            break
-    return directory
+    names = (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in count(1))
+    return next(each for each in names if not each.exists() or (each.is_dir() and not any(each.iterdir())))

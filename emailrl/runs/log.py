@@ -43,26 +43,15 @@ class Display:
         """Print a line of the outcome, which a command prints as its result."""
         self.say(line)
 
-    def start(self, run_dir: Path, step: int, total: int) -> None:
-        """The run starts or resumes after ``step`` of ``total`` steps; ``run_dir`` has its earlier records."""
-
-    def phase(self, name: str, total: int = 0) -> None:
-        """A phase starts; ``total`` is its number of rollouts, 0 if it has none."""
-
-    def played(self, trajectory: Trajectory) -> None:
-        """A rollout has ended; it is not scored yet."""
-
-    def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
-        """These trajectories were scored and written to ``file``."""
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """An evaluation has ended."""
-
-    def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
-        """A step has ended; ``metrics`` is its object in ``metrics.jsonl``."""
-
-    def end(self) -> None:
-        """The run has ended, successfully or not."""
+    # The run starts or resumes after ``step`` steps, with its earlier records in ``run_dir``; a phase starts, with this
+    # number of rollouts; one has ended, unscored; some are scored and in ``file``; a step has this in metrics.jsonl.
+    def start(self, run_dir: Path, step: int, total: int) -> None: ...
+    def phase(self, name: str, total: int = 0) -> None: ...
+    def played(self, trajectory: Trajectory) -> None: ...
+    def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None: ...
+    def evaluation(self, evaluation: Evaluation) -> None: ...
+    def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None: ...
+    def end(self) -> None: ...
 
 
 Service = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]
@@ -181,9 +170,6 @@ def flat_numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, floa
     return numbers
 
 
-# -- time -----------------------------------------------------------------------------------------------------------
-
-
 class Clock:
     """Seconds of one step by phase."""
 
@@ -222,9 +208,6 @@ def duration(seconds: float) -> str:
         if seconds < most:
             return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
     return f"{seconds / 86_400:.1f} days"
-
-
-# -- services -------------------------------------------------------------------------------------------------------
 
 
 def check_services(tracking: TrackingSettings) -> None:

@@ -32,7 +32,7 @@ from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.model.adapter import WEIGHTS, find_adapter
 from emailrl.model.resolve import same_base
 from emailrl.records import read_records
-from emailrl.runs.folder import OPTION, STATE_FILE, held, remove_records
+from emailrl.runs.folder import STATE_FILE, held, remove_records
 from emailrl.runs.run import State
 from emailrl.settings import PolicySettings, Settings
 from emailrl.settings.names import changed
@@ -43,10 +43,7 @@ Changes = dict[tuple[str, str], tuple[Any, Any]]  # Recorded and current value b
 
 _OR_NEW_RUN: Final = "or start a new run without --resume."
 _IRRELEVANT: Final = ("resume", "output_dir")
-_NOT_OF_TRAINING: Final = ("output_field", "test_set_size")
-"""Settings of questions that do not affect which ones a run trains and validates on."""
-
-# -- which run ------------------------------------------------------------------------------------------------------
+_NOT_OF_TRAINING: Final = ("output_field", "test_set_size")  # Of the settings of questions.
 
 
 def run_to_resume(resume: str, output_dir: Path, mode: str, *, any_mode: bool = False) -> Path | None:
@@ -98,8 +95,7 @@ def loss_of_going_back(directory: Path, checkpoint: Checkpoint) -> str | None:
     """What resuming from this checkpoint removes; None if ``latest`` would resume from the same step."""
     step = checkpoint.metadata.step
     later = {item.path: item.metadata.step for item in _resumable(directory) if item.metadata.step > step}
-    damaged = _damaged_after(directory, step)
-    if not later and not damaged:
+    if not (damaged := _damaged_after(directory, step)) and not later:
         return None
     last = max([*_recorded_steps(directory), *later.values(), *map(_step_in_name, damaged)])
     names = ", ".join(path.name for path in (*later, *damaged))
@@ -127,25 +123,21 @@ def _recorded_steps(directory: Path) -> set[int]:
 
 @contextmanager
 def resumed(
-    resume: str, directory: Path, *, option: str = OPTION, overwrite: bool = False, remedy: str = GO_BACK
+    resume: str, directory: Path, *, overwrite: bool = False, remedy: str = GO_BACK
 ) -> Iterator[Checkpoint | None]:
     """Lock the run in ``directory``, and only then choose its checkpoint that ``resume`` means; None as above.
 
     ``overwrite`` allows losing the run's later work; ``remedy`` is the advice without it. Raises UsageError if later
     work would be lost, EmailRLError for a damaged checkpoint or if another process trains there.
     """
-    with held(directory, option):
+    with held(directory):
         checkpoint = checkpoint_to_resume(directory, resume)
         if checkpoint is not None and not (checkpoints.verify(checkpoint).path / STATE_FILE).is_file():
-            raise UsageError(
-                f"{checkpoint.path} has no trainer state.", "Resume from a checkpoint-N that emailrl wrote."
-            )
+            remedy = "Resume from a checkpoint-N that emailrl wrote."
+            raise UsageError(f"{checkpoint.path} has no trainer state.", remedy)
         if checkpoint and not overwrite and (loss := loss_of_going_back(directory, checkpoint)):
             raise UsageError(loss, remedy)
         yield checkpoint
-
-
-# -- where it starts -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +249,6 @@ def check_agrees(
     return [f"changed since the checkpoint: {name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
 
 
-# -- going back -----------------------------------------------------------------------------------------------------
-
-
 def rewind(run_dir: Path, state: State) -> list[str]:
     """Remove records beyond the state's step, so that no step appears twice; return notes on what was removed.
 
@@ -295,24 +284,24 @@ def rewind(run_dir: Path, state: State) -> list[str]:
 
 def lost_metrics(run_dir: Path, step: int) -> list[str]:
     """A note that names the steps up to ``step`` without a line in ``metrics.jsonl``, if any."""
-    lost = sorted({*range(1, step + 1)} - _recorded_steps(run_dir))
-    if not lost:
+    if not (lost := sorted({*range(1, step + 1)} - _recorded_steps(run_dir))):
         return []
     named = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
-    path, steps = run_dir / "metrics.jsonl", counted(len(lost), "step")
-    return [f"{path} has no line of {steps} ({named}); curves and reports lack their numbers"]
+    told = f"{run_dir / 'metrics.jsonl'} has no line of {counted(len(lost), 'step')} ({named})"
+    return [f"{told}; curves and reports lack their numbers"]
 
 
 def _restored(best: Path, state: State) -> bool:
     """Replace ``best_model`` by an intact checkpoint of the best step; False if there is none."""
-    of_step = (item for item in list_checkpoints(best.parent) if item.metadata.step == state.best_step)
-    for source in (item for item in of_step if item.path != best and damage_of(item.path) is None):
+    others = (item for item in list_checkpoints(best.parent) if item.path != best)
+    found = (item for item in others if item.metadata.step == state.best_step and damage_of(item.path) is None)
+    if (source := next(found, None)) is None:
+        return False
 
-        def fill(directory: Path, source: Checkpoint = source) -> None:
-            for name in source.metadata.files:
-                (directory / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source.path / name, directory / name)
+    def fill(directory: Path) -> None:
+        for name in source.metadata.files:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.path / name, directory / name)
 
-        checkpoints.write_checkpoint(best, replace(source.metadata, kind="best"), fill)
-        return True
-    return False
+    checkpoints.write_checkpoint(best, replace(source.metadata, kind="best"), fill)
+    return True

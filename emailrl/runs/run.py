@@ -6,6 +6,7 @@ import pickle
 import platform
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import threading
@@ -29,15 +30,12 @@ from emailrl.base.process import handled_by, is_importing
 from emailrl.checkpoints import SFT, Checkpoint, Metadata, created_after, prune, run_folders, write_checkpoint
 from emailrl.model.lora import writing_tensors
 from emailrl.model.policy import Policy
-from emailrl.runs.folder import REPLACED, STATE_FILE, discard_replaced
+from emailrl.runs.folder import REPLACED, STATE_FILE
 from emailrl.runs.log import Tracker
 from emailrl.settings import Settings
 
 MAX_SKIPPED_IN_A_ROW: Final = 3  # This many consecutive updates with a non-finite loss or gradient end the run.
-NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}
-"""The folders of checkpoints by kind; any other is ``checkpoint-N``."""
-
-# -- its state ------------------------------------------------------------------------------------------------------
+NAMES: Final = {"best": "best_model", SFT: "best_model", "final": "final"}  # By kind; any other is ``checkpoint-N``.
 
 
 @dataclass(slots=True)
@@ -72,8 +70,6 @@ class State:
 
 
 S = TypeVar("S", bound=State)
-
-
 Snapshot = dict[str, dict[str, Any]]
 """A run at the end of a step, as a checkpoint stores it besides weights and optimizer: its state as plain values, and
 the random generators."""
@@ -129,9 +125,6 @@ def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> 
             f"{path} cannot be read ({first_line(error)}).",
             "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume.",
         ) from None
-
-
-# -- signals --------------------------------------------------------------------------------------------------------
 
 
 class Interrupts:
@@ -202,9 +195,6 @@ class Interrupts:
         if number == signal.SIGINT and not self._from_rank:
             notice = "Interrupted: stopping after this step (press again to stop now without saving)."
         threading.Thread(target=self._notify, args=(notice,)).start()
-
-
-# -- the run --------------------------------------------------------------------------------------------------------
 
 
 def new_run_id(mode: str) -> str:
@@ -299,7 +289,8 @@ class Run(Generic[S]):
         checkpoint = write_checkpoint(path, metadata, lambda folder: self.fill(folder, kind))
         if kind != SFT:
             self.saved_step = self._step
-        discard_replaced(self.directory)
+        if (replaced := self.directory / REPLACED).exists():  # the new run has a checkpoint now
+            shutil.rmtree(replaced)
         prune(self.directory, self.settings.output.save_total_limit)
         return checkpoint
 

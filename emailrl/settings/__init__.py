@@ -1,9 +1,8 @@
-"""Settings: one typed tree (`tree`), where its values come from (`sources`), and the loader (`load`)."""
+"""Settings: one typed tree (`tree`), and where its values come from (`load`)."""
 
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
-from emailrl.settings.load import folder_risks, load_settings, trust_folder
+from emailrl.settings.load import PRESETS, folder_risks, load_settings, trust_folder
 from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
-from emailrl.settings.sources import PRESETS
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,

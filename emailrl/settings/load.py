@@ -1,27 +1,169 @@
-"""Loads the settings from all their sources, those recorded in a run's checkpoints included.
+"""Where settings come from: each source read into ``{leaf: Given}`` with the origin of every value, and the loader.
 
-A run's folder may come from a stranger, so it never decides what code runs, which server gets emails and keys, or where
-files are written: code and addresses must be given again, paths are the current ones, and secrets are not recorded.
+A run's folder may come from a stranger, so what its checkpoints record never decides what code runs, which server gets
+emails and keys, or where files are written: code and addresses must be given again, paths are the current ones, and
+secrets are not recorded.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import tomllib
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from dotenv.parser import parse_stream
 from pydantic import ValidationError
 
 from emailrl.base.credentials import without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import tell
 from emailrl.settings.fields import PLAIN_WORD
-from emailrl.settings.names import Leaf, first_problem, leaves, nearest, tree_of
-from emailrl.settings.sources import Given, Source, from_dotenv, from_environment, from_flags, from_preset, from_toml
+from emailrl.settings.names import PREFIX, Given, Leaf, by_env_name, by_name, first_problem, leaves, nearest, tree_of
 from emailrl.settings.tree import Settings, StoreSettings
 from emailrl.settings.trust import Risk, check, remember, risks_of, wandb_risks
+
+NEAR_MISS: Final = 0.85  # above this similarity an unknown name in ``.env`` is a typo; WANDB_API_KEY must stay below
+MAX_BYTES: Final = 2**20  # Maximum size of a settings file.
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "quick": {
+        "train_dataset_size": 10,
+        "eval_dataset_size": 5,
+        "per_device_train_batch_size": 2,
+        "num_generations": 2,
+        "max_turns": 5,
+        "max_tokens": 512,
+        "eval_steps": 1,
+        "patience": 4,
+        "num_train_epochs": 2,
+        # Epochs do not limit masked mode, so two epochs are also given in steps: 10 questions / 2 per step * 2.
+        "max_steps": 10,
+        "warmup_steps": 2,
+    },
+    "small": {"train_dataset_size": 100, "eval_dataset_size": 20, "eval_steps": 5, "patience": 8},
+    "medium": {"train_dataset_size": 1000, "eval_dataset_size": 50, "eval_steps": 20, "patience": 3},
+    "full": {},
+    "paper": {
+        "model_name": "unsloth/Qwen3-14B-Base",
+        "per_device_train_batch_size": 8,
+        "num_generations": 6,
+        "eval_steps": 30,
+        "patience": 2,
+        "max_turns": 4,
+        "search_without_keywords": False,
+    },
+    "guide": {
+        "train_dataset_size": 4000,
+        "eval_dataset_size": 100,
+        "per_device_train_batch_size": 8,
+        "num_generations": 6,
+        "eval_steps": 30,
+        "patience": 10,
+        "num_train_epochs": 4,
+        # Epochs do not limit masked mode: 4000 questions / 8 per step * 4.
+        "max_steps": 2000,
+        "max_tokens": 2048,
+    },
+}
+"""Preset name → settings by their unique names; ``full`` is the defaults.
+
+``patience`` is chosen for the number of evaluations and questions, so that a fall of accuracy ends a run before its
+end. ``quick``, with five questions, notices only 31 to 52 % of falls (decision 0017)."""
+
+
+Source = dict[Leaf, Given]
+_SEE: Final = "See docs/reference/settings.md."
+
+
+def from_flags(overrides: Mapping[str, Any]) -> Source:
+    """Values from the command line, by setting name; None means not given."""
+    for name in overrides:
+        if name not in by_name():
+            raise _unknown(f"unknown setting {name!r} (command line)", name, by_name())
+    given = ((by_name()[name], name, value) for name, value in overrides.items() if value is not None)
+    return _gather((leaf, Given(_home(leaf, value), name, "command line")) for leaf, name, value in given)
+
+
+def from_environment(environ: Mapping[str, str]) -> Source:
+    """Values of the variables that name a setting, if not empty; warns of a missing or extra prefix."""
+    known = by_env_name()
+    # Nothing else is guessed at: most of an environment belongs to other programs.
+    for name in filter(environ.get, environ):
+        if (prefixed := PREFIX + name) in known and not environ.get(prefixed):
+            tell(f"warning: {name} in the environment is not read; the setting is {prefixed}.")
+        elif name.startswith(PREFIX) and name not in known:
+            bare = name.removeprefix(PREFIX)
+            near = bare if bare in known else nearest(name, known)
+            guess = f"; did you mean {near}?" if near else f". {_SEE}"
+            tell(f"warning: {name} in the environment is not a setting{guess}")
+    present = ((leaf, name, environ.get(name)) for name, leaf in known.items())
+    return _gather((leaf, Given(_decode(leaf, text), name, "environment")) for leaf, name, text in present if text)
+
+
+def from_dotenv(path: Path) -> Source:
+    """Values of a ``.env`` file (absent: none); a name that nearly matches a setting causes a warning on stderr."""
+    last: dict[str, tuple[Leaf, Given]] = {}
+    known = by_env_name()
+    own = {leaf.field.upper(): leaf.env_names[0] for leaf in leaves()} | {name: name for name in known}
+    for binding in parse_stream(io.StringIO(_read(path))):
+        # A binding's text includes the blank lines before it.
+        text = binding.original.string
+        blank = text[: len(text) - len(text.lstrip())].count("\n")
+        origin = f".env line {binding.original.line + blank}"
+        if binding.error:
+            raise UsageError(f"{origin} cannot be read.", "Write one NAME=value per line.")
+        if leaf := known.get(name := binding.key or ""):
+            # As in a shell, a later line replaces an earlier one of the same name; an empty one unsets it.
+            last.pop(name, None)
+            if binding.value:
+                last[name] = leaf, Given(_decode(leaf, binding.value), name, origin, path)
+        elif name and (near := nearest(name, own, 0.0 if name.startswith(PREFIX) else NEAR_MISS)):
+            tell(f"warning: {origin}: {name} is not a setting; did you mean {own[near]}?")
+    return _gather(last.values())
+
+
+def from_toml(path: Path) -> Source:
+    """Values of ``emailrl.toml`` (absent: none), under their section or at the top level; unknown keys are errors."""
+    try:
+        tree = tomllib.loads(_read(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path.name} cannot be read: {error}.", "Fix that line.") from error
+    except RecursionError as error:
+        raise UsageError(f"{path.name} cannot be read: it is nested too deeply.", f"Fix or remove {path}.") from error
+    pairs, sections = [], {leaf.section for leaf in leaves()}
+    for key, value in tree.items():
+        section = key if isinstance(value, dict) else None
+        for name, item in value.items() if isinstance(value, dict) else [(key, value)]:
+            if section is not None and section not in sections:
+                raise _unknown(f"unknown section [{section}] in {path.name}", section, sections)
+            valid = {alias: leaf for leaf in leaves() if leaf.section == section for alias in leaf.names} or by_name()
+            if name not in valid:
+                written = f"{section}.{name}" if section else name
+                raise _unknown(f"unknown key {written!r} in {path.name}", name, valid)
+            leaf = valid[name]
+            # Types that pydantic would coerce are rejected; a relative path is one from the file's directory.
+            switch = bool in leaf.kinds or "on" in leaf.choices
+            if (isinstance(item, bool) and not switch) or (leaf.is_path and item == ""):
+                raise UsageError(f"{name} = {json.dumps(item)} in {path.name} is not a valid value.", _SEE)
+            own = _home(leaf, item)
+            pairs.append((leaf, Given(path.parent / own if isinstance(own, Path) else own, name, path.name, path)))
+    return _gather(pairs)
+
+
+def from_preset(name: str | None) -> Source:
+    """Values of a size preset; None means no preset."""
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        near = nearest(name, PRESETS)
+        guess = f"Did you mean {near}? " if near else ""
+        raise UsageError(f"Unknown preset {name!r}.", f"{guess}Presets: {', '.join(PRESETS)}.")
+    return {by_name()[key]: Given(value, key, f"preset {name}") for key, value in PRESETS[name].items()}
 
 
 def from_record(
@@ -79,8 +221,8 @@ def load_settings(
     """
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
     stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
-    files = _of_folder(here) if dotenv else (from_toml(here / "emailrl.toml"),)
-    others = ChainMap(*files, from_preset(preset))
+    dotenv_source = from_dotenv(here / ".env") if dotenv else {}
+    others = ChainMap(dotenv_source, from_toml(here / "emailrl.toml"), from_preset(preset))
     record = from_record(recorded, stated, others) if recorded is not None else {}
     given = ChainMap(*stated.maps, record, *others.maps)
     risks = risks_of(given, here, builds_db=builds_db)
@@ -111,7 +253,8 @@ def load_settings(
 
 def folder_risks(folder: Path) -> list[Risk]:
     """All values in the folder's files that require trust, regardless of flags and environment."""
-    return [*risks_of(ChainMap(*_of_folder(folder)), folder, builds_db=True).values(), *wandb_risks(folder)]
+    given = ChainMap(from_dotenv(folder / ".env"), from_toml(folder / "emailrl.toml"))
+    return [*risks_of(given, folder, builds_db=True).values(), *wandb_risks(folder)]
 
 
 def trust_folder(folder: Path) -> list[Risk]:
@@ -121,5 +264,61 @@ def trust_folder(folder: Path) -> list[Risk]:
     return found
 
 
-def _of_folder(folder: Path) -> tuple[Source, Source]:
-    return from_dotenv(folder / ".env"), from_toml(folder / "emailrl.toml")
+def _gather(pairs: Iterable[tuple[Leaf, Given]]) -> Source:
+    """One value per setting; two names of one setting with different values are an error."""
+    source: Source = {}
+    for leaf, given in pairs:
+        before = source.setdefault(leaf, given)
+        if before.value != given.value:
+            raise UsageError(
+                f"{before.name} and {given.name} ({given.origin}) are the same setting with different values.",
+                f"Keep one of them; the main name is {leaf.env_names[0]}.",
+            )
+    return source
+
+
+def _read(path: Path) -> str:
+    """The text of a settings file, or an empty string if there is none."""
+    try:
+        # A stranger's folder may link to a pipe or device, which would block or never end.
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UsageError(f"{path.name} is not a file.", f"Remove {path}.")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"{path.name} is larger than 1 MiB.", f"Fix or remove {path}.")
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{path.name} cannot be read: {reason}.", f"Fix or remove {path}.") from error
+
+
+def _decode(leaf: Leaf, text: str) -> Any:
+    """The text of a variable as a value: ``none`` for optional settings, JSON or commas for lists, else itself."""
+    text = text.strip()
+    if None in leaf.kinds and text.lower() in ("none", "null"):
+        return None
+    if leaf.kinds & {list, tuple, set, frozenset}:
+        return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
+    return _home(leaf, text)
+
+
+def _home(leaf: Leaf, value: Any) -> Any:
+    """A path with its ``~`` expanded; anything else unchanged."""
+    if not leaf.is_path or not isinstance(value, str | Path):
+        return value
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{value}: no such user.", "Write the full path.") from error
+
+
+def _unknown(problem: str, name: str, valid: Iterable[str]) -> UsageError:
+    if name in by_name():
+        hint = f"{name} belongs in [{by_name()[name].section}]."
+    else:
+        near = nearest(name, valid)
+        hint = f"Did you mean {near}?" if near else _SEE
+    return UsageError(f"{problem}.", hint, "unknown-setting")

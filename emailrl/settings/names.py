@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,7 @@ from emailrl.settings.tree import PolicySettings, Settings
 _Mark = TypeVar("_Mark")
 _Group = TypeVar("_Group", bound=PolicySettings)
 
-PREFIX: Final = "EMAILRL_"
-"""Prefix of single-word environment names, since the bare word may belong to another program."""
+PREFIX: Final = "EMAILRL_"  # of single-word environment names, since the bare word may belong to another program
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +71,16 @@ class Leaf:
         return Path in self.kinds
 
 
+@dataclass(frozen=True)
+class Given:
+    """One value from a source, with the name and origin the user gave it."""
+
+    value: Any
+    name: str
+    origin: str
+    file: Path | None = None  # The file in the working folder that sets it; None if the user or a preset does.
+
+
 @cache
 def leaves() -> tuple[Leaf, ...]:
     """Every setting, in the order of the tree."""
@@ -81,13 +90,13 @@ def leaves() -> tuple[Leaf, ...]:
         assert isinstance(model, type) and issubclass(model, Section)
         for name, field in model.model_fields.items():
             env, flag, bounds = _mark(field, Env), _mark(field, Flag), field.metadata
-            kinds, choices = _unwrap(field.annotation)
+            kinds = tuple(_kinds(field.annotation))
             leaf = Leaf(
                 section=section,
                 field=name,
                 env_names=env.names if env else (name.upper() if "_" in name else PREFIX + name.upper(),),
-                kinds=frozenset(kinds),
-                choices=tuple(choices),
+                kinds=frozenset(str if isinstance(kind, str) else kind for kind in kinds),
+                choices=tuple(kind for kind in kinds if isinstance(kind, str)),
                 minimum=next((item.ge for item in bounds if hasattr(item, "ge")), None),
                 maximum=next((item.le for item in bounds if hasattr(item, "le")), None),
                 default=field.default,
@@ -153,14 +162,15 @@ def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
     return next((item for item in field.metadata if isinstance(item, kind)), None)
 
 
-def _unwrap(annotation: Any) -> tuple[list[Any], list[str]]:
+def _kinds(annotation: Any) -> Iterator[Any]:
     """The plain types and literal values that an annotation allows."""
-    origin = get_origin(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return [str], list(get_args(annotation))
-    if origin is Annotated:
-        return _unwrap(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        parts = [_unwrap(part) for part in get_args(annotation)]
-        return [kind for kinds, _ in parts for kind in kinds], [value for _, values in parts for value in values]
-    return [None if annotation is type(None) else origin or annotation], []
+        yield from arguments
+    elif origin is Annotated:
+        yield from _kinds(arguments[0])
+    elif origin in (Union, types.UnionType):
+        for part in arguments:
+            yield from _kinds(part)
+    else:
+        yield None if annotation is type(None) else origin or annotation

@@ -33,7 +33,7 @@ _OF_SERVERS: Final = (
 _CORRECTED: Final = "IMPORTANCE_CORRECTION=tis, icepop or sequence_mask"
 _UPDATES: Final = "NUM_MINI_BATCHES or UPDATE_EPOCHS above 1 (else every ratio is 1)"
 
-NEEDS: Final = (
+NEEDS: Final = (  # what has no effect without another setting
     Need("error", _OF_CRITIC, "ADVANTAGE_ESTIMATOR=gae (--algorithm ppo)", lambda now: now.critic),
     Need("error", "gamma", "ADVANTAGE_ESTIMATOR=gae or reinforce", lambda now: not now.compares),
     Need("error", "constant_length", "LOSS_AGGREGATION=constant", lambda now: now.loss_aggregation == "constant"),
@@ -51,13 +51,11 @@ NEEDS: Final = (
     Need("note", "shard_offload", "SHARD=auto or host", lambda now: now.shard != "off"),
     Need("note", _OF_SERVERS, "VLLM_URLS unset, because servers have their own flags", lambda now: not now.vllm_urls),
 )
-"""What has no effect without another setting."""
-_REFUSED: Final = (
+_REFUSED: Final = (  # what a setting needs, in the words of the page, where ``_contradictions`` has the rule
     ("importance_correction", "EMAILRL_ENGINE=transformers or vllm"),
     ("max_staleness", "VLLM_URLS"),
     ("max_staleness", _CORRECTED),
 )
-"""What a setting needs, in the words of the page, where ``_contradictions`` has the rule."""
 
 
 def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:

@@ -25,8 +25,7 @@ from emailrl.base.disk import replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import counted
 from emailrl.settings.fields import PLAIN_WORD
-from emailrl.settings.names import Leaf, by_name, leaves
-from emailrl.settings.sources import Given
+from emailrl.settings.names import Given, Leaf, by_name, leaves
 
 _PROVIDER: Final = re.compile(
     r"https://(api\.openai\.com|([a-z0-9-]+\.)*openrouter\.ai)(:443)?(/[a-z0-9._/-]*)?", re.ASCII | re.IGNORECASE

@@ -251,10 +251,10 @@ def _open(
     with ExitStack() as stack:
         checkpoint = None
         if resume is None:
-            stack.enter_context(held(directory, "--out"))
+            stack.enter_context(held(directory))
         else:
             remedy = "Resume the latest, or copy the checkpoint elsewhere."
-            checkpoint = stack.enter_context(resumed(resume, directory, option="--out", remedy=remedy))
+            checkpoint = stack.enter_context(resumed(resume, directory, remedy=remedy))
         recover(directory)
         if checkpoint is None:
             clear_run(directory)  # remains of a run that died before its first checkpoint

@@ -21,6 +21,8 @@ def _put(path: Path, start: int) -> None:
 
 def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
     path = tmp_path / "c.sqlite"
+    cache = ReplyCache(path, "JUDGE_CACHE")
+    assert cache.get("0") is None and not path.exists(), "a look creates no file"
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_put, args=(path, start)) for start in (0, 20, 40)]
     for worker in workers:
@@ -28,7 +30,7 @@ def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
-    cache = ReplyCache(path, "JUDGE_CACHE")
+    cache.put("0", "m", False)  # a value once kept stays
     assert [cache.get(str(number)) for number in range(80)] == [number % 2 == 0 for number in range(80)]
 
 
@@ -39,11 +41,3 @@ def test_another_programs_database_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="another program"):
         ReplyCache(tmp_path / "places.sqlite", "JUDGE_CACHE").prepare()
     assert (tmp_path / "places.sqlite").read_bytes() == before
-
-
-def test_a_value_once_kept_stays_and_a_look_creates_no_file(tmp_path: Path) -> None:
-    cache = ReplyCache(tmp_path / "c.sqlite", "JUDGE_CACHE")
-    assert cache.get("k") is None and not list(tmp_path.iterdir())
-    cache.put("k", "m", True)
-    cache.put("k", "m", False)
-    assert cache.get("k") is True

@@ -1,4 +1,4 @@
-"""tests/base/test_plain.py"""
+"""Files: complete or absent, locked by one, and never reached through a link."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ from emailrl.base.errors import UsageError
 from emailrl.records import JsonlWriter, read_records
 
 REPLACE = """
-from pathlib import Path
 from emailrl.base.disk import replace_bytes
 replace_bytes(Path(sys.argv[1]), b"x" * 200)
 """
-
 RECORD = """
-from pathlib import Path
 from emailrl.records import JsonlWriter
 with JsonlWriter(Path(sys.argv[1])) as writer:
     writer.write({"step": 1})
@@ -42,21 +39,16 @@ def test_a_file_that_does_not_fit_leaves_the_old_one_alone(tmp_path: Path) -> No
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+def test_an_error_names_the_file_and_a_temporary_one_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / ("x" * 250)  # the temporary name is longer than file systems allow
     with pytest.raises(OSError) as caught:
         replace_bytes(path, b"new")
     assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
-
-
-def test_a_temporary_file_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk.secrets, "randbelow", lambda limit: 7)
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / ".results.json.7").symlink_to(victim)
+    (tmp_path / ".results.json.7").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
         replace_bytes(tmp_path / "results.json", b"new")
-    assert victim.read_text() == "mine"
+    assert not (tmp_path / "victim").exists()
 
 
 def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: Path) -> None:
@@ -68,45 +60,36 @@ def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: P
     assert [record["step"] for record in read_records(path)] == [1, 2]
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
+def test_a_pipe_that_is_named_itself_is_written_to_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    pipe = tmp_path / "here" / "pipe"
     os.mkfifo(pipe)
+    for link in (Path("link"), tmp_path / "stdout"):
+        link.symlink_to(pipe)
+    for stream in (Path("pipe"), tmp_path / "stdout"):
+        check_out(stream, may_exist=False)
+    with pytest.raises(UsageError, match=f"--out {pipe}"):
+        check_out(Path("link"), may_exist=True)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     write_out(pipe, b"questions")
-    assert os.read(reader, 100) == b"questions" and pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+    assert os.read(reader, 100) == b"questions" and pipe.is_fifo()
     os.close(reader)
     replace_bytes(pipe, b"derived")
     assert pipe.is_file()
 
 
-def test_only_a_stream_that_is_named_itself_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    os.mkfifo("pipe")
-    for link in (Path("link"), tmp_path / "stdout"):
-        link.symlink_to(tmp_path / "here" / "pipe")
-    for stream in (Path("pipe"), tmp_path / "stdout"):
-        check_out(stream, may_exist=False)
-    with pytest.raises(UsageError, match=f"--out {tmp_path / 'here' / 'pipe'}"):
-        check_out(Path("link"), may_exist=True)
-
-
-@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
-def test_no_file_of_a_cache_is_a_link(tmp_path: Path, suffix: str) -> None:
+def test_no_file_of_a_cache_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
-    for plant in (os.link, os.symlink):
-        plant(tmp_path / "mine", tmp_path / f"cache{suffix}")
-        with pytest.raises(UsageError) as refused:
-            check_cache(tmp_path / "cache", "JUDGE_CACHE")
-        (tmp_path / f"cache{suffix}").unlink()
-    assert refused.value.hint == f"Name that place itself: JUDGE_CACHE={tmp_path / 'mine'}"
-
-
-def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic link"):
-        Lock(tmp_path / ".lock")
-    assert not is_locked(tmp_path / ".lock") and not (tmp_path / "elsewhere").exists()
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        for plant in (os.link, os.symlink):
+            plant(tmp_path / "mine", tmp_path / f"cache{suffix}")
+            with pytest.raises(UsageError) as refused:
+                check_cache(tmp_path / "cache", "JUDGE_CACHE")
+            (tmp_path / f"cache{suffix}").unlink()
+        assert refused.value.hint == f"Name that place itself: JUDGE_CACHE={tmp_path / 'mine'}"
 
 
 def test_a_lock_is_on_the_file_that_the_path_names(tmp_path: Path) -> None:
@@ -124,6 +107,10 @@ def test_a_lock_is_on_the_file_that_the_path_names(tmp_path: Path) -> None:
     assert path.exists() and not is_locked(path)
     with pytest.raises(FileNotFoundError):
         Lock(tmp_path / "missing", create=False)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        Lock(tmp_path / "link")
+    assert not is_locked(tmp_path / "link") and not (tmp_path / "elsewhere").exists()
 
 
 def test_what_is_in_place_of_a_file_has_a_name(tmp_path: Path) -> None:

@@ -39,7 +39,13 @@ def closed_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_an_endpoint_that_refuses_means_offline(online: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_answers_changes_nothing_and_one_that_refuses_means_offline(
+    online: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        online.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        go_offline_if_unreachable()
+    assert not is_offline()
     online.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     go_offline_if_unreachable()
     assert is_offline()
@@ -58,13 +64,6 @@ def test_a_resolver_that_hangs_means_offline_in_time(online: pytest.MonkeyPatch)
     go_offline_if_unreachable()
     over.set()
     assert is_offline() and time.monotonic() - started < 30 and DECIDE_SECONDS <= 10
-
-
-def test_an_endpoint_that_answers_changes_nothing(online: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        online.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        go_offline_if_unreachable()
-    assert not is_offline()
 
 
 def test_a_cached_model_loads_without_a_network_and_without_retries(tmp_path: Path) -> None:

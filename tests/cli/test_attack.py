@@ -93,9 +93,6 @@ def test_plain_results_hold_nothing_of_it_and_are_those_of_the_plain_half(emailr
     assert {name: half[name] for name in plain} | dict.fromkeys(changing) == plain | dict.fromkeys(changing)
     (kept, _) = (list(read_trajectories(file)) for file in sorted((here / "out" / "trajectories").glob("*.jsonl")))
     assert not any(order_of(each.scenario).was_seen(each) for each in kept)
-    assert emailrl(*command("--model", "firm", "--overwrite"))[0] == 0
-    code, _, err = emailrl(*command("--model", "firm", "--attack", "--resume"))
-    assert code == 2 and "other conditions: models" in err
 
 
 def test_an_environment_of_ones_own_is_attacked_too_where_it_hands_over_mail(emailrl, here: Path) -> None:

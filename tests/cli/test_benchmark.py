@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import make_checkpoint, make_questions
+from tiny import make_checkpoint
 
 from emailrl.agent.mail_env import Rubric
 from emailrl.agent.play import Collector
-from emailrl.questions import load
-from emailrl.questions.load import write_scenarios
 from emailrl.records import read_trajectories
 
 
@@ -40,20 +38,6 @@ def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
     assert code == 0 and "benchmarks" in out and "Gold answer" in out and "ids only" not in out
 
 
-@pytest.mark.parametrize("command", ["benchmark", "rollout"])
-def test_the_model_s_own_token_limit_holds_where_none_is_given(emailrl, here: Path, command: str) -> None:
-    generation = json.loads((here / "model" / "generation_config.json").read_text())
-    (here / "model" / "generation_config.json").write_text(json.dumps(generation | {"max_new_tokens": 3}))
-    toml = here / "emailrl.toml"
-    for limit in (6, 3):
-        code, _, error = emailrl(command, "--model", "model")
-        assert code == 0, error
-        [newest] = sorted((here / "outputs").glob("*/**/*.jsonl"), key=lambda file: file.stat().st_mtime)[-1:]
-        turns = [turn for trajectory in read_trajectories(newest) for turn in trajectory.turns]
-        assert max(len(turn.completion_ids) for turn in turns) == limit
-        toml.write_text(toml.read_text().replace("max_tokens = 6\n", ""))
-
-
 def test_models_side_by_side(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench")
     assert code == 0 and "Test split, greedy, at most 2 turns" in out
@@ -77,68 +61,56 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
 
 
 def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: Path) -> None:
-    make_checkpoint(here / "outputs" / "grpo_masked-2" / "best_model", here / "model")
-    second = here / "outputs" / "grpo_masked-2" / "best_model"
-    first = here / "outputs" / "grpo_masked" / "best_model"
-    arguments = ("benchmark", "--limit", 1, "--checkpoint", first, "--checkpoint", second)
+    runs = [here / "outputs" / name / "best_model" for name in ("grpo_masked", "grpo_masked-2")]
+    make_checkpoint(runs[1], here / "model")
+    arguments = ("benchmark", "--limit", 1, "--checkpoint", runs[0], "--checkpoint", runs[1])
     code, out, _ = emailrl(*arguments)
     assert code == 0 and str(here) not in out.partition("results:")[0]
     assert out.startswith("=== Benchmark Results ===\noutputs/grpo_masked/best_model: accuracy 0.0% (95% interval ")
-    _, table = out.split("Test split", 1)
-    assert table.splitlines()[2].split() == ["outputs/grpo_masked/", "outputs/grpo_masked-2/"]
-    assert table.splitlines()[3].split() == ["best_model", "best_model"]
+    head = out.split("Test split", 1)[1].splitlines()[2:4]
+    assert [line.split() for line in head] == [["outputs/grpo_masked/", "outputs/grpo_masked-2/"], ["best_model"] * 2]
     assert "outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: the first" in out
     records = json.loads(emailrl(*arguments, "--json")[1])
-    assert [record["model"] for record in records] == [str(first), str(second)]
+    assert [record["model"] for record in records] == list(map(str, runs))
 
 
 def test_an_untrained_best_model_is_told_where_another_run_has_a_better_one(emailrl, here: Path) -> None:
-    make_checkpoint(here / "outputs" / "grpo_masked-2" / "best_model", here / "model", metrics={"accuracy": 0.96})
-    third = here / "outputs" / "grpo_masked-3" / "best_model"
+    better, third = (here / "outputs" / f"grpo_masked-{number}" / "best_model" for number in (2, 3))
+    make_checkpoint(better, here / "model", metrics={"accuracy": 0.96})
     make_checkpoint(third, here / "model", metrics={"accuracy": 0.5}, step=0)
     line = (
         f"outputs/grpo_masked-3/best_model has the weights of {here / 'model'}, unchanged (step 0); "
         "grpo_masked-2 reached 96.0%: --checkpoint outputs/grpo_masked-2/best_model"
     )
-    for command in (("rollout", "--limit", 1), ("ask", "When?")):
+    for command in (("rollout", "--limit", 1), ("ask", "When?"), ("benchmark", "--limit", 1), ("export",)):
         assert emailrl(*command)[2].splitlines().count(line) == 1
     for command in (("benchmark", "--limit", 1), ("export",)):
-        code, _, error = emailrl(*command)
-        assert code == 0 and error.splitlines().count(line) == 1
-        code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked-2/best_model", "--out", command[0])
+        code, _, error = emailrl(*command, "--checkpoint", better, "--out", command[0])
         assert code == 0 and "unchanged" not in error
-    make_checkpoint(here / "outputs" / "grpo_masked-2" / "final", here / "model", step=9)  # now the newest run
-    assert "unchanged" not in emailrl("export", "--out", "newest")[2]
-    _, _, error = emailrl("export", "--out", "named", "--checkpoint", "outputs/grpo_masked-3/best_model")
-    assert error.splitlines()[0] == line
 
 
 def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(emailrl, here: Path) -> None:
     """The file named in the metadata does not exist, so loading it would end each command with an error."""
-    given = {"environment": "theirs.py:Oracle", "reward": "theirs.py:short"}
-    run = here / "outputs" / "grpo_masked-2"
-    for name in ("best_model", "final"):
-        make_checkpoint(run / name, here / "model", **given)
-    start = "Note: outputs/grpo_masked-2/best_model was trained with --environment theirs.py:Oracle"
-    used = "this command uses --environment mail --reward art_e."
-    for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1)):
+    names = [f"outputs/grpo_masked-2/{name}" for name in ("best_model", "final")]
+    for name in names:
+        make_checkpoint(here / name, here / "model", environment="theirs.py:Oracle", reward="theirs.py:short")
+    one = "--limit", 1
+    used = "--reward theirs.py:short; this command uses --environment mail --reward art_e."
+    for command, ending in (
+        (("benchmark", *one), f" {used}"), (("rollout", *one), f" {used}"),
+        (("ask", "When?"), "; this command uses the mail environment."),
+    ):  # fmt: skip
         code, _, error = emailrl(*command)
-        assert code == 0 and error.splitlines().count(f"{start} --reward theirs.py:short; {used}") == 1
-    both = ("--checkpoint", "outputs/grpo_masked-2/best_model", "--checkpoint", "outputs/grpo_masked-2/final")
-    code, _, error = emailrl("benchmark", "--limit", 1, *both)
-    assert code == 0 and error.count("Note: ") == 1
-    assert "Note: outputs/grpo_masked-2/best_model and outputs/grpo_masked-2/final were trained with " in error
-    code, _, error = emailrl("ask", "When?")
-    assert code == 0 and f"{start}; this command uses the mail environment.\n" in error
-    for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1), ("ask", "When?")):
-        code, _, error = emailrl(*command, "--checkpoint", "outputs/grpo_masked/best_model")
-        assert code == 0 and "was trained with" not in error
+        told = f"Note: {names[0]} was trained with --environment theirs.py:Oracle{ending}"
+        assert code == 0 and error.splitlines().count(told) == 1
+        error = emailrl(*command, "--checkpoint", "outputs/grpo_masked/best_model")[2]
+        assert "was trained with" not in error
+    error = emailrl("benchmark", *one, "--checkpoint", names[0], "--checkpoint", names[1])[2]
+    assert error.count("Note: ") == 1 and f"Note: {names[0]} and {names[1]} were trained with " in error
 
 
-def test_without_a_run_the_model_itself_is_measured(emailrl, here: Path, monkeypatch) -> None:
+def test_a_run_without_a_best_model_is_passed_over(emailrl, here: Path, monkeypatch) -> None:
     monkeypatch.setenv("OUTPUT_DIR", str(here / "elsewhere" / "grpo"))
-    record = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1].splitlines()[-1])
-    assert record["model"] == "model" and record["checkpoint"] is None
     make_checkpoint(here / "elsewhere" / "grpo_masked" / "checkpoint-0", here / "model", step=0)
     for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1)):
         code, _, error = emailrl(*command)
@@ -164,32 +136,13 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
     assert written["interrupted"] and written["results"][0]["num_questions"] == 2
     code, out, error = emailrl("benchmark", "--out", "other")  # before anything has ended
     assert (code, out) == (130, "") and error.splitlines()[-1] == "interrupted"
-    played.pop()
-    assert emailrl("benchmark", "--sequential")[0] == 130
-    monkeypatch.setattr(Collector, "collect", real)
-    code, out, _ = emailrl("benchmark", "--sequential", "--resume", "--json")
-    record = json.loads(out)
-    assert code == 0 and record["num_questions"] == 4 and record["complete"] and record["unjudged"] == 0
-    assert len(list((here / "outputs" / "benchmarks").iterdir())) == 1
 
 
 def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch) -> None:
-    real, others = load.read_questions, []
-
-    def overtaken(*arguments, **options):
-        chosen = real(*arguments, **options)
-        if not others:
-            others.append("begins")
-            others[0] = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1])["trajectories"]
-        return chosen
-
-    monkeypatch.setattr(load, "read_questions", overtaken)
     monkeypatch.setattr(time, "strftime", lambda *_: "20260101-000000")
-    record = json.loads(emailrl("benchmark", "--limit", 2, "--json")[1])
-    root = here / "outputs" / "benchmarks"
-    assert Path(others[0]).parents[1] == root / "20260101-000000"
-    assert Path(record["trajectories"]).parents[1] == root / "20260101-000000-2"
-    assert [len(list(read_trajectories(Path(each)))) for each in (others[0], record["trajectories"])] == [1, 2]
+    for name in ("20260101-000000", "20260101-000000-2"):
+        played = json.loads(emailrl("benchmark", "--limit", 1, "--json")[1])["trajectories"]
+        assert Path(played).parents[1] == here / "outputs" / "benchmarks" / name
 
 
 def test_what_was_not_played_is_not_resumed(emailrl, here: Path) -> None:
@@ -222,16 +175,6 @@ def test_the_next_step_is_named_with_its_reason(emailrl, here: Path, monkeypatch
     assert again.endswith(" --index 0 # a wrong answer\n")
 
 
-def test_what_every_table_must_say_is_said(emailrl, here: Path) -> None:
-    shared = make_questions(2)
-    shared[1].split = "train"
-    write_scenarios(here / "questions.jsonl", shared)
-    code, _, error = emailrl("benchmark")
-    assert code == 2 and "allow-shared-inbox" in error and error.count("\n") == 1
-    code, out, _ = emailrl("benchmark", "--allow-shared-inbox")
-    assert code == 0 and "note:" in out and "share" in out
-
-
 def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None:
     (here / "mine.py").write_text("def fixed(trajectory):\n    return 7.5\n")
     arguments = ("benchmark", "--model", "model", "--limit", 2)
@@ -240,10 +183,6 @@ def test_a_reward_of_ones_own_is_measured_and_named(emailrl, here: Path) -> None
     [record] = json.loads((here / "bench" / "results.json").read_text())["results"]
     assert (record["reward"], record["reward_name"]) == (7.5, "mine.py:fixed")
     assert "reward" not in emailrl(*arguments)[1].splitlines()[0]
-    code, _, error = emailrl(*arguments, "--reward", "http://:8000/x")
-    assert code == 2 and "has no host" in error.splitlines()[-1] and "Traceback" not in error
-    code, _, error = emailrl(*arguments, "--reward", "mine.py:absent")
-    assert code == 2 and "absent" in error
 
 
 def test_several_samples_a_question(emailrl, here: Path) -> None:

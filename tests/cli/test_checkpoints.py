@@ -38,13 +38,9 @@ def names(run_dir: Path) -> list[str]:
     return sorted(entry.name for entry in run_dir.iterdir())
 
 
-def test_without_a_subcommand_the_help_is_printed(emailrl) -> None:
-    assert emailrl("checkpoints") == emailrl("checkpoints", "--help")
-
-
 def test_list(emailrl, run_dir: Path) -> None:
     code, out, error = emailrl("checkpoints", "list")
-    assert code == 0 and not error
+    assert code == 0 and not error and emailrl("checkpoints") == emailrl("checkpoints", "--help")
     assert out.splitlines()[0] == "outputs/grpo_masked"
     lines = [line.split() for line in out.splitlines() if "masked" in line][1:]
     shown = {line[0]: (line[1], line[2], line[4]) for line in lines}
@@ -72,11 +68,10 @@ def test_a_checkpoint_between_evaluations_shows_no_accuracy_of_other_weights(ema
 def test_list_names_what_is_not_whole_and_still_lists_the_others(emailrl, run_dir: Path) -> None:
     metadata = run_dir / "checkpoint-20" / "metadata.json"
     record = json.loads(metadata.read_text())
-    for changes in ({"step": "2"}, {"metrics": {"accuracy": []}}, {"created_at": 3}, {"mode": None}):
-        metadata.write_text(json.dumps(record | changes))
-        code, out, error = emailrl("checkpoints", "list")
-        assert code == 0 and out.count("checkpoint-") == 2
-        assert error.startswith("incomplete: outputs/grpo_masked/checkpoint-20: ") and error.count("\n") == 1
+    metadata.write_text(json.dumps(record | {"step": "2"}))
+    code, out, error = emailrl("checkpoints", "list")
+    assert code == 0 and out.count("checkpoint-") == 2
+    assert error.startswith("incomplete: outputs/grpo_masked/checkpoint-20: ") and error.count("\n") == 1
     metadata.unlink()
     code, out, error = emailrl("checkpoints", "list", "--json")
     assert code == 0 and "checkpoint-20" in error and len(json.loads(out)) == 4
@@ -145,9 +140,3 @@ def test_no_run_yet(emailrl) -> None:
     assert (code, out) == (0, "") and "No checkpoints yet" in error
     assert json.loads(emailrl("checkpoints", "list", "--json")[1]) == []
     assert emailrl("checkpoints", "show")[0] == emailrl("checkpoints", "list", "nowhere")[0] == 2
-
-
-def test_a_wrong_name_in_the_environment_is_warned_of_once(emailrl, run_dir: Path, monkeypatch) -> None:
-    monkeypatch.setenv("GAMMA", "0.9")
-    for command in (("list",), ("prune", "--keep", 9)):
-        assert emailrl("checkpoints", *command)[2].count("EMAILRL_GAMMA") == 1

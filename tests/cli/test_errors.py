@@ -29,6 +29,8 @@ CAUSES = {
         *("benchmark --out mail.db", "quickstart --out mail.db"),
         *("benchmark --model 'no such model'", "ask --json"),
         *("train --preset tiny", "train --from-openrlhf '--kl_estimater k3'", "plan --gpu H900", "plan --run model"),
+        *("ask ''", "ask 'post\udcff'", "ask When? --db mail.db --inbox an@example.com"),
+        *("ask When? --checkpoint best --model nano", "ask When? --checkpoint best --engine openai"),
         *("gen-questions --dry-run", "inspect-trajectory --list --page", "inspect-trajectory --redact"),
         *("trust nowhere", "checkpoints list nowhere", "view nowhere", "report nowhere", "gen-db --source nowhere"),
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -58,28 +58,19 @@ def ids(model: Path) -> tuple[int, ...]:
 def test_without_a_path_the_newest_trajectory_is_shown(emailrl, run_dir: Path, tmp_path: Path) -> None:
     code, out, _ = emailrl("inspect-trajectory")
     assert code == 0 and "question of t2" in out and "3 of 3 (--index 2)" in out
-    old = run_dir / "trajectories" / "eval-000000.jsonl"
-    write_trajectories(old, [make("old")])
-    os.utime(old, (1, 1))
     write_records(run_dir / "metrics.jsonl", [{"step": 9, "loss": 0.0}])  # newer, but no trajectory
     assert "question of t2" in emailrl("inspect-trajectory")[1]
     write_trajectories(run_dir / "trajectories" / "confirm-000000.jsonl", [make("of an earlier policy")])
     assert "question of t2" in emailrl("inspect-trajectory")[1]
-    assert "question of t2" in emailrl("inspect-trajectory", run_dir)[1]
     write_trajectories(tmp_path / "outputs" / "rollouts" / "rollout-1.jsonl", [make("rolled")])
     assert "question of rolled" in emailrl("inspect-trajectory")[1]
-
-
-def test_index_and_folder(emailrl, run_dir: Path) -> None:
-    assert "question of t0" in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
-    assert "question of t1" in emailrl("inspect-trajectory", run_dir / "trajectories", "--index", -2)[1]
-    code, out, error = emailrl("inspect-trajectory", run_dir, "--index", 3)
-    assert (code, out) == (2, "") and "holds 3 trajectories; there is no --index 3" in error
 
 
 def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
     emailrl, run_dir: Path, model: Path, ids: tuple[int, ...], monkeypatch
 ) -> None:
+    write_records(run_dir / "training" / "step-000004.jsonl", [{"id": "t2", "advantage": -1.25}])
+    assert "-1.2500" in emailrl("inspect-trajectory", run_dir)[1]
     file = run_dir / "trajectories" / "step-000005.jsonl"
     write_trajectories(file, [make("decoded", ids=ids, text="7 4")])
     _, out, _ = emailrl("inspect-trajectory", file, "--verbose")
@@ -89,8 +80,6 @@ def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
     monkeypatch.delenv("MODEL_NAME")
     make_checkpoint(run_dir / "best_model", model)
     assert DECODED in emailrl("inspect-trajectory", file, "--verbose")[1]
-    write_trajectories(file, [make("other", ids=ids, text="written by another tokenizer")])
-    assert "ids only" in emailrl("inspect-trajectory", file, "--verbose")[1]
 
 
 def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_file(
@@ -100,7 +89,8 @@ def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_
     write_trajectories(measured, [make("measured", ids=ids, text="7 4")])
     results = [{"model": "mine", "trajectories": "elsewhere/00-mine.jsonl", "base_model": str(model)}]
     (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
-    assert DECODED in emailrl("inspect-trajectory", measured, "--verbose")[1]
+    out = emailrl("inspect-trajectory", measured, "--verbose")[1]
+    assert DECODED in out and "benchmark of mine" in out and "step 4" not in out
     rolled = tmp_path / "rolled.jsonl"
     write_trajectories(rolled, [make("rolled", ids=ids, text="7 4")])
     assert "no matching tokenizer" in emailrl("inspect-trajectory", rolled, "--verbose")[1]
@@ -128,8 +118,6 @@ def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch) -
     narrow = emailrl("inspect-trajectory", file, "--list")[1].splitlines()
     assert ["index", "reward", "verdict", "turns", "question"] in [line.split() for line in narrow]
     assert any(line.endswith("question of t0") for line in map(str.rstrip, narrow)) and max(map(len, narrow)) <= 60
-    assert "there is no --index 9" in emailrl("inspect-trajectory", file, "--list", "--index", 9)[2]
-    assert emailrl("inspect-trajectory", file, "--list", "--page")[0] == 2
 
 
 def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch) -> None:
@@ -141,52 +129,23 @@ def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch) -> None:
     assert emailrl("inspect-trajectory", run_dir, "--page")[0] == 0
 
 
-def test_what_training_noted_is_shown(emailrl, run_dir: Path) -> None:
-    notes = [{"id": "t1", "advantage": 0.75}, {"id": "t2", "advantage": -1.25}]
-    write_records(run_dir / "training" / "step-000004.jsonl", notes)
-    assert "-1.2500" in emailrl("inspect-trajectory", run_dir)[1]
-    assert "Advantage" not in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
-
-
 def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: Path) -> None:
     assert "step 4  mode masked" in emailrl("inspect-trajectory")[1]
     write_trajectories(run_dir / "trajectories" / "eval-000004.jsonl", [make("e")])
     assert "evaluation at step 4" in emailrl("inspect-trajectory", run_dir / "trajectories" / "eval-000004.jsonl")[1]
     write_trajectories(tmp_path / "rolled.jsonl", [make("r")])
     assert "group g  rollout  policy" in emailrl("inspect-trajectory", "rolled.jsonl")[1]
-    file = tmp_path / "bench" / "trajectories" / "00-nano.jsonl"
-    write_trajectories(file, [replace(make("b"), step=0)])
-    results = [{"model": "nano", "trajectories": str(file)}]
-    (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": results}))
-    out = emailrl("inspect-trajectory", file)[1]
-    assert "benchmark of nano" in out and "step 0" not in out
-    (tmp_path / "bench" / "results.json").write_text("[]")
-    assert "benchmark of an unnamed model" in emailrl("inspect-trajectory", file)[1]
 
 
 @pytest.mark.parametrize(
     ("content", "code", "line"),
-    [
-        ('{"id": "x"}\n', 1, "line 1: not a trajectory (group_id is missing)"),
-        ("[1]\n", 1, "line 1: expected a JSON object, found list"),
-        ('{"id": "x"}\n{"id": \n', 1, "line 2: not JSON"),
-        ("", 2, "holds no complete trajectory yet"),
-    ],
+    [('{"id": "x"}\n{"id": \n', 1, "line 2: not JSON"), ("", 2, "holds no complete trajectory yet")],
 )
 def test_a_bad_file_is_named_with_its_line(emailrl, tmp_path: Path, content: str, code: int, line: str) -> None:
     (tmp_path / "bad.jsonl").write_text(content)
     ended, out, error = emailrl("inspect-trajectory", "bad.jsonl")
     assert (ended, out) == (code, "")
-    *notes, last = error.splitlines()
-    assert line in last and len(notes) == ("\n{" in content)  # both lines are bad
-
-
-def test_a_torn_last_line_is_said_and_passed_over(emailrl, run_dir: Path) -> None:
-    file = run_dir / "trajectories" / "step-000004.jsonl"
-    with file.open("a") as stream:
-        stream.write('{"id": "torn", "scena')
-    code, out, error = emailrl("inspect-trajectory", file)
-    assert code == 0 and "question of t2" in out and "line 4: incomplete" in error
+    assert line in error.splitlines()[-1]
 
 
 BAD = ("[1]", '{"id": "x"}', "{", json.dumps(trajectory_to_dict(make("b")) | {"reward": "high"}))
@@ -214,18 +173,13 @@ def test_bad_lines_are_passed_over_and_named_whichever_is_shown(emailrl, damaged
     assert "5 of 7 lines could not be read: line 1: " in error and error.endswith("; also lines 4, 6\n")
     code, _, error = emailrl("inspect-trajectory", damaged, "--index", "0")
     assert code == 1 and "also lines 4, 6\n" in error and error.splitlines()[1].startswith("error: ")
-    damaged.write_text("[]\n" * 30)
-    code, _, error = emailrl("inspect-trajectory", damaged, "--list")
-    assert code == 0 and error.endswith("; also lines " + ", ".join(map(str, range(4, 24))) + " and 7 more\n")
-
-
-def test_a_page_passes_over_bad_lines_and_says_which(emailrl, damaged: Path, tmp_path: Path) -> None:
     code, out, error = emailrl("inspect-trajectory", damaged.parent.parent, "--html", "run.html")
     assert code == 0 and "2 trajectories" in out
     assert "Left out: step-000004.jsonl: 5 of 7 lines could not be read: line 1: expected" in error
-    damaged.write_text("\n".join(BAD) + "\n")
-    code, _, error = emailrl("inspect-trajectory", damaged, "--html", "none.html")
-    assert code == 2 and "4 of 4 lines could not be read" in error and error.count("\n") == 1
+    with damaged.open("a") as stream:
+        stream.write('{"id": "torn", "scena')
+    code, out, error = emailrl("inspect-trajectory", damaged)
+    assert code == 0 and "question of t2" in out and "line 8: incomplete" in error
 
 
 def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeypatch) -> None:
@@ -236,7 +190,12 @@ def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeyp
     assert re.search('line 4: not a trajectory .reward must be .*, not "high"', error)
 
 
-def test_nothing_to_show(emailrl, tmp_path: Path) -> None:
+def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    assert "question of t0" in emailrl("inspect-trajectory", run_dir, "--index", 0)[1]
+    assert "question of t1" in emailrl("inspect-trajectory", run_dir / "trajectories", "--index", -2)[1]
+    code, out, error = emailrl("inspect-trajectory", run_dir, "--index", 3)
+    assert (code, out) == (2, "") and "holds 3 trajectories; there is no --index 3" in error
+    shutil.rmtree(run_dir)
     code, out, error = emailrl("inspect-trajectory")
     assert (code, out) == (2, "") and "error: No trajectory under outputs." in error
     code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")

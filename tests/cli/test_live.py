@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from emailrl.cli import live as progress
@@ -84,33 +85,27 @@ def test_a_sparkline_has_a_bar_per_value_or_per_mean_of_several() -> None:
 # -- countable work
 
 
-def set_clock(monkeypatch, *times: float) -> None:
+@pytest.mark.parametrize(
+    ("times", "total", "before", "lines"),
+    [
+        # Begun at 60, the first ended at 100: 3 in the 14 s since, 6 are left; after 4 s it is too early.
+        ((60.0, 100.0, 104.0, 108.0, 114.0), 10, 0, ["nano: 4 of 10, about 28 s left"]),
+        # 2 of 41 are less than a twentieth; 3 in all took 20 s each since the first, 38 are left.
+        ((0.0, 10.0, 30.0, 50.0), 41, 0, ["nano: 2 of 41", "nano: 3 of 41, about 760 s left"]),
+        # One in the 20 s since the first new one: two are left. What had ended before tells nothing.
+        ((0.0, 5.0, 25.0), 10, 6, ["nano: 8 of 10, about 40 s left"]),
+    ],
+)
+def test_without_a_terminal_a_line_now_and_then_says_what_is_left(
+    monkeypatch, times: tuple[float, ...], total: int, before: int, lines: list[str]
+) -> None:
     monkeypatch.setattr(progress.time, "monotonic", iter(times).__next__)
-
-
-def test_without_a_terminal_a_line_now_and_then_says_what_is_left(monkeypatch) -> None:
-    set_clock(monkeypatch, 60.0, 100.0, 104.0, 108.0, 114.0, 200.0, 230.0, 290.0)
     out = io.StringIO()
     with Tally(Console(file=out)) as tally:
-        tally.begin("nano", 10)
-        for _ in range(4):
-            tally.advance("nano", 10)
-        tally.advance("trained", 10)
-        tally.advance("trained", 10)
-    # nano, begun at 60, the first ended at 100: 3 in the 14 s since, 6 are left; after 4 s it is too early.
-    # trained: 1 in 60 s, 8 are left.
-    assert out.getvalue().splitlines() == ["nano: 4 of 10, about 28 s left", "trained: 2 of 10, about 480 s left"]
-
-
-def test_the_first_few_of_many_predict_nothing(monkeypatch) -> None:
-    set_clock(monkeypatch, 0.0, 10.0, 30.0, 50.0)
-    out = io.StringIO()
-    with Tally(Console(file=out)) as tally:
-        tally.begin("nano", 41)
-        for _ in range(3):
-            tally.advance("nano", 41)
-    # 2 of 41 are less than a twentieth; 3 in all took 20 s each since the first, 38 are left.
-    assert out.getvalue().splitlines() == ["nano: 2 of 41", "nano: 3 of 41, about 760 s left"]
+        tally.begin("nano", total, before)
+        for _ in times[1:]:
+            tally.advance("nano", total)
+    assert out.getvalue().splitlines() == lines
 
 
 def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
@@ -125,13 +120,3 @@ def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
     assert shown.index("nano") < shown.index("3/3") < shown.index("trained")
     assert "nano" not in shown[shown.index("trained") :]  # the first is finished and no longer drawn
     assert "left" in shown
-
-
-def test_what_had_ended_before_counts_but_tells_nothing_of_the_time_left(monkeypatch) -> None:
-    set_clock(monkeypatch, 0.0, 5.0, 25.0)
-    out = io.StringIO()
-    with Tally(Console(file=out)) as tally:
-        tally.begin("rollout", 10, 6)
-        tally.advance("rollout", 10)
-        tally.advance("rollout", 10)  # one in the 20 s since the first new one: two are left
-    assert out.getvalue().splitlines() == ["rollout: 8 of 10, about 40 s left"]

@@ -26,15 +26,11 @@ def test_the_command(emailrl, tmp_path: Path) -> None:
     assert json.loads(again)["seconds"]["run"] == 300
     elsewhere = json.loads(emailrl("plan", "--model", "nano", "--run", "run", "--gpu", "H200", "--json")[1])
     assert elsewhere["seconds"]["measured"] is None and elsewhere["tokens"]["source"] == "measured"
+    out = emailrl("plan", "--gpu", "H200", "--num-gpus", "8", "--price", "3.5", "--preset", "quick")[1]
+    [cost] = [line.rstrip() for line in out.splitlines() if line.startswith("  cost ")]
+    assert cost.endswith(" 8 GPUs at 3.5 per GPU-hour")
     code, table, _ = emailrl("plan", "--gpu", "T4")
     assert code == 1 and "does not fit: " in table and "KV cache (sampling)" in table
-
-
-@pytest.mark.parametrize(("gpus", "shown"), [("1", "1 GPU at 3.5 per GPU-hour"), ("8", "8 GPUs at 3.5 per GPU-hour")])
-def test_the_cost_is_shown_with_what_it_is_made_of(emailrl, gpus: str, shown: str) -> None:
-    out = emailrl("plan", "--gpu", "H200", "--num-gpus", gpus, "--price", "3.5", "--preset", "quick")[1]
-    [cost] = [line for line in out.splitlines() if line.startswith("  cost ")]
-    assert cost.strip().split(maxsplit=2)[2] == shown
 
 
 @pytest.mark.parametrize(
@@ -51,21 +47,6 @@ def test_a_number_without_a_finite_plan_is_an_error(emailrl, option: str, values
         code, out, error = emailrl("plan", "--gpu", "H200", option, value)
         assert (code, out) == (2, "") and error.startswith(f"error: Invalid value for '{option}': '{value}'")
     assert emailrl("plan", "--gpu", "H200", option, "0.5")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        *((("--gpu", f"80 GiB, {tflops} TFLOP/s, 2 TB/s"), "Unknown GPU '80 GiB, ")
-          for tflops in ("1" + 400 * "0", "0." + 320 * "0" + "1", "nan", "0")),
-        (("--gpu", "H200", "--num-gpus", "1000000"), "A plan covers at most 1,024 GPUs. Lower --num-gpus or --nnodes."),
-        (("--gpu", "H200", "--db", "text"), "text cannot be read as a mail database: file is not a database."),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_planned_is_an_error(emailrl, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    (tmp_path / "text").write_text("no database")
-    code, out, error = emailrl("plan", *arguments)
-    assert (code, out) == (2, "") and error.startswith(f"error: {message}") and error.count("\n") == 1
 
 
 def test_settings_may_name_files_that_a_run_will_have(emailrl, tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ def run_dir(tmp_path: Path, trajectory: Trajectory) -> Path:
 
 
 def test_report_writes_the_newest_run_into_this_folder(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "grpo_masked.html")  # it was not named
+    code, _, error = emailrl("report", "--overwrite")
+    assert code == 2 and "pipe" in error
+    (tmp_path / "grpo_masked.html").unlink()
     code, out, said = emailrl("report", "--json")
     target = tmp_path / "grpo_masked.html"
     assert code == 0 and json.loads(out)["html"] == str(target) and json.loads(out)["num_trajectories"] == 5
@@ -34,23 +38,17 @@ def test_a_page_is_overwritten_only_when_asked(emailrl, run_dir: Path, tmp_path:
     (tmp_path / "run.html").write_text("mine")
     code, _, error = emailrl("report", run_dir, "--html", "run.html")
     assert code == 2 and "run.html already exists" in error and (tmp_path / "run.html").read_text() == "mine"
-    assert emailrl("report", run_dir, "--html", "run.html", "--overwrite")[0] == 0
+    code, _, said = emailrl("report", "outputs", "--html", "run.html", "--overwrite")
+    assert code == 0 and "Newest in outputs: outputs/grpo_masked\n" in said
     assert (tmp_path / "run.html").stat().st_size > 10_000
 
 
-def test_a_pipe_that_was_not_named_is_not_written(emailrl, run_dir: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "grpo_masked.html")
-    code, _, error = emailrl("report", "--overwrite")
-    assert code == 2 and "pipe" in error
-
-
-def test_a_run_without_trajectories_is_reported(emailrl, tmp_path: Path) -> None:
+def test_numbers_alone_or_else_the_newest_benchmark_are_reported(
+    emailrl, tmp_path: Path, trajectory: Trajectory
+) -> None:
     write_records(tmp_path / "numbers" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
     code, said, _ = emailrl("report", "numbers")
     assert code == 0 and "0 trajectories" in said and "numbers only" in said
-
-
-def test_without_a_run_the_newest_benchmark_is_reported(emailrl, tmp_path: Path, trajectory: Trajectory) -> None:
     code, _, error = emailrl("report")
     assert code == 2 and "Make one (emailrl train or benchmark)" in error
     folder = tmp_path / "outputs" / "benchmarks" / "20260101-000000"
@@ -72,9 +70,3 @@ def test_inspect_writes_a_run_a_file_or_one_trajectory_redacted_if_asked(emailrl
     assert "Left out: 1 of the 2 trajectories in eval-000000.jsonl" in said
     assert "redacted" in emailrl("report", run_dir, "--html", "a.html", "--redact")[1]
     assert "redacted" not in emailrl("report", run_dir, "--html", "b.html")[1]
-
-
-def test_the_run_found_below_a_folder_is_named(emailrl, run_dir: Path) -> None:
-    assert "Newest in outputs: outputs/grpo_masked\n" in emailrl("report", "outputs", "--html", "a.html")[2]
-    assert "Newest" not in emailrl("report", "outputs/grpo_masked", "--html", "b.html")[2]
-    assert "Newest" not in emailrl("report", "outputs/grpo_masked/trajectories", "--html", "c.html")[2]

@@ -16,7 +16,7 @@ from runs.run_files import plant, tree
 from tiny import make_checkpoint, make_database
 
 from emailrl.base.http import tell
-from emailrl.quickstart import MARK, quickstart
+from emailrl.cli.quickstart import MARK
 from emailrl.records import read_trajectories
 
 COMMANDS = {
@@ -178,25 +178,22 @@ def test_a_settings_file_of_wandbs_gets_no_key(emailrl, here: Path, listener: Li
     assert emailrl("benchmark", "--limit", 1)[0] == 0  # asks nobody at W&B
 
 
-def test_python_dash_m_does_not_import_from_the_folder(here: Path) -> None:
-    for name in ("rich", "pydantic", "transformers", "torch", "sitecustomize_later"):
-        (here / f"{name}.py").write_text("open('PWNED', 'w')\nraise SystemExit('pwned')\n")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("-m emailrl rollout --limit 1", 0), ("-P -m emailrl train --nproc 2 --db none.db", 2)],  # `emailrl` has no -m
+    ids=["module", "ranks"],
+)
+def test_python_and_its_ranks_do_not_import_from_the_folder(here: Path, command: str, code: int) -> None:
+    """Neither a package that takes emailrl's or another's place nor a module of the standard library's name."""
     settings(here, 'judge = "offline"')
-    command = [sys.executable, "-m", "emailrl", "rollout", "--limit", "1"]
-    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not (here / "PWNED").exists()
-
-
-def test_ranks_do_not_import_from_the_folder(tmp_path: Path) -> None:
-    """Neither a package that takes emailrl's place nor a module that takes the place of one of the standard library."""
-    for name in ("contextlib.py", "torch.py", "emailrl/__init__.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("open('PWNED', 'w')\n")
-    command = [sys.executable, "-P", "-m", "emailrl", "train", "--nproc", "2"]  # the command `emailrl` has no -m
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2 and "error: No such mail database" in done.stderr
-    assert not (tmp_path / "PWNED").exists()
+    names = ["rich.py", "pydantic.py", "transformers.py", "torch.py"]
+    for name in [*names, "contextlib.py", "emailrl/__init__.py"] if code else names:
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text("open('PWNED', 'w')\nraise SystemExit('pwned')\n")
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=here, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == code and not (here / "PWNED").exists(), done.stderr
 
 
 def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -247,7 +244,7 @@ def test_the_only_database_is_not_written_through_a_link(
     assert code == 2 and f"--db {victim / 'mine.db'}" in err and tree(victim) == before
 
 
-def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch) -> None:
+def test_a_shipped_quickstart_names_no_files(emailrl, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "emailrl.toml").write_text(f'{MARK}\n[store]\ndb = "/victim/mine.db"\n')
     (tmp_path / ".env").write_text("EMAILRL_DB=/victim/mine.db\nEMAILRL_QUESTIONS=/victim/q\nOUTPUT_DIR=/victim/o\n'")
     settled: list[Path] = []
@@ -256,7 +253,6 @@ def test_a_shipped_quickstart_names_no_files(tmp_path: Path, monkeypatch) -> Non
         settled.append(db)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("emailrl.quickstart.write_demo", end)
-    with pytest.raises(KeyboardInterrupt):
-        quickstart(tmp_path, say=lambda _: None)
+    monkeypatch.setattr("emailrl.questions.load.write_demo", end)
+    assert emailrl("quickstart", "--out", tmp_path)[0] == 130
     assert settled == [tmp_path / "demo.db"]

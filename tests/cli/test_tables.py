@@ -1,13 +1,16 @@
-"""What the tables of rollouts and benchmarks say, on trajectories made by hand."""
+"""What rollouts, benchmarks and the quickstart print at their end, on trajectories made by hand."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console, RenderableType
 
 from emailrl.cli.benchmark import results_table
+from emailrl.cli.quickstart import Outcome
 from emailrl.cli.rollout import rollout_table
 from emailrl.measure.benchmark import Report, Result, Subject
 from emailrl.measure.evaluation import Evaluation
@@ -52,10 +55,12 @@ def test_a_rollouts_endings_are_told_apart() -> None:
     assert "found / read source - / -" in lines  # an environment without email
 
 
+CONDITIONS = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
+
+
 def report(*, sequential: bool = False) -> Report:
-    conditions = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": sequential, "reward_name": "art_e"}
     result = Result(Subject("nano", "nano"), Evaluation(ENDINGS), False, Path("00-nano.jsonl"))
-    return Report([result], conditions, 20, interrupted=True)
+    return Report([result], CONDITIONS | {"sequential": sequential}, 20, interrupted=True)
 
 
 def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -> None:
@@ -72,16 +77,28 @@ def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -
 
 def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
     names = ["runs/grpo_masked/checkpoint-20", "runs/grpo_masked/checkpoint-40", "Qwen/Qwen3-0.6B", "smol-base", "nano"]
-    conditions = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
     evaluation = Evaluation(ENDINGS)
     results = [Result(Subject(name, name), evaluation, True, Path("t.jsonl")) for name in names]
     for width, tables in ((80, 3), (200, 1), (60, 5)):
         console = Console(width=width)
         with console.capture() as captured:
-            console.print(results_table(Report(results, conditions, 8), width))
+            console.print(results_table(Report(results, CONDITIONS, 8), width))
         text = captured.get()
         rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["accuracy"]]
         assert len(rows) == tables and sum(len(row) - 1 for row in rows) == 5
         assert all(len(line) <= width for line in text.splitlines())
         heads = text.partition(" against ")[0].split()
         assert {"runs/grpo_masked/", "checkpoint-20", "checkpoint-40", "Qwen3-0.6B", "smol-base", "nano"} <= set(heads)
+
+
+@pytest.mark.parametrize("best_step", [0, 1])
+def test_an_untrained_best_model_is_named_as_such(emailrl, tmp_path: Path, monkeypatch, best_step: int) -> None:
+    (tmp_path / "evaluations.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n{"step": 1, "accuracy": 0.25}\n')
+    made = Outcome(report(), report(), tmp_path, best_step, 60.0)
+    monkeypatch.setattr("emailrl.cli.quickstart.cycle", lambda *_: made)
+    code, out, said = emailrl("quickstart", "--out", "my demo")
+    assert code == 0 and ("The best model is the untrained one" in out) is (best_step == 0)
+    assert "Test accuracy" in out and "Finished in 1.0 minutes." in out and "Next: " not in out
+    assert said.startswith("Next: cd 'my demo' && ") and said.endswith("emailrl inspect-trajectory --verbose\n")
+    _, out, said = emailrl("quickstart", "--out", "my demo", "--json")
+    assert json.loads(out)["best_step"] == best_step and "Test accuracy" in said

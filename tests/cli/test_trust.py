@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Terminal
 
-from emailrl.quickstart import SETTINGS
+from emailrl.cli.quickstart import SETTINGS
 
 TOML = 'judge_base_url = "http://127.0.0.1:9/v1"\nreward = "own.py:f"\nmax_steps = 3\n'
 

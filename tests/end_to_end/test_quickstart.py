@@ -13,10 +13,10 @@ from runs.run_files import write
 from emailrl.agent.mail_env import system_prompt
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
+from emailrl.cli.quickstart import SETTINGS, free_folder, quickstart
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.demo import demo_questions
 from emailrl.model.resolve import resolve_model
-from emailrl.quickstart import SETTINGS, free_folder, quickstart
 from emailrl.records.trajectory import Message
 from emailrl.settings import load_settings
 
@@ -51,7 +51,7 @@ def test_folders_are_never_overwritten(tmp_path: Path) -> None:
             (wanted / "emailrl.toml").write_text('model_name = "my/model"\n')
         for overwrite, said in ((False, "not empty"), (True, "something other")):
             with pytest.raises(UsageError, match=said):
-                quickstart(wanted, overwrite=overwrite, say=print)
+                quickstart(out=wanted, overwrite=overwrite)
     assert (wanted / "emailrl.toml").read_text() == 'model_name = "my/model"\n'
     (wanted / "emailrl.toml").write_text(SETTINGS)
     assert free_folder(wanted) == wanted  # begun and not finished: taken up again
@@ -62,22 +62,20 @@ def test_folders_are_never_overwritten(tmp_path: Path) -> None:
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from emailrl.cli import quickstart as command
-
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("emailrl.quickstart.run_benchmark", interrupted)
+    monkeypatch.setattr("emailrl.measure.benchmark.run_benchmark", interrupted)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        command.quickstart()
+        quickstart()
     told = capsys.readouterr().err
     assert "Loading the model ..." in told
     assert "Benchmarking nano on questions about held-out mailboxes" in told
     assert told.splitlines()[-1] == "Stopped: training had not started. Run the same command again to continue."
     write(tmp_path / "quickstart/outputs/grpo_masked/checkpoint-3", step=3)
     with pytest.raises(KeyboardInterrupt):
-        command.quickstart()
+        quickstart()
     told = " ".join(capsys.readouterr().err.split())
     assert "Stopped: training up to step 3 is saved in quickstart. Run the same command again to continue." in told
 

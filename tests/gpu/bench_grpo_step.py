@@ -3,15 +3,23 @@
     python tests/gpu/bench_grpo_step.py --shape 14B --db enron_emails.db --questions art_e_questions.jsonl
     python tests/gpu/bench_grpo_step.py --shape 0.6B --tokens 48 144 --engine transformers          # sampling speed
     python tests/gpu/bench_grpo_step.py --shape 4B --tokens 48 144 --set vllm_enforce_eager=true
-    python tests/gpu/bench_grpo_step.py --shape 4B --completion 1024 --set beta=0
+    python tests/gpu/bench_grpo_step.py --shape 4B --completion 768 --engine vllm trl --set beta=0 temperature=1
+    python tests/gpu/bench_grpo_step.py --shape 4B --completion 768 --engine vllm trl --set beta=0 temperature=1 \\
+        vllm_enable_sleep=off vllm_gpu_memory_utilization=0.3        # and with vLLM awake throughout
 
 The steps are those of ``emailrl train`` with its default settings but for the batch (8 questions x 6 rollouts); clocks
 are on its methods (``clocks``). Random weights of the true shapes say nothing sensible, so what they say is not played:
 every trajectory makes the same real calls (search, read, search, read, answer) on the question's own inbox, each after
 a completion of ``--tokens`` tokens (by its seed), and its prompt grows by the tools' real results. Rewards are drawn by
 seed, so that every group is trained. The first step warms up (vLLM starts, kernels are compiled) and does not count in
-the mean. Evaluation is left out. ``--completion N``: one turn of exactly N tokens instead, as ``bench_grpo_trl``
-compares. No step begins after ``--limit``. ``own`` in the rows has the seconds of every clock.
+the mean. Evaluation is left out. What vLLM holds of the GPU awake and asleep stands beside what is planned.
+``--completion N``: one turn of exactly N tokens instead. No step begins after ``--limit``. ``own`` in the rows has the
+seconds of every clock.
+
+``trl`` is TRL's own GRPOTrainer with vLLM in process on the same prompts, batch and lengths, LoRA of rank 16 on all
+linear layers, rewards drawn at random, no reference, one optimizer step, sequences in batches of 4 (its fastest in
+``bench_train_step``) with gradient checkpointing, merged weights copied to vLLM every step (``adapter``), its cache's
+sleeping and waking counted as sampling. ``x TRL`` is how many times as fast a side's mean step is.
 """
 
 from __future__ import annotations
@@ -24,16 +32,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clocks import OTHER, Clocks
-from runner import Bench, Given, Row, forget_peak, now
+from runner import Bench, Given, Row, now
 
-RESULTS = 5
-"""Of a search: with two rounds of it and 120 to 320 tokens, about a quarter of a trajectory is trained."""
+RESULTS, ROWS = 5, 4
+"""Of a search, and sequences in a batch of TRL's. With two rounds of it and 120 to 320 tokens, a quarter is trained."""
 SETTINGS: Row = {
     "per_device_train_batch_size": 8,
     "num_generations": 6,
@@ -76,22 +85,30 @@ class Enough(Exception):
     """No further step may begin."""
 
 
+def cases(given: Given) -> list[Row]:
+    named = " ".join(given.set)
+    return [{"case": f"{given.shape} {engine} {named}".strip(), "engine": engine} for engine in given.engine]
+
+
 def measure(given: Given, case: Row) -> list[Row]:
     """The rows of the steps; a failure is a row after those that there are."""
+    if case["engine"] == "trl":
+        return trl(given)
     from emailrl.settings import load_settings
     from emailrl.training.loop import train
 
-    rows: list[Row] = []
-    clocks = Clocks(now)
+    rows, planned, clocks = list[Row](), Row(), Clocks(now)
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
         overrides = SETTINGS | {"output_dir": Path(folder) / "run", "max_steps": given.steps + 1}
-        overrides |= {"engine": given.engine, "max_tokens": given.completion or given.tokens[1]}
+        overrides |= {"engine": case["engine"], "max_tokens": given.completion or given.tokens[1]}
         overrides |= SMOKE if given.smoke else {"model_name": str(given.folder / given.shape)}
         db, questions = (given.db, given.questions) if given.db else demo(Path(folder))
         overrides |= {"db": db, "questions": questions} | dict(one.split("=", 1) for one in given.set)
         try:
-            put_on(clocks, given, rows)
-            train(load_settings(overrides, environ={}), progress=partial(print, file=sys.stderr, flush=True))
+            put_on(clocks, given, case["engine"], rows)
+            settings = load_settings(overrides, environ={})
+            planned = planned_of(settings)
+            train(settings, progress=partial(print, file=sys.stderr, flush=True))
         except Enough:
             pass
         except Exception as error:
@@ -99,12 +116,25 @@ def measure(given: Given, case: Row) -> list[Row]:
             rows.append({"error": f"{error!r:.200}"})
         finally:
             clocks.restore()
-    return rows
+    return [row | planned for row in rows]
 
 
-def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
+def planned_of(settings: Any) -> Row:
+    """What ``emailrl plan`` takes vLLM to hold of this GPU, in GiB and tokens; nothing on a CPU."""
+    from emailrl.plan import make_plan, this_machine
+
+    if not used():
+        return {}
+    memory = make_plan(settings, this_machine()).memory
+    parts = {"awake": memory.sampling, "asleep": memory.training}
+    return {f"planned_{name}": part.get("vLLM", 0) / 2**30 for name, part in parts.items()} | {
+        "planned_cache_tokens": memory.cache_tokens
+    }
+
+
+def put_on(clocks: Clocks, given: Given, kind: str, rows: list[Row]) -> None:
     """Let the run play the script with drawn rewards, and put the clocks on; each step's row goes to ``rows``."""
-    engine, begun = ENGINES[given.engine], time.monotonic()
+    engine, begun = ENGINES[kind], time.monotonic()
     shortest, longest = [given.completion] * 2 if given.completion else given.tokens
     groups: list[Any] = []
     memory: dict[str, float] = {}
@@ -139,19 +169,25 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
         groups.extend(made)
         return made
 
+    def start(inner: Any, self: Any) -> None:
+        before = used()
+        with clocks.span("start"):
+            inner(self)
+        if before:
+            cache = self._engine.vllm_config.cache_config
+            memory.update(awake=used() - before, cache_tokens=cache.num_gpu_blocks * cache.block_size)
+
     def release(inner: Any, self: Any) -> None:
-        memory["sampling"] = used()
+        memory["taken"] = used()
         inner(self)
-        memory["asleep"] = used()
-        forget_peak()
+        memory["asleep"] = memory.get("awake", 0.0) - memory["taken"] + used()
 
     def end_step(inner: Any, run: Any, metrics: Row | None = None) -> None:
         inner(run, metrics)
         seconds, own = clocks.cut()
-        row = {"step": run.state.step, "seconds": seconds, "own": own, "memory": dict(memory)}
+        row = {"step": run.state.step, "seconds": seconds, "own": own} | memory
         row |= by_phase(own) | batch_of(groups, metrics or {})
-        row |= {"trajectories_per_second": row["trajectories"] / row["sampling"]}
-        rows.append(row | {"tokens_per_second": row["sampled_tokens"] / row["sampling"]})
+        rows.append(row | sampled_a_second(row))
         print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
         groups.clear()
         if run.state.step == given.steps or time.monotonic() - begun > given.limit:
@@ -167,8 +203,8 @@ def put_on(clocks: Clocks, given: Given, rows: list[Row]) -> None:
     clocks.put("emailrl.agent.play:Collector.collect", collect)
     clocks.put(f"{engine}.generate", generate)
     clocks.put(f"{engine}.release", release)
-    if given.engine == "vllm":
-        clocks.time(f"{engine}._start", "start")
+    if kind == "vllm":
+        clocks.put(f"{engine}._start", start)
         clocks.time(f"{engine}._step", None)  # sampling, or an adapter's proof
         clocks.time("emailrl.engines.vllm.probe:Probe.load", "adapter/read")
         clocks.time("emailrl.engines.vllm.probe:Probe._logits", "adapter/trainer")
@@ -251,6 +287,95 @@ def batch_of(groups: Sequence[Any], metrics: Row) -> Row:
     }
 
 
+def sampled_a_second(row: Row) -> Row:
+    names = {"trajectories_per_second": "trajectories", "tokens_per_second": "sampled_tokens"}
+    return {name: row[of] / row["sampling"] for name, of in names.items()}
+
+
+def prompts(model: Path) -> list[str]:
+    """The first prompt of the first questions, as emailrl renders it."""
+    from transformers import AutoTokenizer
+
+    from emailrl.agent import MailEnvironment, tool_schemas
+    from emailrl.engines.renderer import ChatRenderer
+    from emailrl.mail import open_mailbox
+    from emailrl.questions.load import read_questions
+    from emailrl.settings import DataSettings
+
+    renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
+    with tempfile.TemporaryDirectory() as folder:
+        db, file = demo(Path(folder))
+        texts = []
+        for scenario in (
+            read_questions(file, DataSettings())
+            .of(None, limit=SETTINGS["per_device_train_batch_size"], seed=1, check_inboxes=False)
+            .scenarios
+        ):
+            with closing(open_mailbox(db, scenario.inbox_address, until=scenario.query_date)) as box:
+                texts.append(renderer.start(MailEnvironment(scenario, box, max_turns=10).start()).text)
+    return texts
+
+
+def trl(given: Given) -> list[Row]:
+    """The steps of TRL's own trainer, its phases as far as it tells them; it has no mailbox."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from shapes import LINEAR
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    model = given.folder / given.shape
+    texts = prompts(model)
+    questions, rollouts = SETTINGS["per_device_train_batch_size"], SETTINGS["num_generations"]
+    clocks, counts, rows = Clocks(now), dict[str, int](), list[Row]()
+
+    class Steps(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *given: Any, **named: Any) -> None:
+            clocks.cut()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            seconds, own = clocks.cut()
+            row = {"step": state.global_step, "seconds": seconds, "own": own, "trajectories": questions * rollouts}
+            row |= {name: own.get(name, 0.0) for name in ("sampling", "adapter", OTHER)} | counts
+            rows.append(row | sampled_a_second(row))
+            if now() - begun > given.limit - 30:
+                control.should_training_stop = True
+
+    begun = now()
+    draw = random.Random(1)
+    trainer = GRPOTrainer(
+        model=str(model),
+        reward_funcs=lambda prompts, **columns: [draw.uniform(-1, 1) for _ in prompts],
+        args=GRPOConfig(
+            output_dir=str(given.out / "trl"), max_steps=given.steps, per_device_train_batch_size=ROWS,
+            gradient_accumulation_steps=questions * rollouts // ROWS, num_generations=rollouts,
+            max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=True,
+            gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
+            disable_tqdm=True, model_init_kwargs={"dtype": "bfloat16"},
+            use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3,
+            vllm_enable_sleep_mode="vllm_enable_sleep=off" not in given.set,
+            vllm_max_model_length=8192, generation_kwargs={"ignore_eos": True},
+        ),
+        train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LINEAR, task_type="CAUSAL_LM"),
+        callbacks=[Steps()],
+    )  # fmt: skip
+    kind = type(trainer.vllm_generation)
+    clocks.time(f"{kind.__module__}:{kind.__qualname__}.generate", "sampling")
+    clocks.time(f"{kind.__module__}:{kind.__qualname__}.sync_weights", "adapter")
+    took_in = trainer._generate_and_score_completions
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made = took_in(*arguments, **named)
+        prompts, sampled = (int(made[f"{part}_mask"].sum()) for part in ("prompt", "completion"))
+        counts.update(sampled_tokens=sampled, tokens=prompts + sampled)
+        return made
+
+    trainer._generate_and_score_completions = counted
+    trainer.train()
+    return rows
+
+
 def add_mean(rows: list[Row]) -> None:
     """A last row for each case with the means of the steps that count."""
     for case in dict.fromkeys(row["case"] for row in rows):
@@ -259,20 +384,31 @@ def add_mean(rows: list[Row]) -> None:
             names = [name for name, value in counted[0].items() if isinstance(value, float)]
             mean: Row = {name: statistics.fmean(row[name] for row in counted) for name in names}
             own = {name: statistics.fmean(row["own"].get(name, 0.0) for row in counted) for name in counted[-1]["own"]}
-            rows.append(counted[-1] | mean | {"step": "mean", "sampled_tokens": None, "tokens": None, "own": own})
+            tokens = statistics.fmean(row["tokens"] for row in counted)
+            mean |= {"step": "mean", "tokens": round(tokens), "rate": tokens / mean["seconds"], "own": own}
+            rows.append(counted[-1] | mean | {"sampled_tokens": None})
             print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(own.items())}))
+    means = {row["case"]: row for row in rows if row.get("step") == "mean"}
+    for case, row in means.items():
+        if peer := means.get(case.replace(f" {row['engine']}", " trl", 1)):
+            row["x_trl"] = peer["seconds"] / row["seconds"]
 
 
 BENCH = Bench(
     __file__,
     __doc__,
     measure,
-    {"shape": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
-     "sampled": "sampled_tokens:,", "sampled a second: trajectories": "trajectories_per_second:.2f",
-     " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f"} | {phase: f"{phase}:.2f" for phase in PHASES},
+    {
+        "case": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
+        "sampled": "sampled_tokens:,", "sampled a second: trajectories": "trajectories_per_second:.2f",
+        " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f", "tokens/s": "rate:,.0f", "x TRL": "x_trl:.2f",
+        **{phase: f"{phase}:.2f" for phase in PHASES},
+        "vLLM awake, GiB": "awake:.2f", "planned": "planned_awake:.2f", "asleep": "asleep:.2f",
+        "planned ": "planned_asleep:.2f", "cache tokens": "cache_tokens:,", "planned  ": "planned_cache_tokens:,",
+    },
     {
         "--shape": {"default": "14B"},
-        "--engine": {"default": "vllm", "choices": ENGINES},
+        "--engine": {"nargs": "+", "default": ["vllm"], "choices": [*ENGINES, "trl"]},
         "--tokens": {"nargs": 2, "type": int, "default": [120, 320], "help": "of the shortest and longest completion"},
         "--steps": {"type": int, "default": 3, "help": "steps, the first of which does not count"},
         "--db": {"type": Path, "help": "a mail database; default: the demo's"},
@@ -280,7 +416,7 @@ BENCH = Bench(
         "--set": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "further settings: beta=0"},
         "--completion": {"type": int, "help": "one turn of so many tokens"},
     },
-    lambda given: [{"case": " ".join([given.shape, given.engine, *given.set])}],
+    cases,
     smoke={"shape": "nano", "completion": 4},
     shapes=lambda given: [] if given.smoke else [given.shape],
     add=add_mean,

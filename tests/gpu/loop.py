@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from emailrl.cli.quickstart import SETTINGS
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy
 from emailrl.questions.load import write_demo
-from emailrl.quickstart import SETTINGS
 from emailrl.records import Record, read_records, read_trajectories
 from emailrl.settings import load_settings
 from emailrl.training.batch import Layout, TrainingSample, micro_batches

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.mail import open_mailbox
+from emailrl.mail.mailbox import Order
 from emailrl.mail.sources import RawEmail, open_source
 
+TABLES = json.loads((Path(__file__).parent / "cases" / "tables.json").read_text(encoding="utf-8"))
+"""Cases of tests, by the name of the test."""
 ENVELOPE = b"From ann@x.org Mon May 14 16:39:00 2001\n"
 EXPECTED = RawEmail(
     "<1@x>", "s1", "ann@x.org", ["bob@x.org"], [], [], datetime(2001, 5, 14, 23, 39, tzinfo=UTC), "b1", "a/1."
@@ -91,9 +94,11 @@ def stored_emails(db: Path) -> Iterator[RawEmail]:
         yield RawEmail(message_id, subject, sender, *received, sent, *rest)
 
 
-def found(db: Path, inbox: str, *keywords: str, until: str | None = None, **filters: Any) -> list[str]:
+def found(
+    db: Path, inbox: str, *keywords: str, until: str | None = None, order: Order = "newest", **filters: Any
+) -> list[str]:
     """The ids of the mails that a search finds."""
-    return [hit.message_id for hit in open_mailbox(db, inbox, until).search(list(keywords), **filters)]
+    return [hit.message_id for hit in open_mailbox(db, inbox, until, order).search(list(keywords), **filters)]
 
 
 def only(folder: Path) -> list[str]:

@@ -71,8 +71,8 @@ def test_as_if_all_had_been_built_at_once(
     assert list(stored_emails(steps)) == list(stored_emails(once))
     assert database_fingerprint(steps) == database_fingerprint(once)
     for inbox in PEOPLE:
-        for until in (None, "2001-05-14"):
-            hits = [open_mailbox(db, inbox, until).search(["gas"]) for db in (steps, once)]
+        for bounds in ({}, {"sent_before": "2001-05-14"}, {"sent_after": "2001-05-14"}):
+            hits = [open_mailbox(db, inbox).search(["gas"], **bounds) for db in (steps, once)]
             assert hits[0] == hits[1]
 
 
@@ -89,9 +89,8 @@ def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
         return connection
 
     monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)
-    with pytest.raises(EmailRLError, match="cannot be written: database or disk is full") as caught:
+    with pytest.raises(EmailRLError, match="cannot be written: database or disk is full"):
         build_database([email(2, day="2001-05-02")], db, append=True)
-    assert caught.value.hint == "It is unchanged."
     assert db.read_bytes() == before and only(tmp_path) == ["mail.db"]
 
 
@@ -117,23 +116,6 @@ def test_old_mail_keeps_its_ids(tmp_path: Path, email: Make, stored: dict, added
     check(db)
 
 
-def test_dates_bound_searches_after_an_append(tmp_path: Path, email: Make) -> None:
-    db = tmp_path / "mail.db"
-    build_database([email(1, day=None), email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
-    build_database([email(6, day="2001-05-06"), email(5, day="2001-05-03")], db, append=True)
-    assert found(db, "bob@x.org", "body", sent_after="2001-05-03") == ["<6@x>", "<5@x>", "<3@x>"]
-    assert found(db, "bob@x.org", "body", sent_after="2001-05-07") == []
-    assert found(db, "bob@x.org", "body", sent_before="2001-05-03") == ["<2@x>"]
-
-
-def test_old_mail_is_put_in_its_place(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_FEW_MAILS", 0)
-    db = tmp_path / "mail.db"
-    build_database([email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
-    build_database([email(1, day="2001-05-01")], db, append=True)
-    assert rows(db, "SELECT id, message_id FROM emails ORDER BY id") == [(1, "<3@x>"), (2, "<2@x>"), (3, "<1@x>")]
-
-
 def test_a_database_out_of_order_is_put_in_order(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     build_database([email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
@@ -145,21 +127,18 @@ def test_a_database_out_of_order_is_put_in_order(tmp_path: Path, email: Make) ->
     check(db)
 
 
-def test_nothing_new_leaves_the_file_alone(tmp_path: Path, email: Make) -> None:
-    db = tmp_path / "mail.db"
-    build_database([email(1)], db)
-    before = db.stat()
-    assert build_database([email(1)], db, append=True).emails == 0
-    assert os.path.samestat(before, db.stat()) and before.st_mtime_ns == db.stat().st_mtime_ns
-
-
-def test_addresses_keep_their_numbers(tmp_path: Path, email: Make) -> None:
+def test_addresses_keep_their_numbers_and_a_reader_what_it_opened(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     build_database([email(1, to=("bob@x.org", "eve@x.org"))], db)
     rows(db, "DELETE FROM addresses WHERE address = 'bob@x.org'")  # numbers with a gap
+    old = open_mailbox(db, "eve@x.org")
     build_database([email(2, sender="new@x.org", to=("eve@x.org",), day="2001-05-02")], db, append=True)
     assert dict(rows(db, "SELECT address, id FROM addresses")) == {"ann@x.org": 1, "eve@x.org": 3, "new@x.org": 4}
+    assert [hit.message_id for hit in old.search(["body"])] == ["<1@x>"]
     assert found(db, "eve@x.org", "body") == ["<2@x>", "<1@x>"]
+    before = db.stat()
+    assert build_database([email(1, to=("bob@x.org", "eve@x.org"))], db, append=True).emails == 0
+    assert os.path.samestat(before, db.stat()) and before.st_mtime_ns == db.stat().st_mtime_ns, "nothing is new"
 
 
 def test_the_index_stays_in_few_pieces(tmp_path: Path, email: Make) -> None:
@@ -171,15 +150,6 @@ def test_the_index_stays_in_few_pieces(tmp_path: Path, email: Make) -> None:
     assert rows(db, "SELECT k, v FROM emails_fts_config WHERE k IN ('automerge', 'usermerge', 'hashsize')") == [
         ("automerge", 4), ("hashsize", 1024 * 1024), ("usermerge", 4),
     ]  # fmt: skip
-
-
-def test_a_reader_keeps_what_it_opened(tmp_path: Path, email: Make) -> None:
-    db = tmp_path / "mail.db"
-    build_database([email(1)], db)
-    old = open_mailbox(db, "bob@x.org")
-    build_database([email(2, day="2001-05-02")], db, append=True)
-    assert [hit.message_id for hit in old.search(["body"])] == ["<1@x>"]
-    assert found(db, "bob@x.org", "body") == ["<2@x>", "<1@x>"]
 
 
 @pytest.mark.parametrize("flag", ["append", "overwrite"])

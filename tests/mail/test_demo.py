@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 
@@ -10,16 +9,12 @@ import pytest
 from mail.mails import found
 
 from emailrl.mail.build import build_database
-from emailrl.mail.demo import NUM_WORLDS, SPLITS, TOPICS, Pool, World, demo_questions, demo_worlds, expand, split_of
+from emailrl.mail.demo import NUM_WORLDS, SPLITS, TOPICS, World, demo_questions, demo_worlds
 
 
 @pytest.fixture(scope="module")
 def worlds() -> list[World]:
     return demo_worlds(42)
-
-
-def test_expand_chooses_innermost_first() -> None:
-    assert {expand("[a [b|c]|d] e", random.Random(i)) for i in range(50)} == {"a b e", "a c e", "d e"}
 
 
 def test_same_seed_same_worlds(worlds: list[World]) -> None:
@@ -39,13 +34,6 @@ def test_splits_share_no_person_project_value_or_inbox(worlds: list[World]) -> N
     inboxes = {split: {q.inbox_address for q in demo_questions(42) if q.split == split} for split in NUM_WORLDS}
     assert {split: len(found) for split, found in inboxes.items()} == NUM_WORLDS
     assert len(set().union(*inboxes.values())) == sum(NUM_WORLDS.values())
-
-
-def test_pool_draws_only_its_split_and_nothing_twice() -> None:
-    pool = Pool(random.Random(0), "val")
-    drawn = [pool.value("amount") for _ in range(200)]
-    assert {split_of(text) for text in drawn} == {"val"}
-    assert len(set(drawn)) == 200
 
 
 def test_each_fact_is_stated_in_its_mail_and_nowhere_later_and_some_are_corrected(worlds: list[World]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +69,7 @@ def maildir(tmp_path: Path) -> Path:
     return root
 
 
-def test_json_is_one_object_and_nothing_is_lost(maildir: Path, tmp_path: Path, gen_db: GenDb) -> None:
+def test_json_is_one_object_and_stdout_else_sums_up(maildir: Path, tmp_path: Path, gen_db: GenDb) -> None:
     value = gen_db("--source", maildir, "--db", "out/mail.db", "--json").value
     assert value == {
         "emails": 3, "recipients": 6, "skipped": {"not_mail": 1}, "seconds": value["seconds"],
@@ -80,8 +78,6 @@ def test_json_is_one_object_and_nothing_is_lost(maildir: Path, tmp_path: Path, g
     assert 0 < value["seconds"] < 60
     assert found(Path(value["db"]), "c@x", "gas") == ["<3@x>", "<2@x>", "<1@x>"]
 
-
-def test_without_json_stdout_sums_up(maildir: Path, gen_db: GenDb) -> None:
     done = gen_db("--source", maildir, "--db", "mail.db")
     assert done.code == 0 and "emails stored" not in done.stderr
     assert "3 emails stored" in done.stdout and "messages/s" in done.stdout
@@ -108,27 +104,20 @@ def test_limit_append_overwrite_and_the_filters_as_settings(maildir: Path, tmp_p
     assert (value["emails"], value["skipped"]) == (3, {"not_mail": 1, "too_large": 1})
 
 
-def test_a_table_of_many_rows(tmp_path: Path, gen_db: GenDb) -> None:
-    with (tmp_path / "emails.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["file", "message"], *([f"{n}.", text(n).decode()] for n in range(2600))])
-    settings = tmp_path / "emailrl.toml"
-    settings.write_text("[store]\ndedupe = false\n")
-    assert gen_db("--source", "emails.csv", "--db", "mail.db", "--json").value["emails"] == 2600
-
-
-def test_every_mistake_is_one_line_and_leaves_nothing(maildir: Path, tmp_path: Path, gen_db: GenDb) -> None:
-    with tarfile.open(tmp_path / "maildir.tar.gz", "w:gz") as archive:
-        archive.add(maildir, "maildir")
-    content = (tmp_path / "maildir.tar.gz").read_bytes()
-    (tmp_path / "broken.tar.gz").write_bytes(content[: len(content) // 2])
+def test_every_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, gen_db: GenDb) -> None:
+    archive = make_tar({f"m/{number}.": text(number) for number in range(9)})
+    (tmp_path / "mail.tar").write_bytes(archive)
+    (tmp_path / "broken.tar").write_bytes(archive[:4000])
     (tmp_path / "text").write_text("no mail")
-    before, source = sorted(tmp_path.rglob("*")), ["--source", "maildir.tar.gz"]
+    before, source = sorted(tmp_path.rglob("*")), ["--source", "mail.tar"]
     for arguments, code, message in (
         (["--source", "missing"], 2, "No such file or folder"),
-        (["--source", "broken.tar.gz"], 1, "complete messages"),
+        (["--source", "broken.tar"], 1, "complete messages"),
         ([*source, "--db", "text/mail.db"], 2, "cannot be written"),
         ([*source, "--db", "/proc/none/mail.db"], 2, "cannot be written"),
         ([*source, "--limit", "0"], 2, "limit"),
+        (["--source", " ", "--db", "mail.db"], 2, "empty"),  # and not the current folder
+        ([*source, "--db", ""], 2, "empty"),
         ([], 1, "--source demo"),
     ):
         done = gen_db(*arguments)
@@ -138,22 +127,19 @@ def test_every_mistake_is_one_line_and_leaves_nothing(maildir: Path, tmp_path: P
         assert sorted(tmp_path.rglob("*")) == before, arguments
 
 
-ENDS: dict[str, Callable[[subprocess.Popen[str]], None]] = {
-    "Ctrl-C, which a terminal sends to the workers too": lambda process: os.killpg(process.pid, signal.SIGINT),
-    "SIGTERM": lambda process: process.terminate(),
-    "SIGTERM to all, as systemd sends it": lambda process: os.killpg(process.pid, signal.SIGTERM),
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_an_ended_build_exits_with_130_and_leaves_no_file_and_no_process(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM), (os.killpg, signal.SIGTERM)]
+)  # a terminal's Ctrl-C goes to the workers too, as does systemd's SIGTERM
+def test_an_ended_build_exits_with_130_and_leaves_no_file_and_no_process(
+    tmp_path: Path, end: Callable[[int, int], None], number: int
+) -> None:
     (tmp_path / "mail.tar").write_bytes(make_tar({f"m/{number}.": text(number) for number in range(20_000)}))
     command = [sys.executable, "-m", "emailrl", "gen-db", "--source", "mail.tar", "--db", "mail.db", "--workers", "2"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 30
     while not (tmp_path / "mail.db.building").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
-    ENDS[end](process)
+    end(process.pid, number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     with pytest.raises(ProcessLookupError):
@@ -191,14 +177,12 @@ def test_verbose_lists_messages_without_their_control_characters(maildir: Path, 
 def own_mbox(path: Path, domain: str = "x") -> Path:
     """Forty mails to me with a long newsletter among them, six of mine, and fifty on a list."""
     me = f"me@{domain}"
-    mails = [("news@y", me, f"Issue {n}", "n" * 6000) for n in range(10)]
-    mails += [("ann@y", me, f"Matter {n}", "Hello.") for n in range(30)]
-    mails += [(me, "ann@y", f"Wish {n}", "Please.") for n in range(6)]
-    mails += [(f"friend{n % 7}@z", "crew@z", f"Post {n}", "Ahoy.") for n in range(50)]
+    mails = [("news@y", me, "n" * 6000)] * 10 + [("ann@y", me, "Hello.")] * 30 + [(me, "ann@y", "Please.")] * 6
+    mails += [(f"friend{n % 7}@z", "crew@z", "Ahoy.") for n in range(50)]
     path.write_text("".join(
         f"From {sender} Tue May  1 10:00:00 2001\nMessage-ID: <{n}@m>\nDate: 1 May 2001 10:00:{n % 60:02} +0000\n"
-        f"From: {sender}\nTo: {to}\nSubject: {subject}\n\n{body} {n}\n\n"
-        for n, (sender, to, subject, body) in enumerate(mails)
+        f"From: {sender}\nTo: {to}\nSubject: Matter {n}\n\n{body} {n}\n\n"
+        for n, (sender, to, body) in enumerate(mails)
     ))  # fmt: skip
     return path
 
@@ -207,6 +191,9 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path, gen_db: G
     own_mbox(tmp_path / "my mail.mbox")
     done = gen_db("--source", "my mail.mbox", "--db", "my data/mine.db", "--json")
     assert done.value.keys() == {"emails", "recipients", "skipped", "seconds", "db"}
+    own_mbox(tmp_path / "enron.mbox", "enron.com")  # it too is asked questions of its own first
+    last = gen_db("--source", "enron.mbox", "--db", "m.db").last
+    assert last.endswith("emailrl gen-questions --db m.db --inbox me@enron.com --allow-shared-inbox")
     *_, inboxes, following = done.stderr.splitlines()
     assert inboxes == "Inboxes: me@x (46 emails)"
     assert following.startswith("Next: ")
@@ -223,12 +210,9 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path, gen_db: G
     assert gen_db("--db", "my data/mine.db").last.endswith(f"emailrl benchmark {options}")
 
 
-def test_enron_mail_is_asked_questions_of_its_own_first(tmp_path: Path, gen_db: GenDb) -> None:
-    last = gen_db("--source", own_mbox(tmp_path / "mail.mbox", "enron.com"), "--db", "m.db").last
-    assert last.endswith("emailrl gen-questions --db m.db --inbox me@enron.com --allow-shared-inbox")
-
-
-def test_own_mail_is_named_after_its_file_and_found_without_a_flag(tmp_path: Path, gen_db: GenDb) -> None:
+def test_own_mail_is_named_after_its_file_and_found_without_a_flag(
+    tmp_path: Path, maildir: Path, gen_db: GenDb
+) -> None:
     source, own = ("--source", own_mbox(tmp_path / "my mail.mbox")), tmp_path / "data" / "my mail.db"
     done = gen_db(*source, "--json")
     assert done.value["db"] == str(own)
@@ -243,11 +227,8 @@ def test_own_mail_is_named_after_its_file_and_found_without_a_flag(tmp_path: Pat
     assert own.read_bytes() == before
     assert load_settings(cwd=tmp_path, environ={}).store.db == Path("data/enron_emails.db")
     assert gen_db(*source, "--append", "--json").value["db"] == str(own)
-
-
-def test_enron_s_mail_tree_keeps_the_default_name(maildir: Path, tmp_path: Path, gen_db: GenDb) -> None:
-    value = gen_db("--source", maildir, "--json").value
-    assert (value["emails"], value["db"]) == (3, str(tmp_path / "data" / "enron_emails.db"))
+    enron = gen_db("--source", maildir, "--overwrite", "--json").value["db"]
+    assert enron == str(tmp_path / "data" / "enron_emails.db"), "a tree named as Enron's"
 
 
 def test_what_is_skipped_is_said_with_the_setting_that_keeps_it(tmp_path: Path, gen_db: GenDb) -> None:

@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import random
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -18,19 +17,14 @@ from emailrl.mail.sources import RawEmail, Skipped, open_source
 from emailrl.mail.sources.rows import row_to_email
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_jsonl(path: Path, compress: Callable[[bytes], bytes]) -> None:
+def test_jsonl(path: Path) -> None:
     bare = {key: value for key, value in row(2).items() if key not in ("cc", "bcc", "file_name")}
-    path.write_bytes(compress(b"\xef\xbb\xbf" + lines(row(1)) + b"\r\n" + lines(bare, row(3, date=989883540000))))
-    first, second, third = emails(path)
-    assert first == EXPECTED
-    assert (second.cc, second.file_name) == ([], "mail.bin#3")
-    assert third.date == EXPECTED.date
-
-
-def test_a_first_line_longer_than_any_block(path: Path) -> None:
-    path.write_bytes(lines(row(1, body="b" * 2_000_000), row(2)))
-    assert names(path) == names(path, max_message_bytes=2_100_000) == ["<1@x>", "<2@x>"]
+    content = b"\xef\xbb\xbf" + lines(row(1)) + b"\r\n" + lines(bare, row(3, date=989883540000))
+    for compress in (bytes, gzip.compress):
+        path.write_bytes(compress(content))
+        first, second, third = emails(path)
+        assert first == EXPECTED and third.date == EXPECTED.date
+        assert (second.cc, second.file_name) == ([], "mail.bin#3")
 
 
 def test_hostile_lines_are_counted(path: Path) -> None:
@@ -59,6 +53,8 @@ def test_what_jsonl_mends(path: Path) -> None:
 
 
 def test_large_and_torn_lines(path: Path) -> None:
+    path.write_bytes(lines(row(1, body="b" * 2_000_000), row(2)))  # a first line longer than any block
+    assert names(path) == names(path, max_message_bytes=2_100_000) == ["<1@x>", "<2@x>"]
     path.write_bytes(lines(row(1), row(2, body="b" * 3_000_000), row(3)))
     assert names(path, max_message_bytes=1000) == ["<1@x>", "too_large:mail.bin#2", "<3@x>"]
     whole = lines(row(1), row(2))
@@ -111,40 +107,34 @@ def test_parquet_torn_large_and_foreign(path: Path) -> None:
 def test_dates_of_rows(value: object, expected: str, defects: tuple[str, ...]) -> None:
     email = row_to_email(row(1, date=value))
     assert isinstance(email, RawEmail) and (str(email.date), email.defects) == (expected, defects)
-
-
-@pytest.mark.parametrize("wrong", [{"to": "a@b"}, {"date": {}}, {"body": 3}, {"cc": [1]}])
-def test_rows_of_the_wrong_type_are_counted(wrong: dict[str, object]) -> None:
-    assert row_to_email(row(1) | wrong) == Skipped("bad_row", "a/1.")
+    for wrong in ({"to": "a@b"}, {"date": {}}, {"body": 3}, {"cc": [1]}):
+        assert row_to_email(row(1) | wrong) == Skipped("bad_row", "a/1.")
 
 
 # -- datasets ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["saved", "parquet"])
-def test_a_dataset_in_a_folder(tmp_path: Path, kind: str) -> None:
+def test_a_dataset_in_a_folder(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     nothing = dict.fromkeys(("subject", "from", "cc", "date", "body"))
     rows = [row(1, date=datetime(2001, 5, 14, 23, 39), bcc=[]), row(2, to=[], bcc=[]) | nothing]
     dataset = datasets.Dataset.from_list(rows)
-    if kind == "saved":
-        dataset.save_to_disk(str(tmp_path / "d"))
-    else:
-        dataset.to_parquet(str(tmp_path / "d" / "data" / "train-00000-of-00001.parquet"))
-    first, second = emails(tmp_path / "d")
-    assert first == EXPECTED
-    assert (second.body, second.cc, second.defects) == ("", [], ("no_date", "no_sender"))
-
-
-def test_a_dataset_without_a_column(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"message_id": ["1"]}).save_to_disk(str(tmp_path / "saved"))
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    dataset.to_parquet(str(tmp_path / "files" / "data" / "train-00000-of-00001.parquet"))
+    for folder in ("saved", "files"):
+        first, second = emails(tmp_path / folder)
+        assert first == EXPECTED
+        assert (second.body, second.cc, second.defects) == ("", [], ("no_date", "no_sender"))
+    datasets.Dataset.from_dict({"message_id": ["1"]}).save_to_disk(str(tmp_path / "other"))
     with pytest.raises(UsageError, match="no column 'subject'"):
-        names(tmp_path / "saved")
+        names(tmp_path / "other")
 
 
-def test_the_hub_s_dataset_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_s_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
+    said = r"corbt/enron-emails could not be loaded: the hub cannot be reached\. .*--source demo.*--source PATH"
+    with pytest.raises(EmailRLError, match=said):
+        list(open_source("hf"))
     write_parquet(tmp_path / "train-00000-of-00001.parquet", row(1), row(2, bcc=["c@x.org"]))
     hub, load = {"corbt/enron-emails": str(tmp_path)}, datasets.load_dataset
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **options: load(hub[name], **options))
@@ -152,12 +142,6 @@ def test_the_hub_s_dataset_is_read_by_datasets(tmp_path: Path, monkeypatch: pyte
     first, second = open_source("hf")
     assert first == EXPECTED
     assert isinstance(second, RawEmail) and second.bcc == ["c@x.org"]
-
-
-def test_the_hub_out_of_reach_or_a_folder_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = r"corbt/enron-emails could not be loaded: the hub cannot be reached\. .*--source demo.*--source PATH"
-    with pytest.raises(EmailRLError, match=said):
-        next(iter(open_source("hf")))
     (tmp_path / "corbt" / "enron-emails").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="A local folder corbt/enron-emails would be read instead of the hub's"):
@@ -181,15 +165,12 @@ def test_kaggle_csv(path: Path) -> None:
     assert rest == [Skipped("not_mail", "a/2."), Skipped("bad_row", "row 3")]
 
 
-def test_csv_with_other_column_order_mark_and_gzip(path: Path) -> None:
-    write_csv(path, [["x", text(1).decode(), "a/1."]], ("extra", "message", "file"))
-    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + path.read_bytes()))
-    assert names(path) == ["<1@x>"]
-
-
-def test_a_csv_that_breaks_off(path: Path) -> None:
-    write_csv(path, [["1", text(1).decode()], ["2", text(2).decode()]])
-    path.write_bytes(path.read_bytes()[:-6])
+def test_csv_with_other_column_order_mark_and_gzip_and_one_that_breaks_off(path: Path) -> None:
+    write_csv(path, [["x", text(1).decode(), "a/1."], ["x", text(2).decode(), "a/2."]], ("extra", "message", "file"))
+    whole = path.read_bytes()
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + whole))
+    assert names(path) == ["<1@x>", "<2@x>"]
+    path.write_bytes(whole[:-12])
     with pytest.raises(EmailRLError, match="after 1 complete rows"):
         names(path)
     assert names(path, allow_truncated=True) == ["<1@x>", "truncated:"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,13 @@ def test_what_is_found(db: Path, inbox: str, keywords: list[str], options: dict[
 
 
 def test_without_keywords_no_mail_is_more_relevant_than_another(db: Path) -> None:
-    early = open_mailbox(db, BOB, until=DAY_3, order="relevance")
-    assert [hit.message_id for hit in early.search((), from_addr=ANN)] == ["<1@x>"]
+    assert found(db, BOB, until=DAY_3, order="relevance", from_addr=ANN) == ["<1@x>"]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"from_addr": " "}, {"sent_after": ""}, {"max_results": 3}], ids=repr)
 def test_neither_keywords_nor_a_filter_is_refused(db: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ToolError, match=r"^No keywords provided for search\.$"):
-        open_mailbox(db, BOB, until=DAY_3).search([], **arguments)
+        found(db, BOB, until=DAY_3, **arguments)
     with pytest.raises(ToolError, match=r"^No keywords provided for search\.$"):
         open_mailbox(db, BOB, without_keywords=False).search([], from_addr=ANN)
 
@@ -85,12 +84,7 @@ def test_without_keywords_the_snippet_is_how_a_mail_begins(tmp_path: Path, email
     assert [hit.snippet for hit in hits] == [f"Long ... {words} ...", f"Whole ... {words}"]
 
 
-def test_snippets_mark_the_keywords_alone(db: Path) -> None:
-    (hit,) = open_mailbox(db, BOB).search(["final", "gas"], from_addr=ANN)
-    assert hit == SearchHit("<3@x>", "The <b>gas</b> budget is <b>final</b>.")
-
-
-@pytest.mark.parametrize("number", [1, 13, 14, 15, 16, 29])
+@pytest.mark.parametrize("number", [1, 14, 15, 29])
 def test_snippets_show_the_text_however_many_people(tmp_path: Path, email: Any, number: int) -> None:
     db, people = tmp_path / "mail.db", tuple(f"p{n}@x.org" for n in range(number))
     bodies = {"begins": "gas " + "w " * 40, "middle": "w " * 40 + "gas " + "w " * 40, "short": "w gas"}
@@ -108,22 +102,17 @@ def test_snippets_show_the_text_however_many_people(tmp_path: Path, email: Any, 
             assert [(hit.message_id, hit.snippet) for hit in hits] == expected
 
 
-def test_read_gives_the_whole_mail(db: Path) -> None:
-    assert open_mailbox(db, CY).read("<4@x>") == Email(
-        "<4@x>", "2001-05-04 00:00:00", "Budget", ANN, [CY], [BOB], [], "Copy of the gas budget.", "f/4."
-    )
-
-
-@pytest.mark.parametrize(
-    ("inbox", "until", "message_id", "is_shown"),
-    [
-        (BOB, None, "<5@x>", False), (CY, None, "<5@x>", True),  # a bcc receives the mail too
-        (ANN, None, "<9@x>", False), (BOB, DAY_3, "<3@x>", False), (BOB, DAY_3, "<1@x>", True),
-        (BOB, DAY_3, "<6@x>", False),  # a mail without a date may be from after the question
-    ],
-)  # fmt: skip
-def test_read_is_limited_to_the_inbox(db: Path, inbox: str, until: str | None, message_id: str, is_shown: bool) -> None:
-    assert (open_mailbox(db, inbox, until).read(message_id) is not None) is is_shown
+def test_read_gives_the_whole_mail_of_the_inbox_up_to_the_day(db: Path) -> None:
+    four = Email("<4@x>", "2001-05-04 00:00:00", "Budget", ANN, [CY], [BOB], [], "Copy of the gas budget.", "f/4.")
+    assert open_mailbox(db, CY).read("<4@x>") == four
+    (hit,) = open_mailbox(db, BOB).search(["final", "gas"], from_addr=ANN)
+    assert hit == SearchHit("<3@x>", "The <b>gas</b> budget is <b>final</b>.")
+    for inbox, until, number, is_shown in (
+        (BOB, None, 5, False), (CY, None, 5, True),  # a bcc receives the mail too
+        (ANN, None, 9, False), (BOB, DAY_3, 3, False), (BOB, DAY_3, 1, True),
+        (BOB, DAY_3, 6, False),  # a mail without a date may be from after the question
+    ):  # fmt: skip
+        assert (open_mailbox(db, inbox, until).read(f"<{number}@x>") is not None) is is_shown, (inbox, until, number)
 
 
 BAD_ARGUMENTS: list[dict[str, Any]] = [
@@ -144,47 +133,36 @@ def test_bad_arguments_are_tool_errors(db: Path, wrong: dict[str, Any]) -> None:
 
 
 def test_bad_mailboxes_and_ids_are_tool_errors(db: Path) -> None:
-    for wrong in ({"inbox": ""}, {"inbox": None}, {"inbox": 1}, {"until": "soon"}):
+    for wrong in ({"inbox": ""}, {"inbox": None}, {"inbox": 1}, {"until": "soon"}, {"order": "best"}, {"order": None}):
         with pytest.raises(ToolError):
-            open_mailbox(db, **{"inbox": BOB, **wrong})
+            open_mailbox(db, **{"inbox": BOB} | wrong)
     for message_id in (None, 3, ["<1@x>"], "\ud800"):
         with pytest.raises(ToolError):
             open_mailbox(db, BOB).read(message_id)
 
 
-def test_a_closed_mailbox_says_so(db: Path) -> None:
-    with open_mailbox(db, BOB) as box:
-        box.search(["gas"])
-    with pytest.raises(EmailRLError, match="closed"):
-        box.search(["gas"])
-
-
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc")
 def test_thousands_of_mailboxes_need_few_file_handles(db: Path) -> None:
     descriptors = Path("/proc/self/fd")
-    if not descriptors.is_dir():
-        pytest.skip("no /proc here")
     open_mailbox(db, BOB).search(["gas"])
     before = len(list(descriptors.iterdir()))
     boxes = [open_mailbox(db, BOB, DAY_4) for _ in range(3000)]
     for box in (boxes[0], boxes[-1]):
         assert [hit.message_id for hit in box.search(["gas"])] == ["<3@x>", "<1@x>"]
     assert len(list(descriptors.iterdir())) == before
+    with boxes[0]:
+        pass
+    with pytest.raises(EmailRLError, match="closed"):
+        boxes[0].search(["gas"])
 
 
 def test_threads_have_their_own_connections(db: Path) -> None:
-    ids: dict[int, list[str]] = {}
-
-    def work(number: int) -> None:
+    def work(number: int) -> list[str]:
         box = open_mailbox(db, BOB)
-        for _ in range(50):
-            ids[number] = [hit.message_id for hit in box.search(["budget"])]
+        return [hit.message_id for _ in range(50) for hit in box.search(["budget"])]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert list(ids.values()) == [["<4@x>", "<3@x>", "<1@x>", "<6@x>"]] * 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [["<4@x>", "<3@x>", "<1@x>", "<6@x>"] * 50] * 4
 
 
 def test_a_replaced_database_is_seen_by_mailboxes_opened_after(db: Path, email: Any) -> None:
@@ -207,30 +185,26 @@ def test_no_database_another_file_another_version_and_no_index(tmp_path: Path, d
     without = tmp_path / "without.db"
     with closing(sqlite3.connect(without)) as connection:
         connection.executescript("CREATE TABLE emails(id); CREATE TABLE recipients(id); CREATE TABLE meta(key, value)")
-    with pytest.raises(UsageError, match="full-text index"):
+    with pytest.raises(UsageError, match="no table"):
         open_mailbox(without, BOB)
-    with pytest.raises(UsageError, match="full-text index"):
+    with pytest.raises(UsageError, match="no table"):
         database_fingerprint(without)
-
-
-def test_a_search_without_memory_asks_for_fewer_keywords(tmp_path: Path, email: Any) -> None:
-    # The limit is that of a process; by relevance, SQLite keeps all positions of all keywords.
-    mails = [email(1, body="a " * 1_000_000)]
-    build_database(mails, tmp_path / "mail.db", settings=StoreSettings(max_body_chars=0))
-    command = [sys.executable, "-c", SEARCH_IN_40_MB, tmp_path / "mail.db"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "The search needs too much memory. Use fewer keywords.\n", done.stderr
 
 
 SEARCH_IN_40_MB = """
 import sqlite3, sys
 from pathlib import Path
-from emailrl.base.errors import ToolError
 from emailrl.mail import open_mailbox
 box = open_mailbox(Path(sys.argv[1]), "ann@x.org", order="relevance")
-sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 40000000")
-try:
-    box.search(["a"] * 32)
-except ToolError as error:
-    print(error)
+sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 40000000")  # of the process
+box.search(["a"] * 32)
 """
+
+
+def test_a_search_without_memory_asks_for_fewer_keywords(tmp_path: Path, email: Any) -> None:
+    """By relevance, SQLite keeps all positions of all keywords."""
+    mails = [email(1, body="a " * 1_000_000)]
+    build_database(mails, tmp_path / "mail.db", settings=StoreSettings(max_body_chars=0))
+    command = [sys.executable, "-c", SEARCH_IN_40_MB, tmp_path / "mail.db"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "ToolError: The search needs too much memory. Use fewer keywords." in done.stderr

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hang import must_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mail.mails import TABLES
 
 from emailrl.mail.sources.text import MAX_HTML_CHARS, flowed_to_text, html_to_text
 
 
-@pytest.mark.parametrize(
-    ("html", "text"),
-    [
-        ("<p>Gas &amp; oil</p><p>caf&eacute;<br>two</p>", "Gas & oil\n\ncafé\ntwo"),
-        ("<head><style>p {}</style><script>if (a<b) x()</script></head><body>seen", "seen"),
-        ("a<!-- hidden -->b<!-- <p>never closed", "ab"),
-        ("one<DIV\nclass=x>two</DIV>three", "one\ntwo\nthree"),
-        ("<table><tr><td>Pay</td><td>5 $</td></tr><tr><td>to<td>Ann</table>", "Pay 5 $\n\nto Ann"),
-        ("<b>bo</b>ld <a href='http://x'>a\n link</a>", "bold a link"),
-        ("<![if !supportEmptyParas]>&nbsp;<![endif]>office", "office"),
-        ("5 < 6 and a <b", "5 < 6 and a <b"),
-        ("&#0;&#x110000;x\0y", "\ufffd\ufffdxy"),
-        ("a<pre class=x>\none <b\nid=y>1</b>\ntwo\n</pre>b\nc", "a\none 1\ntwo\n\nb c"),
-        ("<head><title>News</title></head><p>seen", "seen"),
-        ("<div style='color:red; DISPLAY: none'>preview <b>x</b></div><p>seen</p>", "seen"),
-        ("<div style='display:none'>all there is</div>", "all there is"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("html", "text"), TABLES["test_visible_text"])
 def test_visible_text(html: str, text: str) -> None:
     defects: list[str] = []
     assert (html_to_text(html, defects), defects) == (text, [])
-
-
-def test_too_much_of_it_is_cut_and_noted() -> None:
-    defects: list[str] = []
-    assert len(html_to_text("x" * (MAX_HTML_CHARS + 5), defects)) == MAX_HTML_CHARS
-    assert defects == ["html_cut"]
 
 
 PIECES = ["<!--", "<a ", "<a href='", "<p>", "<div>x", "<td>", "</p>", "<![CDATA[", "<script>", "<style><", "&#", "<?"]
@@ -48,8 +23,10 @@ PIECES = ["<!--", "<a ", "<a href='", "<p>", "<div>x", "<td>", "</p>", "<![CDATA
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("end", ["", "\"'>-->]]>"])
 def test_hostile_markup_takes_no_huge_time(piece: str, end: str) -> None:
+    defects: list[str] = []
     with must_end():
-        html_to_text(piece * (300_000 // len(piece)) + end, [])
+        text = html_to_text(piece * (700_000 // len(piece)) + end, defects)
+    assert len(text) <= MAX_HTML_CHARS and "html_cut" in defects
 
 
 def test_much_hidden_text_and_one_long_flowed_paragraph_take_no_huge_time() -> None:
@@ -58,15 +35,6 @@ def test_much_hidden_text_and_one_long_flowed_paragraph_take_no_huge_time() -> N
             assert "y" not in html_to_text(html, [])
     with must_end(10):
         assert flowed_to_text("a \n" * 1_000_000, delete_spaces=False) == "a " * 1_000_000 + "\n"
-
-
-def test_nested_blocks_take_about_the_time_of_nested_inline_tags() -> None:
-    def seconds(tag: str) -> float:
-        begun = time.process_time()
-        assert html_to_text(f"<{tag}>" * 8000 + "deep" + f"</{tag}>" * 8000, []) == "deep"
-        return time.process_time() - begun
-
-    assert min(seconds("div") for _ in range(2)) < 8 * max(seconds("b") for _ in range(2))
 
 
 SIGNS = ["<", ">", "!", "[", "]", "--", "p", " ", "a=", '"', "'", "&", ";", "/", "script", "?", "\n", "x"]

@@ -11,12 +11,12 @@ import pytest
 from hang import must_end
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mail.mails import TABLES
 
 from emailrl.mail.sources import RawEmail, Skipped, headers, message, parse_message
 from emailrl.mail.sources.headers import addresses_of, parse_date
 
 CASES = Path(__file__).parent / "cases"
-TABLES = json.loads((CASES / "tables.json").read_text(encoding="utf-8"))
 
 
 def parse_mime(raw: bytes, name: str = "") -> RawEmail | Skipped:
@@ -38,44 +38,6 @@ def test_a_message_is_read_as_the_file_beside_it_says(path: Path) -> None:
     raw, expected = path.read_bytes(), json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     assert fields(parse_message(raw)) == expected
     assert fields(parse_mime(raw)) == expected
-
-
-PLAIN = b"""Message-ID: <1.2.JavaMail.ann@x>
-Date: Mon, 14 May 2001 16:39:00 -0700 (PDT)
-From: Ann.Lee@X.org
-To: bob@x.org, cy..d@x.org,
-\te'f@x.org
-Subject: Gas budget,
- second draft
-Cc: bob@x.org, bob@x.org
-X-From: Ann Lee
-Content-Type: text/plain; charset=us-ascii
-Content-Transfer-Encoding: 7bit
-
-Hello,
-
-see below.
-"""
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        (b"", b""),
-        (b"\n", b"\r\n"),
-        (b"us-ascii\nContent-Transfer-Encoding: 7bit", b"utf-8\nContent-Transfer-Encoding: quoted-printable"),
-        (b"charset=us-ascii", b'charset="ISO-8859-1"'),
-        (b"Ann.Lee@X.org", b"Legal <.Hall@enron.com>"),
-        (b"bob@x.org, cy..d@x.org", b"R&D-1 <a@b.c>, plain@x.org, o'b <q@r>"),
-        (b"Content-Type: text/plain; charset=us-ascii\n", b""),
-        (b"Subject: Gas budget,\n second draft\n", b""),
-        (b"Subject: Gas budget,\n second draft", b"Subject:"),
-        (b"To: bob", b"tO : bob"),
-    ],
-)
-def test_both_paths_agree(change: tuple[bytes, bytes]) -> None:
-    raw = PLAIN.replace(*change)
-    assert parse_message(raw, "n") == parse_mime(raw, "n")
 
 
 ADDRESSES = st.lists(
@@ -105,9 +67,7 @@ def test_the_address_of_an_item(value: str, expected: list[str]) -> None:
     assert addresses_of(value) == expected
 
 
-@pytest.mark.parametrize(
-    "piece", ["<", "<‹", '"', '\\"', "(", "()", "[", ",", ";", ":", '"a"@', "a@b, ", "n <a@b>,", "\\"]
-)
+@pytest.mark.parametrize("piece", ["<", "<‹", '"', '\\"', "(", "()", "[", ",", ":", '"a"@', "a@b, ", "n <a@b>,", "\\"])
 def test_time_grows_with_the_length_alone(piece: str) -> None:
     with must_end():  # measured: below 3 s
         addresses_of(piece * (1_000_000 // len(piece)))
@@ -131,6 +91,7 @@ HOSTILE = {
     "folds": HEAD + b"Subject: a" + b"\n b" * 200_000 + b"\n\nx",
     "dates": b"From: a@b\nDate: " + b"1:" * 200_000 + b"\n\nx",
     "many brackets": HEAD + b"Cc: " + "<‹".encode() * 250_000 + b"\n\nx",
+    "many plain people": HEAD + b"Cc: " + b"Ann <a@b>, " * 20_000 + b"\x01\nSubject: " + b"x " * 500_000 + b"\n\nx",
     "many people": HEAD + b"Cc: \xc3\xa9 <a@b>, " + b"Ann <ann@x.org>, " * 800_000 + b"\n\nx",
     "punycode": HEAD + b"Content-Type: text/plain; charset=punycode\n\n" + b"a-b9" * 250_000,
     "idna": HEAD + b"Content-Type: text/plain; charset=idna\n\n" + b"xn--a." * 150_000,
@@ -148,18 +109,11 @@ def test_what_is_made_to_take_for_ever_takes_moments(name: str) -> None:
     assert isinstance(email, RawEmail) or email.reason == "unreadable"
     if name == "encoded words":
         assert isinstance(email, RawEmail) and (email.subject[:3], email.defects) == ("aaa", ("long_header",))
+    if name == "many plain people":
+        assert isinstance(email, RawEmail) and len(email.cc) >= 20_000 and len(email.subject) == 999_999
     if name == "many people":
         assert isinstance(email, RawEmail) and email.defects == ("long_header",)
         assert 50_000 < len(email.cc) < 70_000  # of a million characters, 17 each
-
-
-def test_huge_headers_take_no_huge_time() -> None:
-    many = b"To: " + b"name <a@b.c>, " * 20_000 + b"\x01"
-    long = b"Subject: " + b"x " * 500_000
-    email = parse_message(b"From: a@b\n" + many + b"\n" + long + b"\n\nbody")
-    assert isinstance(email, RawEmail)
-    assert len(email.to) >= 20_000
-    assert len(email.subject) == 999_999
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from mail.mails import rows
+from mail.mails import found, rows
 
 from emailrl.agent.play import Stage
 from emailrl.agent.task import mail_agent
 from emailrl.agent.tools import call_tool
-from emailrl.base.errors import ToolError
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
@@ -24,30 +22,21 @@ from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 from emailrl.settings import load_settings
 
 Make = Callable[..., RawEmail]
-
-
-def found(db: Path, inbox: str, *keywords: str, until: str | None = None, **options: Any) -> list[str]:
-    box = open_mailbox(db, inbox, until, order="relevance")
-    return [hit.message_id for hit in box.search(list(keywords), **options)]
+by_relevance = partial(found, order="relevance")
 
 
 def bm25(mails: list[RawEmail], keywords: list[str]) -> dict[str, float]:
     """https://www.sqlite.org/fts5.html#the_bm25_function, k1 = 1.2 and b = 0.75; the mails that hold every keyword."""
     texts = {m.message_id: (m.subject.lower().split(), m.body.lower().split()) for m in mails}
-    people = {m.message_id: len({m.from_address, *m.to}) for m in mails}
-    lengths = {key: len(subject) + len(body) + people[key] for key, (subject, body) in texts.items()}
+    lengths = {m.message_id: len({m.from_address, *m.to}) + sum(map(len, texts[m.message_id])) for m in mails}
     average = sum(lengths.values()) / len(mails)
-    scores = {}
-    for key, (subject, body) in texts.items():
-        if not all(word in subject + body for word in keywords):
-            continue
-        score = 0.0
-        for word in keywords:
-            holding = sum(word in subject + body for subject, body in texts.values())
-            idf = max(math.log((len(mails) - holding + 0.5) / (holding + 0.5)), 1e-6)
+    scores = {key: 0.0 for key, (subject, body) in texts.items() if {*keywords} <= {*subject, *body}}
+    for word in keywords:
+        holding = sum(word in subject + body for subject, body in texts.values())
+        idf = max(math.log((len(mails) - holding + 0.5) / (holding + 0.5)), 1e-6)
+        for key in scores:
             frequency = 5 * texts[key][0].count(word) + texts[key][1].count(word)
-            score += idf * frequency * 2.2 / (frequency + 1.2 * (0.25 + 0.75 * lengths[key] / average))
-        scores[key] = score
+            scores[key] += idf * frequency * 2.2 / (frequency + 1.2 * (0.25 + 0.75 * lengths[key] / average))
     return scores
 
 
@@ -61,10 +50,11 @@ def test_by_hand(tmp_path: Path, email: Make) -> None:
     }  # fmt: skip
     mails = [email(n, subject="Gas" if n == 1 else "a", body=body, day=f"2001-05-0{n}") for n, body in bodies.items()]
     build_database([*mails, *(email(n, subject="a", body=f"nothing of it {n}") for n in range(6, 20))], db)
-    assert found(db, "bob@x.org", "gas") == ["<1@x>", "<2@x>", "<4@x>", "<3@x>", "<5@x>"]
+    assert by_relevance(db, "bob@x.org", "gas") == ["<1@x>", "<2@x>", "<4@x>", "<3@x>", "<5@x>"]
     assert open_mailbox(db, "bob@x.org", order="relevance").search(["gas"])[1].snippet == "<b>gas</b> <b>gas</b> c d e"
-    assert found(db, "bob@x.org", "gas", max_results=3) == ["<1@x>", "<2@x>", "<4@x>"], "of equals the newest are kept"
-    assert found(db, "bob@x.org", "gas", until="2001-05-04", max_results=2) == ["<1@x>", "<2@x>"]
+    best = by_relevance(db, "bob@x.org", "gas", max_results=3)
+    assert best == ["<1@x>", "<2@x>", "<4@x>"], "of equals the newest are kept"
+    assert by_relevance(db, "bob@x.org", "gas", until="2001-05-04", max_results=2) == ["<1@x>", "<2@x>"]
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -89,39 +79,24 @@ def test_the_ten_best_by_the_published_formula(tmp_path: Path, email: Make, in_o
         scores = bm25(mails, keywords)
         best = sorted(sorted(scores, key=dates.__getitem__, reverse=True), key=lambda key: -round(scores[key], 12))
         assert len(best) > 10
-        assert found(db, "p0@x", *keywords) == best[:10]
+        assert by_relevance(db, "p0@x", *keywords) == best[:10]
         ann = [key for key in best if senders[key] == "ann@x" and dates[key] < "2001-05-20"]
-        assert found(db, "p0@x", *keywords, from_addr="ann@x", sent_before="2001-05-20") == ann[:10]
+        assert by_relevance(db, "p0@x", *keywords, from_addr="ann@x", sent_before="2001-05-20") == ann[:10]
 
 
-@pytest.mark.parametrize("order", ["", "best", None])
-def test_another_order_is_refused(db: Path, order: Any) -> None:
-    with pytest.raises(ToolError, match="order must be newest or relevance"):
-        open_mailbox(db, "bob@x.org", order=order)
-
-
-def environment_of(db: Path, opened: ExitStack, **settings: object) -> Any:
-    agent = load_settings({**settings, "emailrl_db": str(db)}).agent
-    stage = Stage(agent, db, partial(mail_agent, agent), None)
-    return stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
-
-
-def test_the_setting_reaches_the_agents_tool(tmp_path: Path, email: Make) -> None:
+def test_order_and_searches_without_keywords_are_settings(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     filling = [email(number, subject="a", body=f"nothing of it {number}") for number in range(3, 9)]
     build_database([email(1, subject="Gas", body="old"), email(2, body="gas and more", day="2001-05-02"), *filling], db)
-    for order, expected in (("newest", ["<2@x>", "<1@x>"]), ("relevance", ["<1@x>", "<2@x>"])):
+    search = ToolCall("search_emails", {"keywords": [], "from_addr": "ann@x.org"})
+    for order, allowed, expected in (("newest", True, ["<2@x>", "<1@x>"]), ("relevance", False, ["<1@x>", "<2@x>"])):
         with ExitStack() as opened:
-            mailbox = environment_of(db, opened, search_order=order).mailbox
-            hits = call_tool(mailbox, "search_emails", {"keywords": ["gas"]})
+            settings = {"search_order": order, "search_without_keywords": allowed, "emailrl_db": str(db)}
+            agent = load_settings(settings).agent
+            stage = Stage(agent, db, partial(mail_agent, agent), None)
+            environment = stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
+            hits = call_tool(environment.mailbox, "search_emails", {"keywords": ["gas"]})  # type: ignore[attr-defined]
+            environment.start()
+            reason = environment.step(Message("assistant", "", [search])).stop_reason
         assert [hit["message_id"] for hit in hits] == expected
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_whether_the_agents_tool_needs_keywords_is_a_setting(db: Path, allowed: bool) -> None:
-    with ExitStack() as opened:
-        environment = environment_of(db, opened, search_without_keywords=allowed)
-        environment.start()
-        search = ToolCall("search_emails", {"keywords": [], "from_addr": "ann@x.org"})
-        reason = environment.step(Message("assistant", "", [search])).stop_reason
-    assert reason == (None if allowed else StopReason.BAD_TOOL_CALL_ARGS)
+        assert reason == (None if allowed else StopReason.BAD_TOOL_CALL_ARGS)

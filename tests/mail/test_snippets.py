@@ -39,7 +39,7 @@ def search(tmp_path: Path, email: Any) -> Callable[..., tuple[SearchHit, float]]
         ("gas ", ("gas",), " ... " + " ".join(["<b>gas</b>"] * 15) + " ... "),
         ("gas budget ", ("budget", "gas"), " ... " + "<b>gas</b> <b>budget</b> " * 7 + "<b>gas</b> ... "),
         ("gas budget ", ("gas budget",), " ... " + "<b>gas budget</b> " * 7 + "<b>gas</b> ... "),
-        ("gäs. ", ("gas",), " ... " + ". ".join(["<b>gäs</b>"] * 15) + " ... "),
+        ("gäs. ", ("gas",) * 32, " ... " + ". ".join(["<b>gäs</b>"] * 15) + " ... "),
         ("多 ", ("多",), " ... " + " ".join(["<b>多</b>"] * 15) + " ... "),
     ],
     ids=["one word", "two words", "phrase", "sentences", "multibyte"],
@@ -52,19 +52,10 @@ def test_a_megabyte_of_matches_takes_a_moment(
     assert seconds < 5, "FTS5's snippet() takes minutes"
 
 
-def test_repeated_keywords_cost_no_more_than_one(search: Any) -> None:
-    body = "gas " * 2_000_000
-    (one, seconds), (many, longer) = search(body, "gas"), search(body, *["gas"] * 32)
-    assert many == one
-    assert longer < 10 * seconds
-
-
-@pytest.mark.parametrize(
-    "body", ["gas " + "y" * 1_000_000 + " end", "gas" + "!" * 1_000_000 + "end"], ids=["word", "gap"]
-)
-def test_a_snippet_is_short_even_if_its_words_are_not(search: Any, body: str) -> None:
-    hit, _ = search(body, "gas")
-    assert hit.snippet.startswith(" ... <b>gas</b>") and len(hit.snippet) <= LONGEST_SNIPPET
+def test_a_snippet_is_short_even_if_its_words_are_not(search: Any) -> None:
+    for body in ("gas " + "y" * 1_000_000 + " end", "gas" + "!" * 1_000_000 + "end"):
+        hit, _ = search(body, "gas")
+        assert hit.snippet.startswith(" ... <b>gas</b>") and len(hit.snippet) <= LONGEST_SNIPPET
 
 
 @pytest.mark.parametrize("keywords", [("gas",), ("gas", "price"), ("gas price",), ("GÁS",)], ids=" ".join)
@@ -82,14 +73,10 @@ def test_matches_are_counted_up_to_two_thousand() -> None:
     assert has_few_matches("gas " * 1000, ["gas", "Gás"]) and not has_few_matches("gas " * 1001, ["gas", "Gás"])
     assert has_few_matches("a gas " * 2000 + "a " * 9000, ["a gas"]), "a phrase is as rare as its rarest word"
     assert has_few_matches("gas " * 2000, ["gas", "budget", "!!!"])
+    assert short_text(["gas"]) == 8000  # 2,000 matches of three letters and a space
+    assert short_text(["the gas", "é", "!!!"]) == 1600  # 4 + 2 + 2 characters: 2,000 / (1/4 + 1/2 + 1/2)
     body = "a. " * 1_000_000  # sentences count too
     assert has_few_matches(body + "gas " * 300, ["gas"]) and not has_few_matches(body + "gas " * 400, ["gas"])
-
-
-def test_a_short_text_cannot_hold_too_many_matches() -> None:
-    assert short_text(["gas"]) == 8000  # 2,000 matches of three letters and a space
-    assert short_text(["gas", "oil"]) == 4000
-    assert short_text(["the gas", "é", "!!!"]) == 1600  # 4 + 2 + 2 characters: 2,000 / (1/4 + 1/2 + 1/2)
 
 
 def test_an_excerpt_is_the_part_that_holds_most_keywords() -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mail.mails import found, only, rows, stored_emails
-from sqlalchemy import Connection
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.cli.app import main
-from emailrl.mail import build, database_fingerprint, open_mailbox
+from emailrl.mail import database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import connect, last_day
 from emailrl.mail.sources import RawEmail
@@ -25,23 +21,6 @@ from emailrl.questions.template import generate
 from emailrl.records.trajectory import Scenario
 
 Make = Callable[..., RawEmail]
-Run = Callable[..., str]
-
-
-@pytest.fixture
-def gen_db(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """``gen_db(*arguments) -> stderr``, one line, of the demo refused with an exit code, 2 unless named."""
-
-    def run(*arguments: object, code: int = 2) -> str:
-        source = () if "--source" in arguments or code == 1 else ("--source", "demo")
-        monkeypatch.setattr(sys, "argv", ["emailrl", "gen-db", *map(str, (*source, *arguments))])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        stderr = capsys.readouterr().err
-        assert exit_.value.code == code and len(stderr.splitlines()) == 1, stderr
-        return stderr
-
-    return run
 
 
 def ids(db: Path) -> list[str]:
@@ -66,90 +45,60 @@ def test_a_second_build_ends_at_once(tmp_path: Path, email: Make, flags: dict[st
     assert only(tmp_path) == ["mail.db"]
 
 
-def test_a_build_of_another_process_is_seen(tmp_path: Path, email: Make) -> None:
-    db = tmp_path / "mail.db"
-    code = (
-        "import sys; from pathlib import Path; from emailrl.mail.build import _claimed\n"
-        "with _claimed(Path(sys.argv[1]), overwrite=False, append=True):\n    print('claimed', flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(db)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "claimed\n"
-        with pytest.raises(EmailRLError, match="Another gen-db"):
-            build_database([email(1)], db, append=True)
-        process.communicate("\n", timeout=30)
-    build_database([email(1)], db, append=True)
-    assert only(tmp_path) == ["mail.db"]
-
-
-def test_what_a_dead_build_left_is_cleared_up_and_nothing_else(tmp_path: Path, email: Make) -> None:
+def test_what_a_dead_build_left_is_cleared_up_and_no_journal_is_written(tmp_path: Path, email: Make) -> None:
     for name in ("building", "gen-db-lock", "building.txt"):
         (tmp_path / f"mail.db.{name}").write_text("half a database")
-    build_database([email(1)], tmp_path / "mail.db")
-    assert ids(tmp_path / "mail.db") == ["<1@x>"] and only(tmp_path) == ["mail.db", "mail.db.building.txt"]
+    seen: set[str] = set()
+    for number in (1, 2):
+        mails = [email(number)]
+        build_database(mails, tmp_path / "mail.db", append=True, progress=lambda *_: seen.update(only(tmp_path)))
+    assert seen == {"mail.db", "mail.db.building", "mail.db.building.txt", "mail.db.gen-db-lock"}
+    assert ids(tmp_path / "mail.db") == ["<1@x>", "<2@x>"]
+    assert only(tmp_path) == ["mail.db", "mail.db.building.txt"]
 
 
 @pytest.mark.parametrize("name", ["building", "gen-db-lock"])
-@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to])
-def test_nothing_is_written_through_a_planted_file(
-    tmp_path: Path, email: Make, name: str, plant: Callable[[Path, Path], None]
-) -> None:
+def test_nothing_is_written_through_a_planted_file(tmp_path: Path, email: Make, name: str) -> None:
     (tmp_path / "thesis").write_text("Years of work.")
-    plant(tmp_path / f"mail.db.{name}", tmp_path / "thesis")
-    with contextlib.suppress(UsageError):  # a link in the place of the lock
-        build_database([email(1)], tmp_path / "mail.db")
-    assert (tmp_path / "thesis").read_text() == "Years of work."
+    for plant in (Path.symlink_to, Path.hardlink_to):
+        plant(tmp_path / f"mail.db.{name}", tmp_path / "thesis")
+        with contextlib.suppress(UsageError):  # a link in the place of the lock
+            build_database([email(1)], tmp_path / "mail.db", overwrite=True)
+        assert (tmp_path / "thesis").read_text() == "Years of work."
+        (tmp_path / f"mail.db.{name}").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("append", [False, True])
-def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path, email: Make, append: bool) -> None:
+def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
 
     def mails() -> Iterator[RawEmail]:
         yield email(1)
         db.write_text("thesis")
 
-    with pytest.raises(UsageError, match="exists"):
-        build_database(mails(), db, append=append)
-    assert db.read_text() == "thesis"
-    assert only(tmp_path) == ["mail.db"]
+    for append in (False, True):
+        with pytest.raises(UsageError, match="exists"):
+            build_database(mails(), db, append=append)
+        assert db.read_text() == "thesis" and only(tmp_path) == ["mail.db"]
+        db.unlink()
 
 
-def test_loading_writes_no_journal(tmp_path: Path, email: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[str] = set()
-    last_step = build.create_triggers
-
-    def watched(connection: Connection) -> None:
-        for schema in ("main", "staging"):
-            seen.update(connection.exec_driver_sql(f"PRAGMA {schema}.journal_mode").scalars())
-        last_step(connection)
-
-    monkeypatch.setattr(build, "create_triggers", watched)
-    for number in (1, 2):
-        build_database([email(number)], tmp_path / "mail.db", append=True)
-        assert seen == {"off"}
+def refusal(db: Path, **flags: bool) -> str:
+    with pytest.raises(UsageError) as refused:
+        build_database([], db, **flags)
+    return str(refused.value)
 
 
-@pytest.mark.parametrize("flag", ["--overwrite", "--append", "--json"])
-def test_what_is_no_database_is_not_replaced(tmp_path: Path, gen_db: Run, flag: str) -> None:
+@pytest.mark.parametrize("flags", [{"overwrite": True}, {"append": True}, {}])
+def test_what_is_no_database_is_not_replaced(tmp_path: Path, flags: dict[str, bool]) -> None:
     thesis, pipe = tmp_path / "thesis.txt", tmp_path / "pipe"
     thesis.write_text("Years of work.")
     os.mkfifo(pipe)
-    for db in (thesis, pipe):
-        stderr = gen_db("--db", db, flag)
-        assert "--db" in stderr and "--overwrite" not in stderr
+    for said in (refusal(thesis, **flags), refusal(pipe, **flags)):
+        assert "--db" in said and "--overwrite" not in said
     with pytest.raises(UsageError, match="--db") as refused:
         open_mailbox(thesis, "a@x")
     assert "--overwrite" not in str(refused.value)
     assert thesis.read_text() == "Years of work." and pipe.is_fifo() and only(tmp_path) == ["pipe", "thesis.txt"]
-
-
-@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
-def test_a_pipe_beside_the_database_is_refused_not_waited_for(tmp_path: Path, gen_db: Run, suffix: str) -> None:
-    os.mkfifo(tmp_path / f"mail.db{suffix}")
-    gen_db("--db", tmp_path / "mail.db")
-    assert only(tmp_path) == [f"mail.db{suffix}"]
 
 
 def script(db: Path, statements: str) -> None:
@@ -158,7 +107,7 @@ def script(db: Path, statements: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
-def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, gen_db: Run, mode: str) -> None:
+def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, mode: str) -> None:
     foreign, view, torn, ours = (tmp_path / f"{name}.db" for name in ("photos", "view", "torn", "ours"))
     tables = "".join(f"CREATE TABLE {name}(key, value);" for name in ("emails", "recipients", "meta", "photos"))
     script(foreign, f"PRAGMA journal_mode = {mode}; {tables}")
@@ -166,7 +115,7 @@ def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, gen
     torn.write_bytes(foreign.read_bytes()[:600])
     for db in (foreign, view, torn):
         before = db.read_bytes()
-        assert "--db" in gen_db("--db", db, "--overwrite") and db.read_bytes() == before
+        assert "--db" in refusal(db, overwrite=True) and db.read_bytes() == before
     assert only(tmp_path) == ["photos.db", "torn.db", "view.db"]
     with pytest.raises(UsageError, match="--db") as refused:
         open_mailbox(view, "a@x")
@@ -178,23 +127,15 @@ def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, gen
     assert build_database([email(1)], ours, overwrite=True).emails == 1, "an empty file may be overwritten"
 
 
-def test_a_target_that_cannot_be_written_names_the_remedy(tmp_path: Path, gen_db: Run) -> None:
+def test_a_target_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "notmail.txt").write_text("text")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     said = "notmail.txt is not a folder. Name another file with --db."
-    assert said in gen_db("--db", tmp_path / "notmail.txt" / "x.db")
-    assert "Name another file with --db." in gen_db("--db", tmp_path / "circle")
-
-
-@pytest.mark.parametrize("empty", ["", " "])
-def test_empty_values_do_not_mean_the_current_folder(
-    tmp_path: Path, gen_db: Run, monkeypatch: pytest.MonkeyPatch, empty: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "1.").write_text("From: a@x\nTo: b@x\n\nbody")
-    for arguments in (["--source", empty, "--db", "mail.db"], ["--source", "1.", "--db", empty]):
-        assert "empty" in gen_db(*arguments)
-    assert only(tmp_path) == ["1."]
+    assert said in refusal(tmp_path / "notmail.txt" / "x.db")
+    assert "Name another file with --db." in refusal(tmp_path / "circle")
+    os.mkfifo(tmp_path / "mail.db-wal")  # it is refused, not waited for
+    assert "mail.db-wal" in refusal(tmp_path / "mail.db")
+    assert only(tmp_path) == ["circle", "mail.db-wal", "notmail.txt"]
 
 
 def damage(db: Path, *tables: str) -> None:
@@ -208,7 +149,7 @@ def damage(db: Path, *tables: str) -> None:
             file.write(b"\xff" * size)
 
 
-def test_damage_is_one_line_with_the_remedy(tmp_path: Path, email: Make, gen_db: Run) -> None:
+def test_damage_is_an_error_with_the_remedy(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     build_database((email(n, body=f"word {n} " * 200) for n in range(60)), db)
     damage(db, "emails", "recipients")
@@ -224,7 +165,6 @@ def test_damage_is_one_line_with_the_remedy(tmp_path: Path, email: Make, gen_db:
         with pytest.raises(EmailRLError, match="move this one away") as error:
             read()
         assert error.value.exit_code == 1
-    assert "move this one away" in gen_db("--db", db, code=1)
     assert build_database([email(1)], db, overwrite=True).emails == 1
     damage(db, "meta")
     for look in (connect, database_fingerprint):

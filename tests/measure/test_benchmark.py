@@ -15,8 +15,9 @@ from tiny import make_checkpoint, make_database, make_model, make_questions, set
 
 from emailrl.agent.mail_env import Rubric
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.cli.inputs import choose_subjects
 from emailrl.measure import benchmark
-from emailrl.measure.benchmark import Report, Subject, choose_subjects, is_unfinished, run_benchmark
+from emailrl.measure.benchmark import Report, Subject, is_unfinished, run_benchmark
 from emailrl.measure.journal import Busy
 from emailrl.model.adapter import Adapter
 from emailrl.records import read_trajectories
@@ -279,14 +280,14 @@ def test_a_folder_that_holds_no_benchmark_is_left_alone(bench: Bench) -> None:
 
 def test_the_subjects_chosen(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, model_name="nano")
-    assert choose_subjects([], [], settings, settings.output.output_dir) == [Subject("nano", "nano")]
+    assert choose_subjects([], [], settings) == [Subject("nano", "nano")]
     with pytest.raises(EmailRLError, match="No run has a checkpoint"):
-        choose_subjects(["best"], [], settings, settings.output.output_dir)
+        choose_subjects(["best"], [], settings)
     model = make_model(tmp_path / "model")
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", model)
-    [bare] = choose_subjects([], [], settings, settings.output.output_dir)
+    [bare] = choose_subjects([], [], settings)
     assert bare == Subject(str(best.path), str(model), Adapter.of(best))
-    both = choose_subjects(["best", str(best.path)], ["nano"], settings, settings.output.output_dir)
+    both = choose_subjects(["best", str(best.path)], ["nano"], settings)
     assert [subject.label for subject in both] == [str(best.path), "nano"]
 
 
@@ -296,7 +297,7 @@ def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
     settings = settings_of(
         tmp_path, model_name=str(model), db=make_database(tmp_path / "mail.db"), eval_temperature=1.0
     )
-    subjects = choose_subjects(["best"], [str(model)], settings, settings.output.output_dir)
+    subjects = choose_subjects(["best"], [str(model)], settings)
     report = run_benchmark(subjects, make_questions(3), settings, tmp_path / "out")
     adapted, base = (list(read_trajectories(result.trajectories)) for result in report.results)
     assert {t.adapter_sha256 for t in adapted} == {checkpoint.metadata.files["adapter_model.safetensors"]}

@@ -242,20 +242,17 @@ def test_a_file_that_changes_while_it_is_served_leaves_the_others(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_run_that_is_removed_is_said(server: PageServer, run_dir: Path) -> None:
-    answer(server, "/data/run.json")
-    shutil.rmtree(run_dir)
-    response = ask(server, "/data/trajectory?file=step-000001.jsonl&offset=0")
-    assert response.status == 404 and json.loads(response.read()) == {"error": "No such trajectory."}
-    assert ask(server, "/data/run.json").status == 404
-
-
-def test_only_get_is_allowed_and_a_port_is_served_once(server: PageServer, run_dir: Path) -> None:
+def test_only_get_is_allowed_a_port_is_served_once_and_a_removed_run_is_said(server: PageServer, run_dir: Path) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
         response = ask(server, "/data/run.json", method)
         assert (response.status, response.headers["Allow"]) == (405, "GET")
     with pytest.raises(UsageError, match=f"Port {server.server_port}: Address already in use"):
         PageServer(Served(run_dir, model_name="nano"), server.server_port)
+    answer(server, "/data/run.json")
+    shutil.rmtree(run_dir)
+    response = ask(server, "/data/trajectory?file=step-000001.jsonl&offset=0")
+    assert response.status == 404 and json.loads(response.read()) == {"error": "No such trajectory."}
+    assert ask(server, "/data/run.json").status == 404
 
 
 @needs_chromium

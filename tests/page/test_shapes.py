@@ -118,7 +118,7 @@ def test_tokens_carry_what_training_computed(trajectory: Trajectory) -> None:
 def test_a_character_stands_at_its_last_id_and_a_tokenizer_fits_only_its_own_trajectories(
     trajectory: Trajectory, tokenizer_folder: Path
 ) -> None:
-    tokens = TokenTexts.load(tokenizer_folder)
+    tokens = TokenTexts(tokenizer_folder)
     assert tokens.pieces([4, 7, 8, 9, 2]) == ["Ann", "", "", "€", " paid"]
     assert tokens.pieces([4, 7, 8]) == ["Ann", "", "⟨7⟩⟨8⟩"]
     assert tokens.fits(trajectory)

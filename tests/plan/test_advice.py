@@ -8,21 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan.planned import H200, plan_for
+from plan.planned import CPU, plan_for
 from typer.testing import CliRunner
 
 from emailrl.cli.app import app
-from emailrl.plan import Plan, advice, duration, find_device, make_plan
+from emailrl.plan import advice, duration
 from emailrl.plan.devices import Device
-from emailrl.settings import load_settings
-
-CPU = Device("CPU", 64.0, 0.1, 2e10, is_gpu=False)
-
-
-def plan_on(tmp_path: Path, device: Device | str, *, here: bool = False, gpus: int = 1, **values: Any) -> Plan:
-    settings = load_settings(values, cwd=tmp_path, environ={})
-    device = find_device(device) if isinstance(device, str) else device
-    return make_plan(settings, device, here=here, num_gpus=gpus)
 
 
 @pytest.fixture
@@ -44,31 +35,31 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         (CPU, {"emailrl_device": "cuda"}, "EMAILRL_DEVICE is cuda, but this machine has no GPU"),
     ],
 )
-def test_what_this_machine_lacks(tmp_path: Path, device: Any, values: dict[str, Any], reason: str) -> None:
+def test_what_this_machine_lacks(device: Any, values: dict[str, Any], reason: str) -> None:
     """And what another one, named with --gpu, need not lack."""
-    made = plan_on(tmp_path, device, here=True, model_name="nano", **values)
+    made = plan_for(device, here=True, model_name="nano", **values)
     assert [one.reason for one in made.obstacles] == [reason] and made.memory.fits and not made.runs
     assert made.verdict.startswith(f"cannot run: {reason} (") and "; its memory fits: " in made.verdict
-    assert plan_on(tmp_path, device, model_name="nano", **values).runs
+    assert plan_for(device, model_name="nano", **values).runs
 
 
 @pytest.mark.usefixtures("bare")
-def test_vllm_over_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_over_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"engine": "vllm", "vllm_tensor_parallel_size": 2, "model_name": "nano"}
-    reasons = [one.reason for one in plan_on(tmp_path, "H200", here=True, **values).obstacles]
+    reasons = [one.reason for one in plan_for(here=True, **values).obstacles]
     assert reasons[1:] == ["VLLM_TENSOR_PARALLEL_SIZE is 2, but this machine has 1 GPU"]
     monkeypatch.setattr(advice, "driver_gpus", lambda: 2 * [("H200", 139.8)])
-    assert len(plan_on(tmp_path, "H200", here=True, **values).obstacles) == 1
+    assert len(plan_for(here=True, **values).obstacles) == 1
     # Servers stand elsewhere: nothing of theirs is needed here.
-    assert plan_on(tmp_path, "H200", here=True, **values, vllm_urls="http://one:8000").runs
+    assert plan_for(here=True, **values, vllm_urls="http://one:8000").runs
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_torch_without_cuda_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "2.13.0+cpu")
-    made = plan_on(tmp_path, "H200", here=True, model_name="nano")
+    made = plan_for(here=True, model_name="nano")
     assert [one.reason for one in made.obstacles] == ["the torch installed here is built for CPUs"]
-    assert plan_on(tmp_path, CPU, here=True, model_name="nano").runs
+    assert plan_for(CPU, here=True, model_name="nano").runs
 
 
 @pytest.mark.parametrize(
@@ -77,24 +68,23 @@ def test_a_torch_without_cuda_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.M
         ({"engine": "openai"}, "the openai engine cannot train"),
         ({"backend": "unsloth"}, "the unsloth backend needs a CUDA GPU"),
         ({"load_in_4bit": True}, "LOAD_IN_4BIT needs a CUDA GPU"),
-        ({"model_name": "Qwen/Qwen3-8B"}, "8 billion parameters are too slow to train on a CPU"),
+        ({"model": "8B"}, "8 billion parameters are too slow to train on a CPU"),
     ],
 )
-def test_what_no_cpu_takes(tmp_path: Path, values: dict[str, Any], reason: str) -> None:
-    made = plan_on(tmp_path, CPU, **({"model_name": "nano"} | values))
+def test_what_no_cpu_takes(values: dict[str, Any], reason: str) -> None:
+    made = plan_for(CPU, **({"model_name": "nano"} | values))
     assert [one.reason for one in made.obstacles] == [reason]
-    assert plan_on(tmp_path, CPU, model_name="nano").runs
-    asked = plan_on(tmp_path, CPU, model_name="Qwen/Qwen3-8B", emailrl_device="cpu")
+    assert plan_for(CPU, model_name="nano").runs
+    asked = plan_for(CPU, model="8B", emailrl_device="cpu")
     assert asked.obstacles == []
 
 
-def test_a_sharded_base_needs_two_ranks_on_a_host(tmp_path: Path) -> None:
-    settings = load_settings({"model_name": "Qwen/Qwen3-14B", "shard": "host"}, cwd=tmp_path, environ={})
+def test_a_sharded_base_needs_two_ranks_on_a_host() -> None:
     for nodes in (1, 4):
-        made = make_plan(settings, find_device("H200"), num_gpus=1, nodes=nodes)
+        made = plan_for(model="14B", shard="host", gpus=1, nodes=nodes)
         assert [one.reason for one in made.obstacles] == ["SHARD=host needs at least two ranks per host"]
         assert not made.runs and "--num-gpus 2 or more" in made.verdict
-    made = make_plan(settings, find_device("H200"), num_gpus=4)
+    made = plan_for(model="14B", shard="host", gpus=4)
     assert made.runs and made.split is not None
     assert made.split.trainers == made.split.memory.cards > 1  # one trainer has no other to share the base with
 
@@ -110,88 +100,78 @@ def test_the_command_says_that_it_cannot_run(tmp_path: Path, monkeypatch: pytest
     assert CliRunner().invoke(app, ["plan", "--model", "nano", "--engine", "vllm", "--gpu", "H200"]).exit_code == 0
 
 
-def test_each_way_to_make_it_fit_is_a_plan_of_its_own(tmp_path: Path) -> None:
-    values = {"model_name": "Qwen/Qwen3-14B", "engine": "vllm"}
-    made = plan_on(tmp_path, "A100-80", **values)
+def test_each_way_to_make_it_fit_is_a_plan_of_its_own() -> None:
+    values = {"model": "14B", "engine": "vllm"}
+    made = plan_for("A100-80", **values)
     assert [way.text for way in made.ways] == [
         "VLLM_GPU_MEMORY_UTILIZATION=0.5", "MAX_MODEL_LEN=39936", "LOAD_IN_4BIT=true", "--engine transformers",
         "--model Qwen/Qwen3-8B", "--gpu H100-NVL",
     ]  # fmt: skip
     for way, changed in (
-        (made.ways[0], plan_on(tmp_path, "A100-80", **values, vllm_gpu_memory_utilization=0.5)),
-        (made.ways[3], plan_on(tmp_path, "A100-80", **(values | {"engine": "transformers"}))),
-        (made.ways[4], plan_on(tmp_path, "A100-80", **(values | {"model_name": "Qwen/Qwen3-8B"}))),
-        (made.ways[5], plan_on(tmp_path, "H100-NVL", **values)),
+        (made.ways[0], plan_for("A100-80", **values, vllm_gpu_memory_utilization=0.5)),
+        (made.ways[3], plan_for("A100-80", **(values | {"engine": "transformers"}))),
+        (made.ways[4], plan_for("A100-80", **(values | {"model": "8B"}))),
+        (made.ways[5], plan_for("H100-NVL", **values)),
     ):
         assert changed.memory.fits
         assert (way.peak, way.run_seconds) == (changed.memory.peak, changed.run_seconds)
 
 
-def test_changes_that_only_together_make_it_fit(tmp_path: Path) -> None:
-    made = plan_on(tmp_path, "4090", model_name="Qwen/Qwen3-14B")
+def test_changes_that_only_together_make_it_fit() -> None:
+    made = plan_for("4090", model="14B")
     assert [way.text for way in made.ways] == [
         "LOAD_IN_4BIT=true MAX_TOKENS_PER_MICRO_BATCH=8192",
         "--model Qwen/Qwen3-4B",
         "--gpu L40S",
     ]
     four = {"load_in_4bit": True, "max_tokens_per_micro_batch": 8192}
-    turned = plan_on(tmp_path, "4090", model_name="Qwen/Qwen3-14B", **four)
+    turned = plan_for("4090", model="14B", **four)
     assert turned.memory.fits and made.ways[0].peak == turned.memory.peak
 
 
-def test_vllm_in_the_same_process_is_noted_where_it_is_faster(tmp_path: Path) -> None:
-    made = plan_for(tmp_path)
-    other = plan_for(tmp_path, engine="vllm")
+def test_vllm_in_the_same_process_is_noted_where_it_is_faster() -> None:
+    made = plan_for()
+    other = plan_for(engine="vllm")
     [way] = made.faster
     assert way.text == "vLLM in the same process (--engine vllm)"
     assert way.run_seconds == other.run_seconds < made.run_seconds / 4
     assert way.peak == other.memory.peak
     [note] = [one for one in made.notes if "--engine vllm" in one]
     assert note.endswith("would take 119 min instead of 9.2 h")
-    paid = make_plan(made.job.settings, H200, price=3.0)
+    paid = plan_for(price=3.0)
     assert any("--engine vllm" in one and "and cost 5.9" in one for one in paid.notes)
-    [narrow] = plan_for(tmp_path, "H100").faster
+    [narrow] = plan_for("H100").faster
     assert narrow.text == "vLLM in the same process (MAX_MODEL_LEN=38912 --engine vllm)"
-    narrowed = plan_for(tmp_path, "H100", engine="vllm", max_model_len=38912)
+    narrowed = plan_for("H100", engine="vllm", max_model_len=38912)
     assert narrowed.memory.fits and narrow.run_seconds == narrowed.run_seconds
-    slower = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-4B")  # few trajectories at once beside the weights
+    slower = plan_for("4090", model="4B")  # few trajectories at once beside the weights
     assert slower.memory.fits and slower.faster == []
-    assert other.faster == plan_for(tmp_path, "CPU", model_name="nano").faster == []
+    assert other.faster == plan_for("CPU", model_name="nano").faster == []
 
 
-def test_the_changes_named_are_enough(tmp_path: Path) -> None:
-    values = {"gradient_checkpointing": "off", "model_name": "Qwen/Qwen3-8B"}
-    made = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=32768, **values)
+def test_the_changes_named_are_enough() -> None:
+    values = {"gradient_checkpointing": "off", "model": "8B"}
+    made = plan_for("H100", max_tokens_per_micro_batch=32768, **values)
     assert not made.memory.fits and made.verdict.endswith("; try MAX_TOKENS_PER_MICRO_BATCH=16384")
     ways = {way.text: way for way in made.ways}
     assert {"MAX_TOKENS_PER_MICRO_BATCH=16384", "GRADIENT_CHECKPOINTING=selective", "--gpu H200"} <= set(ways)
-    turned = plan_for(tmp_path, "H100", max_tokens_per_micro_batch=16384, **values)
+    turned = plan_for("H100", max_tokens_per_micro_batch=16384, **values)
     assert turned.memory.fits and ways["MAX_TOKENS_PER_MICRO_BATCH=16384"].peak == turned.memory.peak
 
 
-def test_a_model_that_no_setting_makes_fit(tmp_path: Path) -> None:
-    made = plan_for(tmp_path, "T4", model_name="Qwen/Qwen2.5-72B", dtype="fp32")
+def test_a_model_that_no_setting_makes_fit() -> None:
+    made = plan_for("T4", model_name="Qwen/Qwen2.5-72B", dtype="fp32")
     assert made.ways == [] and made.verdict.endswith("choose a smaller model")
 
 
-def test_on_a_cpu_recomputation_is_named(tmp_path: Path) -> None:
-    made = plan_on(tmp_path, Device("CPU", 20.0, 0.1, 2e10, is_gpu=False), model_name="Qwen/Qwen3-0.6B")
+def test_on_a_cpu_recomputation_is_named() -> None:
+    made = plan_for(Device("CPU", 20.0, 0.1, 2e10, is_gpu=False), model="0.6B")
     assert "GRADIENT_CHECKPOINTING=on" in [way.text for way in made.ways]
     assert made.ways[-1].text == "--gpu T4"
 
 
-def test_several_gpus_train_and_serve_whatever_the_engine_set(tmp_path: Path) -> None:
-    made = plan_on(tmp_path, "H100", gpus=8, model_name="Qwen/Qwen3-4B")
-    served = plan_on(tmp_path, "H100", gpus=8, model_name="Qwen/Qwen3-4B", engine="vllm", vllm_urls="http://one:8000")
-    assert made.split == served.split is not None
-    assert "times were measured on an H200 and scaled to the H100 by its data sheet" in made.notes
-    assert any("PER_DEVICE_TRAIN_BATCH_SIZE is per rank" in note for note in made.notes)
-    alone = plan_on(tmp_path, "H100", model_name="Qwen/Qwen3-4B")
-    assert alone.split is None and not any("per rank" in note for note in alone.notes)
-
-
-def test_the_packaged_policy_is_planned_as_it_plays(tmp_path: Path) -> None:
-    tokens = plan_on(tmp_path, CPU, model_name="nano", max_steps=7, eval_steps=5).tokens
+def test_the_packaged_policy_is_planned_as_it_plays() -> None:
+    tokens = plan_for(CPU, model_name="nano", max_steps=7, eval_steps=5).tokens
     assert (tokens.per_trajectory, tokens.trainable_share) == (290, 0.14)
     assert tokens.evaluations == 3  # before the first step, after the fifth, after the last
 

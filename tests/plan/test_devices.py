@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from plan.planned import H200, settings_with
+from plan.planned import H200, plan_for
 
 from emailrl.base.errors import UsageError
-from emailrl.plan import find_device, make_plan, this_machine
+from emailrl.plan import find_device, this_machine
 from emailrl.plan.devices import GIB, Device
 
 
-def test_an_unknown_gpu_is_said(tmp_path: Path) -> None:
+def test_an_unknown_gpu_is_said() -> None:
     with pytest.raises(UsageError, match="Unknown GPU 'H20'") as raised:
         find_device("H20")
     assert "Known: B200, H200, H100, " in raised.value.hint and "did you mean" not in raised.value.hint.lower()
@@ -84,7 +84,7 @@ def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("emailrl.model.layout.available_memory", lambda: 8 * GIB)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (this_machine().name, this_machine().gib) == ("CPU", 8.0)
-    made = make_plan(settings_with(tmp_path, model_name="Qwen/Qwen3-14B"), this_machine())
+    made = plan_for(this_machine(), model="14B")
     assert made.ways[-1].text == "--gpu L40S"
     odd = tmp_path / "nvidia-smi"
     odd.write_text("#!/bin/sh\necho 'Banana 9000, 1000'\n")

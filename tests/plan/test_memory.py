@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from plan.planned import ALL, H200, plan_for, settings_with
+from plan.planned import ALL, CPU, H200, plan_for, settings_with
 
 from emailrl.model.layout import Keep
-from emailrl.model.shape import KNOWN, Shape, find_shape
-from emailrl.plan import Known, find_device, make_plan
-from emailrl.plan.devices import GIB, Cluster, Device
-from emailrl.plan.memory import Layout, head_bytes, keep_of, kept_bytes, plan_memory, training_bytes, work_bytes
-from emailrl.plan.tokens import Job, Tokens
+from emailrl.model.shape import KNOWN, Shape
+from emailrl.plan.devices import GIB
+from emailrl.plan.memory import Layout, head_bytes, keep_of, kept_bytes, work_bytes
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-4b", "qwen3-14b"])
@@ -72,15 +66,15 @@ def test_auto_keeps_what_fits() -> None:
         {"max_tokens_per_micro_batch": 512},
     ],
 )
-def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_a_policy_is_loaded_as_it_is_planned(values: dict[str, Any]) -> None:
     from emailrl.model.fused import fused_backbone
     from emailrl.model.load import load_policy
     from emailrl.model.packing import shares_prefixes
     from emailrl.training.team import build_updater
 
-    settings = settings_with(tmp_path, model_name="nano", emailrl_device="cpu", **values)
+    settings = settings_with(model_name="nano", emailrl_device="cpu", **values)
     policy = load_policy(settings, trainable=True)
-    memory = make_plan(settings, Device("CPU", 64.0, 0.1, 2e10, is_gpu=False)).memory
+    memory = plan_for(CPU, model_name="nano", emailrl_device="cpu", **values).memory
     assert (memory.layout.layers == "fused") is (fused_backbone(policy.model) is not None)
     assert (memory.keep == Keep.INPUT) is policy.model.get_base_model().is_gradient_checkpointing
     assert memory.layout.shares is shares_prefixes(policy.model)
@@ -88,181 +82,88 @@ def test_a_policy_is_loaded_as_it_is_planned(tmp_path: Path, values: dict[str, A
     assert memory.micro_batch_tokens == build_updater(policy, settings).forward.max_tokens
 
 
-PEAK_ON_A_CPU = """
-import re, torch
-from emailrl.model.load import load_policy
-from emailrl.model.logprobs import token_logprobs
-from emailrl.settings import Settings
-
-torch.set_num_threads(1)
-policy = load_policy(Settings.model_validate({"model": {"name": "nano", "device": "cpu"}}), trainable=True)
-policy.model.train()
-
-
-def step(rows, width):
-    ids = torch.randint(0, 2000, (rows, width + 1))
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    mask[:, -width // 4 :] = True
-    token_logprobs(policy.model, ids, mask, entropy=True).logprobs.sum().backward()
-    # Not ru_maxrss: Linux lets a process begin with the peak of the one that started it.
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-
-
-before = step(2, 16)
-print(step(4, 512) - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="sets glibc's allocator so that freed blocks leave the process")
-def test_the_peak_of_nano_on_this_cpu(tmp_path: Path) -> None:
-    environment = os.environ | {
-        "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", PEAK_ON_A_CPU], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    shape, layout = find_shape("nano"), Layout("transformers", 4, 16, ALL, on_gpu=False, fused_head=False)
-    tokens = Tokens(512, 512, 512, 0.25, 4, 1, 1, 1.0, 1, 1, "given")
-    planned = training_bytes(shape, layout, Keep.ALL, 2048, tokens)
-    assert planned["activations"] == 2048 * 6 * kept_bytes(shape, layout, Keep.ALL)
-    assert int(done.stdout) == pytest.approx(planned["activations"] + planned["backward pass"], rel=0.15)
-
-
-def test_auto_leaves_the_card_its_context(tmp_path: Path) -> None:
-    settings = settings_with(tmp_path, model_name="Qwen/Qwen3-4B")
-    resident = sum(make_plan(settings, H200).memory.resident.values())
+def test_auto_leaves_the_card_its_context() -> None:
+    resident = sum(plan_for(model="4B").memory.resident.values())
     needed = resident + 0.6 * GIB + 16384 * 2_646_016 / 0.9
     for room, keep in ((1e6, Keep.ALL), (-1e6, Keep.HIDDEN)):
         card = replace(H200, gib=(needed + room) / GIB)
-        assert make_plan(settings, card).memory.keep == keep
+        assert plan_for(card, model="4B").memory.keep == keep
 
 
-@pytest.mark.parametrize(
-    ("model", "values", "peak", "seconds"),
-    [
-        ("Qwen3-0.6B", {"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 16384}, 13.24, 2.33),
-        ("Qwen3-0.6B", {"gradient_checkpointing": "on", "max_tokens_per_micro_batch": 4096}, 1.833, 5.56),
-        ("Qwen3-0.6B", {"gradient_checkpointing": "on", "packing": False}, 3.856, 9.52),
-        ("Qwen3-0.6B", {"backend": "unsloth"}, 2.210, 3.69),
-        ("Qwen3-4B", {"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 16384}, 44.38, 8.42),
-        ("Qwen3-4B", {"gradient_checkpointing": "selective", "max_tokens_per_micro_batch": 8192}, 12.32, 10.42),
-        ("Qwen3-4B", {"gradient_checkpointing": "on", "max_tokens_per_micro_batch": 4096}, 9.334, 11.88),
-        ("Qwen3-4B", {"gradient_checkpointing": "on", "fused_layers": False}, 14.73, 23.77),
-        ("Qwen3-4B", {"gradient_checkpointing": "on", "packing": False}, 15.00, 24.16),
-        ("Qwen3-4B", {"backend": "unsloth"}, 9.827, 12.69),
-        ("Qwen3-14B", {"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 16384}, 94.63, 20.70),
-        ("Qwen3-14B", {"gradient_checkpointing": "selective", "max_tokens_per_micro_batch": 8192}, 35.6, 27.00),
-        ("Qwen3-14B", {"gradient_checkpointing": "on", "max_tokens_per_micro_batch": 4096}, 30.96, 28.56),
-        ("Qwen3-14B", {"gradient_checkpointing": "on", "packing": False}, 41.85, 50.49),
-        ("Qwen3-14B", {"backend": "unsloth"}, 31.53, 31.82),
-        ("Qwen3-4B", {"gradient_checkpointing": "auto", "prefix_sharing": True}, 46.5, 7.71),
-    ],
-)
-def test_measured_peaks_and_seconds_are_planned(
-    tmp_path: Path, model: str, values: dict[str, Any], peak: float, seconds: float
-) -> None:
-    """48 trajectories of 3,763 tokens on average, 23.6 % trained; the benchmark has neither optimizer nor sampler."""
-    given = {"per_device_train_batch_size": 8, "num_generations": 6, "model_name": f"Qwen/{model}"}
-    made = make_plan(
-        settings_with(tmp_path, **(given | {"prefix_sharing": False} | values)), H200, known=Known(3763, 0.236)
-    )
-    resident = made.memory.resident
-    planned = made.memory.training_peak - resident["optimizer"] - resident["sampler's copy"]
-    assert planned / GIB == pytest.approx(peak, rel=0.08)
-    assert made.use.train == pytest.approx(seconds, rel=0.08)
-
-
-@pytest.mark.parametrize(
-    ("name", "cards", "gib"),
-    [("qwen3-14b", 1, 31.7), ("qwen3-14b", 2, 20.1), ("qwen3-32b", 1, 67.7), ("qwen3-32b", 2, 39.8)],
-)
-def test_measured_peaks_of_a_sharded_base(tmp_path: Path, name: str, cards: int, gib: float) -> None:
-    """On H200s: six trajectories of 3,641 tokens, no optimizer."""
-    settings = settings_with(
-        tmp_path, engine="vllm", vllm_urls="http://server", shard="host", gradient_checkpointing="on",
-        max_tokens_per_micro_batch=8192, per_device_train_batch_size=1, num_generations=6,
-    )  # fmt: skip
-    job = Job(KNOWN[name], settings, Cluster(H200), Known(3641))
-    memory = plan_memory(job, job.tokens(), cards=cards)
-    assert memory.cards == cards
-    assert (memory.training_peak - memory.resident["optimizer"]) / GIB == pytest.approx(gib, rel=0.05)
-
-
-def test_resident_memory_by_hand(tmp_path: Path) -> None:
-    memory = plan_for(tmp_path, model_name="Qwen/Qwen3-0.6B").memory
+def test_resident_memory_by_hand() -> None:
+    memory = plan_for(model="0.6B").memory
     assert memory.resident["weights"] == 1_192_099_840
     assert memory.resident["adapter"] == 10 * 10_092_544  # float32 weights and gradients, a bf16 copy
     assert memory.resident["optimizer"] == 8 * 10_092_544
     # Below a billion parameters the engine samples from merged projections of its own.
     assert memory.resident["sampler's copy"] == 2 * 28 * 15_728_640
-    assert plan_for(tmp_path).memory.resident["sampler's copy"] == 4 * 64_225_280  # the 14B shape: the adapter again
+    assert plan_for().memory.resident["sampler's copy"] == 4 * 64_225_280  # the 14B shape: the adapter again
 
 
-def test_the_cache_of_the_in_process_engine(tmp_path: Path) -> None:
-    settings = settings_with(tmp_path, max_batch_trajectories=10)
-    memory = make_plan(settings, H200, known=Known(1000)).memory
+def test_the_cache_of_the_in_process_engine() -> None:
+    memory = plan_for(tokens=1000, max_batch_trajectories=10).memory
     # Ten trajectories of 32 blocks of 32 tokens, a quarter more for its growth.
     assert memory.sampling["KV cache"] == 10 * 1024 * 163_840 * 5 // 4
     assert memory.at_once == 10
     # 79.1 GiB less 0.6 of CUDA's and what stays, of which the cache takes four fifths: 41 trajectories of 3,800.
-    full = plan_for(tmp_path, "H100").memory
+    full = plan_for("H100").memory
     free = int(79.1 * GIB) - int(0.6 * GIB) - sum(full.resident.values())
     room = int(0.8 * free * 80 / (81 * 32 * 163_840)) - 1  # keys and values of 40 layers; a block for the padding
     assert full.cache_tokens == 32 * room and full.at_once == 64 == min(64, 32 * room // 3800)
-    few = plan_for(tmp_path, "H100", kv_cache_gib=2).memory
+    few = plan_for("H100", kv_cache_gib=2).memory
     assert few.sampling["KV cache"] == 2 * GIB and few.at_once == 3
-    none = plan_for(tmp_path, "H100", kv_cache_gib=0.5)
+    none = plan_for("H100", kv_cache_gib=0.5)
     assert "does not fit: the KV cache has room for 3,200 tokens of 5,320" in none.verdict
     assert none.verdict.endswith("; try KV_CACHE_GIB=1")
 
 
-def test_the_cache_leaves_room_for_the_forward_pass(tmp_path: Path) -> None:
-    memory = plan_for(tmp_path, "4090", model_name="Qwen/Qwen3-8B").memory
+def test_the_cache_leaves_room_for_the_forward_pass() -> None:
+    memory = plan_for("4090", model="8B").memory
     assert memory.sampling_peak == pytest.approx(memory.usable, abs=1)
     assert 0 < memory.at_once < 10
 
 
-def test_vllm_shares_the_gpu(tmp_path: Path) -> None:
-    made = plan_for(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B")
+def test_vllm_shares_the_gpu() -> None:
+    made = plan_for(engine="vllm", model="4B")
     share, graphs = int(0.45 * 139.8 * GIB), int(5.5 * GIB * 36 * 2560 / (40 * 5120))
     assert made.memory.sampling == {"vLLM": share, "CUDA graphs": graphs}
     assert made.memory.cache_tokens == (share - 8_044_936_192 - 2 * GIB) // 147_456
     # There is room for both.
     assert made.memory.training.items() >= made.memory.sampling.items() and not made.memory.vllm_sleeps
-    asleep = plan_for(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B", vllm_enable_sleep="on")
+    asleep = plan_for(engine="vllm", model="4B", vllm_enable_sleep="on")
     assert asleep.memory.training["vLLM"] < 2 * GIB and "CUDA graphs" not in asleep.memory.training
     assert asleep.memory.vllm_sleeps
     assert asleep.memory.keep == made.memory.keep  # vLLM stays awake only where the trainer loses nothing
-    assert plan_for(tmp_path, engine="vllm").memory.vllm_sleeps  # 14B
-    assert plan_for(tmp_path, "A100-80", engine="vllm", model_name="Qwen/Qwen3-4B").memory.vllm_sleeps
-    awake = plan_for(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B", vllm_enable_sleep=False)
+    assert plan_for(engine="vllm").memory.vllm_sleeps  # 14B
+    assert plan_for("A100-80", engine="vllm", model="4B").memory.vllm_sleeps
+    awake = plan_for(engine="vllm", model="4B", vllm_enable_sleep=False)
     assert awake.memory.training["vLLM"] == share
-    servers = plan_for(tmp_path, engine="vllm", vllm_urls="http://one:8000")
+    servers = plan_for(engine="vllm", vllm_urls="http://one:8000")
     assert servers.memory.sampling == {} and servers.memory.cache_tokens is None
 
 
-def test_memory_while_vllm_samples_as_measured(tmp_path: Path) -> None:
+def test_memory_while_vllm_samples_as_measured() -> None:
     """14B on an H200: 96.9 GiB with the graphs for steps of up to 2,048 tokens, 91.4 without."""
-    large = plan_for(tmp_path, engine="vllm").memory
-    own = plan_for(tmp_path, engine="vllm", vllm_engine_args='{"max_cudagraph_capture_size": 512}').memory
+    large = plan_for(engine="vllm").memory
+    own = plan_for(engine="vllm", vllm_engine_args='{"max_cudagraph_capture_size": 512}').memory
     assert large.sampling_peak / GIB == pytest.approx(96.9, rel=0.02)
     assert own.sampling_peak / GIB == pytest.approx(91.4, rel=0.02) and own.sampling.keys() == {"vLLM"}
     for gpu, captured in (("A100-80", True), ("L40S", False)):
-        memory = plan_for(tmp_path, gpu, engine="vllm", model_name="Qwen/Qwen3-4B").memory
+        memory = plan_for(gpu, engine="vllm", model="4B").memory
         assert ("CUDA graphs" in memory.sampling) is captured
 
 
-def test_vllm_must_hold_its_context_window(tmp_path: Path) -> None:
-    made = plan_for(tmp_path, "A100-80", engine="vllm")
+def test_vllm_must_hold_its_context_window() -> None:
+    made = plan_for("A100-80", engine="vllm")
     assert not made.memory.fits and made.memory.peak < made.memory.usable
     assert "has room for 40,185 tokens of 40,960; try VLLM_GPU_MEMORY_UTILIZATION=0.5" in made.verdict
-    assert plan_for(tmp_path, "A100-80", engine="vllm", max_model_len=39936).memory.fits
+    assert plan_for("A100-80", engine="vllm", max_model_len=39936).memory.fits
     # 0.45 of 23.5 GiB, less weights of 8,044,936,192 bytes and 2 GiB, at 147,456 bytes a token: 7,883 tokens.
-    small = make_plan(settings_with(tmp_path, engine="vllm", model_name="Qwen/Qwen3-4B"), find_device("4090"))
+    small = plan_for("4090", engine="vllm", model="4B")
     assert small.memory.cache_tokens == 7883 and small.ways[0].text == "MAX_MODEL_LEN=7168"
     # The longest of 5,120 tokens on average is 1.4 times as long, 7,168; of 5,121 it is 7,169.
-    settings = small.job.settings
     for tokens, offered in ((5120, True), (5121, False)):
-        ways = make_plan(settings, find_device("4090"), known=Known(tokens)).ways
+        ways = plan_for("4090", engine="vllm", model="4B", tokens=tokens).ways
         assert any(way.text.startswith("MAX_MODEL_LEN") for way in ways) is offered
 
 

@@ -65,21 +65,11 @@ def test_a_rank_that_nobody_interrupted_advises_no_ctrl_c(how: str) -> None:
     others = set(threading.enumerate())
     interrupts = Interrupts(said.append)
     with interrupts.installed():
-        if how == "launcher":
-            signal.raise_signal(signal.SIGTERM)
-        else:
-            interrupts.request()
+        for _ in range(2):  # a second SIGTERM changes nothing
+            signal.raise_signal(signal.SIGTERM) if how == "launcher" else interrupts.request()
         for thread in set(threading.enumerate()) - others:
             thread.join(10)
-    assert said == ["Stopping after this step."]
-
-
-def test_a_second_sigterm_changes_nothing_and_a_ctrl_c_does() -> None:
-    interrupts = Interrupts(lambda line: None)
-    with interrupts.installed():
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        assert not interrupts.impatient
+        assert said == ["Stopping after this step."] and not interrupts.impatient
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert interrupts.impatient

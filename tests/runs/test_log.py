@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from full_disk import on_a_full_disk
@@ -16,7 +17,7 @@ from runs.run_files import evaluation
 from emailrl.base.errors import UsageError
 from emailrl.records import read_records
 from emailrl.runs import log
-from emailrl.runs.log import Display, Pace, Tracker, flat_numbers, silent
+from emailrl.runs.log import Display, Pace, Tracker, silent
 from emailrl.settings import RewardSettings, Settings, TrackingSettings
 
 OFF = TrackingSettings(wandb_mode="disabled")
@@ -27,8 +28,7 @@ def tracked(folder: Path, settings: Settings, say: Any = silent, run_id: str = "
 
 
 def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 130.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("time.perf_counter", iter([100.0, 130.0]).__next__)
     assert Pace(step=10).seconds_left(12, total=20) == 120  # 2 steps took 30 s, 8 are left
 
 
@@ -71,86 +71,58 @@ def test_metrics_and_evaluations_go_on_after_the_step_that_was_resumed(tmp_path:
     assert [(line["step"], line["accuracy"]) for line in evaluations] == [(5, 0.5)]
 
 
-def test_numbers_are_flattened_for_the_services() -> None:
-    metrics = {"step": 1, "loss": None, "kl": float("nan"), "seconds": {"rollout": 2.5}, "name": "x", "ok": True}
-    assert flat_numbers(metrics) == {"step": 1.0, "seconds/rollout": 2.5, "ok": 1.0}
-
-
 # -- services
 
 
-class StubWandB:
-    """Stands for the module: notes what it is called with."""
-
-    class errors:
-        class Error(Exception):
-            pass
-
-    def __init__(self, login: Any, fails_online: bool = False) -> None:
-        self.answer, self.fails_online = login, fails_online
-        self.begun: list[dict[str, Any]] = []
-        self.logged: list[tuple[dict[str, float], int]] = []
-
-    def Settings(self, **options: Any) -> dict[str, Any]:
-        return options
-
-    def login(self, *, prompt: bool) -> bool:
-        assert prompt is False
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return bool(self.answer)
-
-    def init(self, **options: Any) -> StubWandB:
-        if self.fails_online and options["mode"] == "online":
-            raise self.errors.Error("timed out\nmore")
-        self.begun.append(options)
-        return self
-
-    def log(self, numbers: dict[str, float], step: int) -> None:
-        self.logged.append((numbers, step))
-
-    def finish(self) -> None:
-        self.logged.append(({}, -1))
-
-
-def begin(monkeypatch: pytest.MonkeyPatch, stub: StubWandB, mode: Any, tmp_path: Path) -> tuple[Any, list[str]]:
+def begin(monkeypatch: pytest.MonkeyPatch, mode: Any, tmp_path: Path, *, login: Any, init: Any = None) -> Any:
+    """A tracker of the run ``run-7``, the stub that stands for W&B, and what was said."""
+    stub = MagicMock()
+    stub.errors.Error = Error
+    stub.login.side_effect = [login]
+    stub.init.side_effect = init
     monkeypatch.setitem(sys.modules, "wandb", stub)
     said: list[str] = []
     settings = Settings(
         tracking=TrackingSettings(wandb_mode=mode, wandb_entity="team"),
         rewards=RewardSettings(openrouter_api_key=SecretStr("sk-secret"), judge_base_url="https://me:pw@host/v1"),
     )
-    return tracked(tmp_path, settings, said.append, run_id="run-7"), said
+    return tracked(tmp_path, settings, said.append, run_id="run-7"), stub, said
+
+
+class Error(Exception):
+    """W&B's own."""
 
 
 def test_wandb_online_takes_the_runs_id_and_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stub = StubWandB(login=True)
-    run, said = begin(monkeypatch, stub, "online", tmp_path)
-    (options,) = stub.begun
+    run, stub, said = begin(monkeypatch, "online", tmp_path, login=True)
+    options = stub.init.call_args.kwargs
     assert (options["mode"], options["id"], options["resume"]) == ("online", "run-7", "allow")
     assert (options["project"], options["entity"], options["name"]) == ("email-agent-grpo", "team", "grpo-masked")
     assert "sk-secret" not in str(options) and "pw" not in str(options["config"]["rewards"]["judge_base_url"])
     assert options["config"]["training"]["max_steps"] == 200 and said == []
-    run.step({"step": 3, "loss": 1.0}, "a line")
+    run.step({"step": 3, "loss": None, "kl": float("nan"), "seconds": {"rollout": 2.5}, "name": "x"}, "a line")
     run.close()
-    assert stub.logged == [({"step": 3.0, "loss": 1.0}, 3), ({}, -1)]
+    assert stub.login.call_args == call(prompt=False)
+    assert stub.init.return_value.method_calls == [
+        call.log({"step": 3.0, "seconds/rollout": 2.5}, step=3),
+        call.finish(),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("mode", "login", "fails", "reason"),
+    ("mode", "login", "init", "reason"),
     [
-        ("online", False, False, "not logged in"),
-        ("online", StubWandB.errors.Error("no network"), False, "no network"),
-        ("online", True, True, "timed out"),
-        ("offline", RuntimeError("must not be asked"), False, None),
+        ("online", False, None, "not logged in"),
+        ("online", Error("no network"), None, "no network"),
+        ("online", True, [Error("timed out\nmore"), MagicMock()], "timed out"),
+        ("offline", RuntimeError("must not be asked"), None, None),
     ],
 )
 def test_wandb_without_login_or_network_goes_on_offline_and_says_so_once(
-    mode: str, login: Any, fails: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    mode: str, login: Any, init: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    stub = StubWandB(login, fails_online=fails)
-    _, said = begin(monkeypatch, stub, mode, tmp_path)
-    assert [options["mode"] for options in stub.begun] == ["offline"] and len(said) == (reason is not None)
+    _, stub, said = begin(monkeypatch, mode, tmp_path, login=login, init=init)
+    assert stub.init.call_args.kwargs["mode"] == "offline" and len(said) == (reason is not None)
     assert all(line.startswith(f"W&B logs offline: {reason}.") and "wandb sync" in line for line in said)
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     tracked(tmp_path, Settings(tracking=OFF)).close()
@@ -188,23 +160,12 @@ def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.Mo
 def test_tensorboard_gets_every_number_and_hides_steps_done_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    events: list[Any] = []
-
-    class Writer:
-        def __init__(self, directory: str, purge_step: int) -> None:
-            events.append((directory, purge_step))
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            events.append((name, value, step))
-
-        def close(self) -> None:
-            events.append("closed")
-
-    module = type(sys)("torch.utils.tensorboard")
-    monkeypatch.setattr(module, "SummaryWriter", Writer, raising=False)
+    module = MagicMock()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     settings = Settings(tracking=TrackingSettings(wandb_mode="disabled", tensorboard=True))
     tracker = tracked(tmp_path, settings, step=4)
     tracker.step({"step": 5, "loss": 0.5, "eval_accuracy": 0.1}, "a line")
     tracker.close()
-    assert events == [(str(tmp_path / "tensorboard"), 5), ("step", 5.0, 5), ("loss", 0.5, 5), "closed"]
+    assert module.SummaryWriter.call_args == call(str(tmp_path / "tensorboard"), purge_step=5)
+    added = [call.add_scalar("step", 5.0, 5), call.add_scalar("loss", 0.5, 5)]
+    assert module.SummaryWriter.return_value.method_calls == [*added, call.close()]

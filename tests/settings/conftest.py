@@ -14,6 +14,12 @@ from emailrl.settings import Settings, load_settings
 Load = Callable[..., Settings]
 
 
+def at(settings: Settings, place: str) -> Any:
+    """The value at ``section.field``."""
+    section, field = place.split(".")
+    return getattr(getattr(settings, section), field)
+
+
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
     """`load_settings` in an empty directory, with an empty environment."""

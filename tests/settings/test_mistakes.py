@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from settings.conftest import Load
 
 from emailrl.base.errors import UsageError
-from emailrl.settings import Settings, load_settings, trust_folder
+from emailrl.settings import load_settings, trust_folder
 from emailrl.settings.names import leaves
-
-Load = Callable[..., Settings]
 
 
 @pytest.mark.parametrize(
@@ -22,22 +20,10 @@ Load = Callable[..., Settings]
         ({"MAX_STEPS": "many"}, "MAX_STEPS='many' (environment): should be a valid integer"),
         ({"MAX_STEPS": "0"}, "MAX_STEPS='0' (environment): should be greater than or equal to 1."),
         ({"SEED": "9" * 26}, "(environment): should be less than 9223372036854775808."),
-        ({"MAX_STEPS": "9" * 400}, "(environment): should be less than 9223372036854775808."),
-        ({"SEED": "-1"}, "SEED='-1' (environment): should be greater than or equal to 0."),
-        ({"TARGET_ACCURACY": "95"}, "TARGET_ACCURACY='95' (environment): should be less than or equal to 1."),
         ({"TEMPERATURE": "1e-320"}, "TEMPERATURE='1e-320' (environment): should be 0 (greedy) or at least 0.001."),
         ({"LEARNING_RATE": "nan"}, "LEARNING_RATE='nan' (environment): should be a finite number."),
-        ({"LEARNING_RATE": "1e300"}, "LEARNING_RATE='1e300' (environment): should be less than or equal to 1."),
-        ({"CRITIC_LEARNING_RATE": "2"}, "should be less than or equal to 1."),
-        ({"SFT_LEARNING_RATE": "2"}, "should be less than or equal to 1."),
-        ({"WEIGHT_DECAY": "1e300"}, "WEIGHT_DECAY='1e300' (environment): should be less than or equal to 100."),
-        ({"ADAM_BETA1": "1"}, "ADAM_BETA1='1' (environment): should be less than 1."),
-        ({"ADAM_BETA2": "1"}, "ADAM_BETA2='1' (environment): should be less than 1."),
         ({"CLIP_HIGH": "1e300"}, "CLIP_HIGH='1e300' (environment): should be at most 1e30 in magnitude."),
-        ({"REWARD_CLIP_LOW": "-1e300"}, "should be at most 1e30 in magnitude."),
         ({"NUM_GENERATIONS": "1000000000"}, "should be less than or equal to 10000."),
-        ({"EVAL_SAMPLES": "1000000000"}, "should be less than or equal to 10000."),
-        ({"LORA_ALPHA": "1000001"}, "LORA_ALPHA='1000001' (environment): should be less than or equal to 1000000."),
         ({"LORA_RANK": "1000000"}, "LORA_RANK='1000000' (environment): should be less than or equal to 4096."),
         ({"VERBOSE": "perhaps"}, "VERBOSE='perhaps' (environment): should be a valid boolean"),
         ({"VAL_SET_SIZE": "x"}, "VAL_SET_SIZE='x' (environment)"),
@@ -60,6 +46,8 @@ def test_two_aliases_that_differ_in_one_source(load: Load, refused: Any, tmp_pat
 def test_an_unreadable_line_of_dotenv(refused: Any, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("SEED=1\n'oops\n")
     assert refused().startswith(".env line 2 cannot be read.")
+    (tmp_path / ".env").write_text("\n\n# c\nMAX_STEPS=many")
+    assert ".env line 4)" in refused()
     (tmp_path / ".env").write_bytes(b"SEED=\xff\n")
     assert refused().startswith(".env cannot be read: it is not UTF-8 text.")
 
@@ -77,14 +65,15 @@ def test_a_settings_file_that_never_ends_is_not_read(refused: Any, tmp_path: Pat
     file.unlink()
     os.mkfifo(file)
     assert refused().startswith(f"{name} is not a file.")
+    file.unlink()
+    file.mkdir()
+    assert refused().startswith(f"{name} cannot be read: Is a directory. Fix or remove /")
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
         ("MAX_STEP", "MAX_STEPS"),
-        ("LEARNINGRATE", "LEARNING_RATE"),
-        ("max_turns", "MAX_TURNS"),
         ("TRAJECTORY_PER_GROUP", "TRAJECTORIES_PER_GROUP"),
         ("OPENROUTER_KEY", "OPENROUTER_API_KEY"),
         ("MODE", "EMAILRL_MODE"),
@@ -102,8 +91,6 @@ def test_near_misses_in_dotenv_are_warned_of(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("GAMMA", "GAMMA in the environment is not read; the setting is EMAILRL_GAMMA."),
-        ("MODE", "MODE in the environment is not read; the setting is EMAILRL_MODE."),
         ("EMAILRL_MAX_STEPS", "EMAILRL_MAX_STEPS in the environment is not a setting; did you mean MAX_STEPS?"),
         ("EMAILRL_GAMA", "EMAILRL_GAMA in the environment is not a setting; did you mean EMAILRL_GAMMA?"),
     ],
@@ -127,34 +114,14 @@ def test_every_single_word_that_is_not_read_is_warned_of(load: Load, capsys: pyt
     assert capsys.readouterr().err == ""
 
 
-def test_names_of_other_programs_in_the_environment_pass_in_silence(
-    load: Load, capsys: pytest.CaptureFixture[str]
-) -> None:
-    load(WANDB_API_KEY="x", HOME="/root", PATH="/bin", MAX_STEP="3", NAME="host", MODEL="x")
-    assert capsys.readouterr().err == ""
-
-
 def test_names_of_other_programs_pass_in_silence(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = (
-        "WANDB_API_KEY HF_TOKEN OPENAI_API_KEY CUDA_VISIBLE_DEVICES OMP_NUM_THREADS PATH HF_HOME WANDB_DIR PORT DEBUG"
-    )
+    others = "WANDB_API_KEY HF_TOKEN OPENAI_API_KEY CUDA_VISIBLE_DEVICES OMP_NUM_THREADS PATH HF_HOME PORT DEBUG"
     (tmp_path / ".env").write_text("".join(f"{name}=x\n" for name in others.split()))
     trust_folder(tmp_path)
-    load()
+    load(WANDB_API_KEY="x", HOME="/root", PATH="/bin", MAX_STEP="3", NAME="host", MODEL="x")
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "line"), [("MAX_STEPS=many\n", 1), ("SEED=1\n\nMAX_STEPS=many\n", 3), ("\n\n# c\nMAX_STEPS=many", 4)]
-)
-def test_a_mistake_in_dotenv_names_its_line_whatever_blank_lines_stand_before(
-    tmp_path: Path, text: str, line: int
-) -> None:
-    (tmp_path / ".env").write_text(text)
-    with pytest.raises(UsageError, match=rf"\.env line {line}\)"):
-        load_settings(cwd=tmp_path, environ={})
 
 
 @pytest.mark.parametrize(
@@ -172,8 +139,5 @@ def test_a_secret_among_engine_arguments_is_refused_without_its_value(load: Load
     with pytest.raises(UsageError) as error:
         load(VLLM_ENGINE_ARGS=given)
     assert f"VLLM_ENGINE_ARGS cannot hold a secret ({name})" in str(error.value) and "hush" not in str(error.value)
-
-
-def test_engine_arguments_about_tokens_are_no_secrets(load: Load) -> None:
     given = '{"tokenizer": "x", "max_num_batched_tokens": 4096, "hf_overrides": {"eos_token_id": 3}}'
-    assert load(VLLM_ENGINE_ARGS=given).vllm.vllm_engine_args == given
+    assert load(VLLM_ENGINE_ARGS=given).vllm.vllm_engine_args == given  # about tokens, no secret

@@ -75,15 +75,10 @@ def test_where_files_are_written_is_never_the_records_to_decide(tmp_path: Path) 
         output__output_dir="/etc", output__export_dir="/etc", output__resume="/etc", tracking__tensorboard_dir="/etc",
         rewards__judge_cache="/etc/cache", generation__generator_cache="/etc/cache",
     )  # fmt: skip
-    settings = load_settings(cwd=tmp_path, environ={}, recorded=recorded)
-    assert settings == Settings()
-
-
-def test_a_named_reward_and_plain_words_are_taken(tmp_path: Path) -> None:
+    assert load_settings(cwd=tmp_path, environ={}, recorded=recorded) == Settings()
     recorded = record(rewards__reward="heuristic", model__attn_implementation="eager", model__name="nano")
-    settings = load_settings(cwd=tmp_path, environ={}, recorded=recorded)
-    assert settings.rewards.reward == "heuristic" and settings.model.attn_implementation == "eager"
-    assert settings.model.name == "nano"
+    settings = load_settings(cwd=tmp_path, environ={}, recorded=recorded)  # names and plain words are taken
+    assert settings.public() == recorded
 
 
 def test_wrong_values_are_told_with_their_origin_and_unknown_ones_left_out(

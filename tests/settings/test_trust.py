@@ -130,9 +130,8 @@ def test_needs_no_trust(tmp_path: Path, line: str) -> None:
 
 
 def test_dotenv_is_the_folders_too(tmp_path: Path) -> None:
-    for name in ("OPENAI_BASE_URL", "JUDGE_BASE_URL", "GENERATOR_BASE_URL", "VLLM_URLS"):
-        (tmp_path / ".env").write_text(f"export {name}={EVIL}\n")
-        assert f".env sets {name} = '{EVIL}', which gets " in refused(tmp_path)
+    (tmp_path / ".env").write_text(f"export VLLM_URLS={EVIL}\n")
+    assert f".env sets VLLM_URLS = '{EVIL}', which gets " in refused(tmp_path)
     (tmp_path / ".env").write_text("EMAILRL_REWARD=pwn.py:f\n")
     assert "which runs that code" in refused(tmp_path)
 
@@ -152,10 +151,8 @@ def test_a_folder_above_is_not_read(tmp_path: Path) -> None:
 
 
 def test_flags_and_the_environment_are_the_users_own(tmp_path: Path) -> None:
-    assert load(tmp_path, {"reward": "mine.py:f"}, OPENAI_BASE_URL=EVIL).openai.openai_base_url == EVIL
     toml(tmp_path, f'openai_base_url = "{EVIL}"\nreward = "pwn.py:f"')
-    mine = load(tmp_path, {"reward": "simple"}, OPENAI_BASE_URL="http://127.0.0.1:1/v1", OPENAI_API_KEY="sk-mine")
-    assert mine.openai.openai_base_url == "http://127.0.0.1:1/v1"
+    assert load(tmp_path, {"reward": "simple"}, OPENAI_BASE_URL=f"{EVIL}/2").openai.openai_base_url == f"{EVIL}/2"
     assert "reward" in refused(tmp_path, OPENAI_BASE_URL="http://127.0.0.1:1/v1")
 
 

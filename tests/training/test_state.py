@@ -18,8 +18,7 @@ from runs.run_files import evaluation
 
 from emailrl.measure.evaluation import wilson_interval
 from emailrl.records.trajectory import Scenario
-from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
-from emailrl.settings.sources import PRESETS
+from emailrl.settings import PRESETS, EvaluationSettings, TrainingSettings, load_settings
 from emailrl.training.algorithms import count_steps, questions_per_step
 from emailrl.training.state import Cursor, RunState, StepQuestions, change, no_longer_rising
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
-from typing import IO, Protocol
+from itertools import chain
+from typing import IO
 
 from emailrl.mail.sources.reading import BROKEN, Skipped
 
-_READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 _TIME = rb" +\d{1,2}:\d\d(?::\d\d)?"
 _ZONE = rb"(?: +(?:[A-Z]{1,5}|[+-]\d{4}))"
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
@@ -67,19 +68,11 @@ def is_mbox(start: bytes) -> bool:
     return start.startswith(MBOX_STARTS) and _START.match(start) is not None
 
 
-class Stream(Protocol):
-    """The byte stream that an mbox is read from."""
-
-    def read1(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes as soon as there are any, and none at the end."""
-        ...
-
-
-def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+def messages_of(blocks: Iterator[bytes], name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
     """Yield the messages of a decompressed mbox as (``name#number``, bytes), or ``Skipped``: those of more than
     ``largest`` bytes, and those that Thunderbird has deleted. Truncation cannot be detected: the last message is
     shorter."""
-    for number, piece in enumerate(_pieces(stream, largest), 1):
+    for number, piece in enumerate(_pieces(blocks, largest), 1):
         if piece is None:
             yield Skipped("too_large", f"{name}#{number}")
         elif _is_deleted(piece):
@@ -88,16 +81,16 @@ def messages_of(stream: Stream, name: str, largest: int) -> Iterator[tuple[str, 
             yield f"{name}#{number}", _message(piece)
 
 
-def _pieces(stream: Stream, largest: int) -> Iterator[bytes | None]:
-    """The content from one envelope line to the next, or None if it exceeds ``largest`` bytes. If the stream raises an
-    error, complete pieces are yielded first. Holds at most ``largest`` bytes and one block."""
+def _pieces(blocks: Iterator[bytes], largest: int) -> Iterator[bytes | None]:
+    """The content from one envelope line to the next, or None if it exceeds ``largest`` bytes. If reading fails,
+    complete pieces are yielded first. Holds at most ``largest`` bytes and one block."""
     buffer = bytearray()
     looked = 0  # no envelope begins before it except the first
     dropped = False  # whether bytes of the first message in the buffer were discarded
     ended, broken = False, None
     while not ended:
         try:
-            block = stream.read1(_READ_BYTES)
+            block = next(blocks, b"")
         except BROKEN as error:
             block, broken = b"", error
         ended = not block
@@ -168,13 +161,14 @@ def _read(stream: IO[bytes], size: int) -> bytes:
     return data
 
 
-def _skip(stream: IO[bytes], size: int) -> None:
+def _blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """So many bytes in pieces; none if the size is negative."""
     while size > 0:
-        size -= len(_read(stream, min(size, 1 << 20)))
-
-
-def _padded(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
+        data = stream.read(min(size, READ_BYTES))
+        if not data:
+            raise EOFError(_CUT_OFF)
+        size -= len(data)
+        yield data
 
 
 def _text(raw: bytes) -> str:
@@ -203,7 +197,7 @@ def _headers(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
         if kind in _EXTENSIONS:
             if own_size > _MAX_EXTENSION:
                 raise EOFError(_DAMAGED)
-            data = _read(stream, _padded(own_size))[:own_size]
+            data = _read(stream, own_size + -own_size % BLOCK)[:own_size]
             if kind == b"L":
                 name = _text(data)
             elif kind == b"x":
@@ -221,43 +215,27 @@ def _headers(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
         continue
 
 
-class _Member:
-    """A member of which the first bytes are already read."""
-
-    def __init__(self, stream: IO[bytes], start: bytes, size: int) -> None:
-        self._stream, self._start, self.left = stream, start, size - len(start)
-
-    def read1(self, size: int) -> bytes:
-        """Return the first bytes, then up to ``size`` of the following ones."""
-        data, self._start = self._start, b""
-        if not data and self.left:
-            data = self._stream.read(min(size, self.left))
-            if not data:
-                raise EOFError(_CUT_OFF)
-            self.left -= len(data)
-        return data
-
-
-def read_archive(stream: IO[bytes], largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of a decompressed archive as (name, bytes), also those of its mboxes; ``EOFError`` if it is
-    cut off."""
-    for name, size, kind in _headers(stream):
+def read_archive(stream: IO[bytes], inside: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+    """Yield the messages of a decompressed archive as (name after ``inside``, bytes), also those of its mboxes;
+    ``EOFError`` if it is cut off."""
+    for member, size, kind in _headers(stream):
+        name = inside + member
+        padded = size + -size % BLOCK
         if kind not in _REGULAR or name.endswith("/"):
-            if kind not in _WITHOUT_DATA:
-                _skip(stream, _padded(size))
+            for _ in _blocks(stream, 0 if kind in _WITHOUT_DATA else padded):
+                continue
             if kind != b"5" and not name.endswith("/"):  # links, devices, pipes, sparse files
                 yield Skipped("not_a_file", name)
             continue
-        start = _read(stream, min(_padded(size), _START_BYTES))
-        if size <= len(start):
-            start = start[:size]
-        member = _Member(stream, start, size)
+        begun = _read(stream, min(padded, _START_BYTES))
+        start, rest = begun[:size], _blocks(stream, size - len(begun))
         if is_mbox(start):
-            yield from messages_of(member, name, largest)
+            yield from messages_of(chain((start,), rest), name, largest)
         elif size > largest:
             yield Skipped("too_large", name)
         else:
-            yield name, start + _read(stream, member.left) if member.left else start
-            member.left = 0
-        if size > _START_BYTES:
-            _skip(stream, member.left + _padded(size) - size)
+            yield name, start + b"".join(rest) if size > len(begun) else start
+        if size > len(begun):
+            for _ in rest:
+                continue
+            _read(stream, padded - size)

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.workers import in_order, worker_processes
@@ -21,10 +22,8 @@ from emailrl.mail.sources.message import begins_mail, parse_message
 from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
 Unread = tuple[str, bytes | Path]
-"""A message not yet parsed: its name in the source, and its bytes or the file that holds them.
-
-The bytes are a ``JsonLine`` for a row of JSONL and a ``TableMail`` for a row of Kaggle's table.
-"""
+"""A message not yet parsed: its name in the source, and its bytes (a row's are a ``JsonLine`` or ``TableMail``) or the
+file that holds them."""
 Item = Unread | RawEmail | Skipped
 T = TypeVar("T")
 
@@ -110,8 +109,14 @@ def open_source(
         return Source(rows.read_hub())
     path = Path(os.path.expanduser(source))
     try:
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():  # ``save_to_disk`` wrote it
+            return Source(rows.read_dataset_folder(path))
         if path.is_dir():
-            return _open_folder(path, max_message_bytes, allow_truncated)
+            if next(path.iterdir(), None) is None:
+                raise UsageError(f"The folder {path} is empty.", _KINDS)
+            total, seen = cache(lambda: sum(len(files) for _, _, files in os.walk(path))), Counter[str]()
+            items = _folder_items(path, seen, max_message_bytes, allow_truncated)
+            return Source(items, lambda: min(seen["files"] / max(total(), 1), 1.0), max_message_bytes)
         if path.is_file():
             return _open_file(path, max_message_bytes, allow_truncated)
         exists = path.exists()
@@ -122,23 +127,12 @@ def open_source(
     raise UsageError(f"No such file or folder: {path}.", "Name an existing one, or use --source demo or hf.")
 
 
-def _open_folder(path: Path, largest: int, allow_truncated: bool) -> Source:
-    if rows.is_dataset_folder(path):
-        return Source(rows.read_dataset_folder(path))
-    if next(path.iterdir(), None) is None:
-        raise UsageError(f"The folder {path} is empty.", _KINDS)
-    total = cache(lambda: sum(len(files) for _, _, files in os.walk(path)))
-    seen = Counter[str]()
-    items = _folder_items(path, seen, largest, allow_truncated)
-    return Source(items, lambda: min(seen["files"] / max(total(), 1), 1.0), largest)
-
-
 def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
     size = path.stat().st_size
     if size == 0:
         raise UsageError(f"{path} is empty.", _KINDS)
-    if opened := _open_many(path, path.name, largest, allow_truncated):
-        items, file, _ = opened
+    if opened := _open_many(path, path.name, "", largest, allow_truncated):
+        items, file = opened
         # pyarrow opens the Parquet file itself
         return Source(items, lambda: 1.0 if file.closed else min(file.tell() / size, 1.0) or None, largest)
     with path.open("rb") as single:
@@ -167,16 +161,16 @@ def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated:
         except OSError:
             yield Skipped("unreadable", os.path.relpath(folder, root))
             continue
-        below = [entry for entry in listed if entry.is_dir(follow_symlinks=False)]
+        below = [Path(entry.path) for entry in listed if entry.is_dir(follow_symlinks=False)]
         for entry in listed:
-            if entry.is_dir(follow_symlinks=False):
-                continue
-            seen["files"] += 1
+            name = os.path.relpath(entry.path, root)
             if entry.is_file(follow_symlinks=False):
-                yield from _items_of(entry.path, os.path.relpath(entry.path, root), largest, allow_truncated)
-            else:
-                yield Skipped("not_a_file", os.path.relpath(entry.path, root))
-        folders += [Path(entry.path) for entry in reversed(below)]
+                seen["files"] += 1
+                yield from _items_of(entry.path, name, largest, allow_truncated)
+            elif not entry.is_dir(follow_symlinks=False):
+                seen["files"] += 1
+                yield Skipped("not_a_file", name)
+        folders += reversed(below)
 
 
 def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iterator[Item]:
@@ -185,56 +179,51 @@ def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iter
             start = file.read(archive.BLOCK)
         looks_like_many = not _HEADER.match(start) and (start.startswith(_MANY_STARTS) or rows.is_mail_table(start))
         is_many = looks_like_many or archive.is_tar_header(start)
-        opened = _open_many(Path(path), name, largest, allow_truncated) if is_many else None
+        opened = _open_many(Path(path), name, f"{name}/", largest, allow_truncated) if is_many else None
     except OSError:
         yield Skipped("unreadable", name)
         return
     if opened is None:
         yield name, Path(path)
-        return
-    items, _, has_own_names = opened
-    for item in items:
-        if not has_own_names or isinstance(item, RawEmail):
-            yield item
-        elif isinstance(item, Skipped):
-            yield Skipped(item.reason, f"{name}/{item.file_name}" if item.file_name else name)
-        else:
-            yield f"{name}/{item[0]}", item[1]
+    else:
+        yield from opened[0]
 
 
 def _open_many(
-    path: Path, name: str, largest: int, allow_truncated: bool
-) -> tuple[Iterator[Item], IO[bytes], bool] | None:
+    path: Path, name: str, inside: str, largest: int, allow_truncated: bool
+) -> tuple[Iterator[Item], BufferedReader] | None:
     """Open a file of many messages; None if it is of no known kind.
 
-    Returns its messages, the open file, whose position is how far reading has got, and whether the messages have names
-    of their own; others are named after ``name``. A truncated file raises ``EmailRLError`` where it breaks off, or with
-    ``allow_truncated`` yields ``Skipped("truncated")``. Raises ``OSError`` if the file cannot be opened.
+    Returns its messages, and the open file, whose position is how far reading has got. Messages with names of their own
+    are named after ``inside``, others after ``name``. A truncated file raises ``EmailRLError`` where it breaks off, or
+    with ``allow_truncated`` yields ``Skipped("truncated")``. Raises ``OSError`` if the file cannot be opened.
     """
     start = start_of(path, _START_BYTES)
-    is_tar, is_table, unit = archive.is_tar_header(start[: archive.BLOCK]), False, "rows"
-    read: Callable[[IO[bytes]], Iterator[Item]]
-    if is_tar:
-        unit = "messages"
-        read = lambda file: archive.read_archive(decompressed(file), largest)  # noqa: E731
-    elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
-        read = lambda _: rows.read_parquet(path, name, largest)  # noqa: E731
-    elif archive.is_mbox(start):
-        unit = "messages"
-        read = lambda file: archive.messages_of(decompressed(file), name, largest)  # type: ignore[arg-type]  # noqa: E731
-    elif is_table := rows.is_mail_table(start):
-        read = lambda file: rows.read_table(decompressed(file))  # noqa: E731
-    elif start.startswith(_JSON_STARTS) and rows.is_mail_line(_first_line(path, largest)):
-        read = lambda file: rows.read_lines(decompressed(file), name, largest)  # noqa: E731
-    else:
-        return None
+    is_tar, is_mbox = archive.is_tar_header(start[: archive.BLOCK]), archive.is_mbox(start)
+    is_table = rows.is_mail_table(start)
+    unit = "messages" if is_tar or is_mbox else "rows"
     file = path.open("rb")
+    content = decompressed(file)
+    found: Iterator[Item]
+    if is_tar:
+        found = archive.read_archive(content, inside, largest)
+    elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
+        found = rows.read_parquet(path, name, largest)
+    elif is_mbox:
+        found = archive.messages_of(iter(lambda: content.read1(archive.READ_BYTES), b""), name, largest)
+    elif is_table:
+        found = rows.read_table(content, inside)
+    elif start.startswith(_JSON_STARTS) and rows.is_mail_line(start_of(path, largest, line=True)):
+        found = rows.read_lines(content, name, largest)
+    else:
+        file.close()
+        return None
 
     def items() -> Iterator[Item]:
         seen = 0
         with file:
             try:
-                for item in read(file):
+                for item in found:
                     yield item
                     seen += 1
             except reading.BROKEN as error:
@@ -245,17 +234,9 @@ def _open_many(
                         "Nothing was written. Download the file again, or keep the readable part with "
                         "--allow-truncated.",
                     ) from error
-                yield Skipped("truncated", "" if is_tar or is_table else f"{name}#{seen + 1}")
+                yield Skipped("truncated", inside.rstrip("/") if is_tar or is_table else f"{name}#{seen + 1}")
 
-    return items(), file, is_tar or is_table
-
-
-def _first_line(path: Path, largest: int) -> bytes:
-    with path.open("rb") as file:
-        try:
-            return decompressed(file).readline(largest)
-        except reading.BROKEN:
-            return b""
+    return items(), file
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -87,7 +87,9 @@ def addresses_of(value: str) -> list[str]:
     found: list[str] = []
     words: list[str] = []  # items of one word since the last address
     for bare, angles in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
-        inside = [address for angle in angles for address in _specs(angle)]
+        # Normally there is one address between angle brackets, but some programs put several there.
+        specs = [_PREFIX.sub("", spec, count=1).split() for angle in angles for spec in re.split("[,;]", angle.lower())]
+        inside = ["".join(spec) for spec in specs if spec and spec[0][0] != "@"]
         complete = [address for address in inside if "@" in address] or inside[-1:]
         if complete:
             words.clear()
@@ -144,12 +146,6 @@ def _items(value: str) -> Iterator[tuple[str, list[str]]]:
         elif "@" in token[0]:
             quoted = token[0][1:-1]
     yield "".join(text).strip() or quoted, angles
-
-
-def _specs(angle: str) -> list[str]:
-    """The addresses between angle brackets: normally one, but some programs put several there."""
-    specs = ("".join(_PREFIX.sub("", spec, count=1).split()) for spec in re.split("[,;]", angle.lower()))
-    return [address for address in specs if address and address[0] != "@"]
 
 
 def _without_comments(value: str) -> str:

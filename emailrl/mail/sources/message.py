@@ -1,19 +1,23 @@
 """Parses one message: from the bytes of an email to a ``RawEmail``.
 
 Most mail is one plain-text part under plain ASCII headers and takes a short path here (``_plain``); everything else
-(MIME trees, encoded words, unusual charsets, odd lines) takes ``_mime``. Tests require the same result from both.
+(MIME trees, encoded words, unusual charsets, odd lines) takes ``_mime``. Tests require the same result from both. The
+tree is walked here, because the standard library's parser ends the headers at the first odd line, misses boundaries
+whose header is broken, leaves encoded messages undecoded, and takes quadratic time on nested containers.
 """
 
 from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
+from email.message import Message
+from email.utils import unquote
+from itertools import takewhile
 
 from emailrl.mail.schema import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
 from emailrl.mail.sources.headers import MAX_ADDRESS_CHARS, addresses_of, header_text, parse_date
-from emailrl.mail.sources.parts import Group, Part, part_of, read_headers, shown_parts
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 from emailrl.mail.sources.text import decode, enriched_to_text, flowed_to_text, html_to_text
 
@@ -36,6 +40,29 @@ _DATA_SUBTYPE = re.compile("calendar|css|csv|directory|javascript|rfc822-headers
 _WORD = re.compile(r"\w+")
 _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
+_Fields = list[tuple[str, bytes]]  # header fields in order: name in lower case, value on one line
+_FIELD = re.compile(rb"([!-9;-~]++)[ \t]*:(.*)", re.DOTALL)
+_ODD_FIELD = re.compile(rb"[^\s:]++[ \t]*:")
+_KNOWN_FIELD = re.compile(
+    rb"^(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|in-reply-to|references|sender"
+    rb"|delivered-to|mime-version|content-[a-z-]+|x-[a-z0-9-]+|dkim-signature|list-[a-z]+)[ \t]*:",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MAX_PARAMETERS = 2_048  # characters read from a header with parameters, which take the library quadratic time
+_MAX_PARTS = 10_000  # read from one container
+_MAX_DEPTH = 50  # of nested containers
+_MESSAGES = tuple(f"message/{subtype}" for subtype in ("rfc822", "global", "news", "partial"))
+"""Types of parts that hold a message; delivery reports and the like hold only fields, or else text."""
+_SMIME = ("application/pkcs7-mime", "application/x-pkcs7-mime")
+_DELIMITER = re.compile(rb"^--(\S[^\n]*+)\ncontent-[a-z-]+[ \t]*:", re.IGNORECASE | re.MULTILINE)
+_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
+_STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
+_BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
+_BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
+_SIGNED_DATA = bytes.fromhex("06092a864886f70d010701")
+"""Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
+_CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
+
 
 def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     """Parse one message; returns ``Skipped`` if the bytes are empty, not an email or unreadable. A missing Message-ID
@@ -50,20 +77,19 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         raw = raw.partition(b"\n")[2]
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
-    people: Mapping[str, str]
     try:
         if plain := _plain(head, body):
             headers, text = plain
-            people = headers
         elif not raw.strip():
             return Skipped("empty", file_name)
         elif not _MAIL_HEADER.search(head) or is_tar_header(raw[:BLOCK]):  # a tar's headers are those of an email in it
             return Skipped("not_mail", file_name)
         else:
-            headers, people, text = _mime(raw, defects)
-        if any(len(value) > MAX_ADDRESS_CHARS for value in people.values()):
+            headers, text = _mime(raw, defects)
+        people = [headers.get(name, "") for name in PEOPLE]
+        if any(len(value) > MAX_ADDRESS_CHARS for value in people):
             defects.append("long_header")
-        sender, to, cc, bcc = (addresses_of(people.get(name, "")[:MAX_ADDRESS_CHARS]) for name in PEOPLE)
+        sender, to, cc, bcc = (addresses_of(value[:MAX_ADDRESS_CHARS]) for value in people)
         date = parse_date(headers.get("date", ""))
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
@@ -118,13 +144,14 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     return headers, body.decode("ascii")
 
 
-def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], dict[str, str], str]:
-    """The decoded headers of any message, the values of its address headers, and its text. Non-ASCII bytes in headers
-    are UTF-8 or the text's charset, escape sequences ISO-2022-JP."""
-    fields, body = read_headers(raw, defects)
-    tree = shown_parts(part_of(fields, body), defects)
-    text = _text_of(tree, defects)
-    charset = next(filter(None, map(_charset, tree.parts())), "windows-1252")
+def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], str]:
+    """The same of any message. Non-ASCII bytes in headers are UTF-8 or the text's charset, escape sequences
+    ISO-2022-JP."""
+    fields, body = _read_headers(raw, defects)
+    message = _Part(fields, body)
+    message.inside = _parts_in(message, defects)
+    text = _text_of(message, defects)
+    charset = next(filter(None, (part.charset for part in message.leaves())), "windows-1252")
     values: dict[str, list[str]] = {}
     for name, value in fields:
         try:
@@ -134,60 +161,281 @@ def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], dict[str, str
         values.setdefault(name, []).append(line)
     single = ("message-id", "date", "subject")
     headers = {name: header_text(values[name][0], defects) for name in single if name in values}
-    return headers, {name: clean_text(", ".join(values[name])) for name in PEOPLE if name in values}, text
+    return headers | {name: clean_text(", ".join(values[name])) for name in PEOPLE if name in values}, text
 
 
-def _text_of(tree: Group, defects: list[str]) -> str:
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _read_headers(raw: bytes, defects: list[str]) -> tuple[_Fields, bytes]:
+    """Return the header fields of a message or part, and its body.
+
+    A line that is not a field adds ``bad_header`` to ``defects``; it continues the address list above it, is left out
+    if a known field follows, or else begins the body.
+    """
+    if raw[:1] == b"\n":
+        return [], raw[1:]
+    head, _, body = raw.partition(b"\n\n")
+    last_field = max((match.start() for match in _KNOWN_FIELD.finditer(head)), default=-1)
+    fields: list[tuple[str, list[bytes]]] = []
+    at, dropping = 0, False
+    for line in head.split(b"\n"):
+        if line[:1] in (b" ", b"\t"):
+            if fields and not dropping:
+                fields[-1][1].append(line.lstrip(b" \t"))
+        elif field := _FIELD.fullmatch(line):
+            fields.append((field[1].decode("ascii").lower(), [field[2]]))
+            dropping = False
+        elif line and not line.startswith((b"From ", b">From ")):
+            defects.append("bad_header")
+            if at > last_field and not _ODD_FIELD.match(line):
+                body = raw[at:]
+                break
+            dropping = not (fields and fields[-1][1][-1].rstrip().endswith((b",", b";")))
+            if not dropping:
+                fields[-1][1].append(line)
+        at += len(line) + 1
+    return [(name, b" ".join(lines).strip()) for name, lines in fields], body
+
+
+class _Part(Message):
+    """A message or a part of one: its content headers and its still encoded body."""
+
+    def __init__(self, fields: _Fields, body: bytes, depth: int = 0, default_type: str = "text/plain") -> None:
+        super().__init__()
+        self.set_default_type(default_type)
+        self.body, self.depth = body, depth  # the number of its containers
+        self.inside: list[_Part] | None = None  # of a container: the parts that may be shown
+        for name, value in fields:
+            if name.startswith("content-") and name not in self:
+                self[name] = decode(value[:_MAX_PARAMETERS], "utf-8", [])
+
+    def leaves(self) -> Iterator[_Part]:
+        """Yield all parts that are not containers."""
+        if self.inside is None:
+            yield self
+        for part in self.inside or ():
+            yield from part.leaves()
+
+    def parameter(self, name: str, header: str = "content-type") -> str:
+        """Return a parameter of a header, or an empty string."""
+        value = self.get_param(name, "", header)
+        if isinstance(value, tuple):  # with a charset (RFC 2231)
+            value = decode(value[2].encode("latin-1", "replace"), value[0] or "us-ascii", [])
+        return unquote(value).strip()
+
+    @property
+    def name(self) -> str:
+        """The part's file name."""
+        return self.parameter("filename", "content-disposition") or self.parameter("name")
+
+    @property
+    def charset(self) -> str:
+        """The charset of a text part from its header or the HTML itself, or an empty string."""
+        if self.get_content_maintype() != "text":
+            return ""
+        label = self.parameter("charset")
+        if not label and (found := _META_CHARSET.search(self.body, 0, _META_BYTES)):
+            label = found[1].decode("ascii", "replace")
+        return label
+
+    def decoded(self, defects: list[str]) -> bytes:
+        """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
+        encoding = str(self.get("content-transfer-encoding", "")).strip("\"' \t").lower()
+        if encoding.startswith("base64"):
+            return _from_base64(self.body, defects)
+        if encoding.startswith("quoted"):
+            return binascii.a2b_qp(self.body)
+        if encoding.startswith(("x-uu", "uu")):
+            self.replace_header("content-transfer-encoding", "uuencode")
+            self.set_payload(self.body.decode("ascii", "replace"))
+            payload = self.get_payload(decode=True)
+            assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
+            return payload
+        return self.body
+
+
+def _from_base64(body: bytes, defects: list[str]) -> bytes:
+    """The content of Base64, with the plain-text footer that a mailing list may have added."""
+    found = _BASE64_LINES.match(body)
+    if found and (footer := body[found.end() :].strip()) and _has_strays(footer):
+        lines = found[1].split()
+        if len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"="):
+            defects.append("bad_encoding")
+            return _from_base64(found[1], []).rstrip() + b"\n\n" + footer
+    try:
+        return binascii.a2b_base64(body)
+    except binascii.Error:
+        defects.append("bad_encoding")
+    content = body.replace(b"=", b"")
+    if _has_strays(content):
+        return body
+    letters = _NO_BASE64.sub(b"", content)
+    return binascii.a2b_base64(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
+
+
+def _has_strays(content: bytes) -> bool:
+    """Whether there are more other characters among those of Base64 than a broken line has."""
+    written = b"".join(content.split())
+    return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
+
+
+def _parts_in(part: _Part, defects: list[str]) -> list[_Part] | None:
+    """The parts of a container and those inside them, without attached containers and attached files with a name; None
+    for a part without any, also for a container in which none are found (``bad_mime`` in ``defects``)."""
+    whole, kind = part.get_content_type(), part.get_content_maintype()
+    is_attached, is_too_deep = part.get_content_disposition() == "attachment", part.depth >= _MAX_DEPTH
+    if whole in _SMIME and not is_too_deep:
+        signed = _signed_content(part.decoded(defects))
+        if signed is None:
+            defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
+            return []
+        contents = [signed.replace(b"\r\n", b"\n")]
+    elif kind not in ("multipart", "message"):
+        return [] if is_attached and part.name else None
+    elif is_attached or (part.depth and part.name):
+        return []
+    elif is_too_deep:
+        defects.append("bad_mime")
+        return []
+    elif kind == "multipart":
+        pieces = _pieces(part, defects)
+        if pieces is None:
+            return None
+        contents = pieces
+    else:
+        if whole == "message/partial":  # only the first fragment, with the headers, can be read alone
+            defects.append("partial_message")
+            if part.parameter("number") != "1":
+                return []
+        contents = [part.decoded(defects).replace(b"\r\n", b"\n").lstrip(b"\n")]
+    if len(contents) > _MAX_PARTS:
+        defects.append("bad_mime")
+    read = [_read_headers(content, defects) for content in contents[:_MAX_PARTS]]
+    if kind == "message" and read[0][0] and whole not in _MESSAGES:
+        return []
+    default = "message/rfc822" if whole == "multipart/digest" else "text/plain"
+    inside = [_Part(*each, part.depth + 1, default) for each in read]
+    for one in inside:
+        one.inside = _parts_in(one, defects)
+    return inside
+
+
+def _pieces(container: _Part, defects: list[str]) -> list[bytes] | None:
+    """The content between a container's delimiters, or None if there are none.
+
+    If the boundary as it was folded opens no part, it is searched with other spacing; after that, any line above a
+    content header counts as a delimiter (``bad_mime`` in ``defects``).
+    """
+    boundary = container.parameter("boundary")
+    words = boundary.split()
+    pieces = None
+    for candidate in dict.fromkeys((boundary, " ".join(words), "".join(words))):
+        if candidate and (pieces := _split(container.body, candidate.encode())):
+            return pieces
+    defects.append("bad_mime")
+    found = _DELIMITER.search(container.body)
+    return _split(container.body, found[1].rstrip()) if found else pieces
+
+
+def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
+    """The parts between delimiters, or None if there are none."""
+    text = b"\n" + body
+    marks = list(re.finditer(rb"\n--%b(--)?[^\S\n]*+(?=\n|\Z)" % re.escape(boundary), text))
+    begins = [mark.end() + 1 for mark in takewhile(lambda mark: not mark[1], marks)]
+    ends = [*(mark.start() for mark in marks[1:]), len(text) - text.endswith(b"\n")]
+    return [text[begin:end] for begin, end in zip(begins, ends, strict=False)] if marks else None
+
+
+# -- opaque signatures -------------------------------------------------------------------------------------------------
+
+
+def _signed_content(cms: bytes) -> bytes | None:
+    """The content of signed data in DER or BER; None if it is encrypted, detached or truncated."""
+    at = cms.find(_SIGNED_DATA)
+    try:
+        tag, begin, _ = _tagged(cms, at + len(_SIGNED_DATA))
+        if at < 0 or tag != _CONTENT:
+            return None
+        tag, begin, end = _tagged(cms, begin)
+        if tag == _OCTETS:
+            return cms[begin:end]
+        pieces = []
+        while tag == _PIECES and begin != end and cms[begin : begin + 2] != b"\0\0":
+            kind, inside, begin = _tagged(cms, begin)
+            if kind != _OCTETS:
+                return None
+            pieces.append(cms[inside:begin])
+        return b"".join(pieces) or None
+    except (IndexError, ValueError):
+        return None
+
+
+def _tagged(data: bytes, at: int) -> tuple[int, int, int]:
+    """The tag at ``at``, and the start and end of its content (-1: ends at a marker)."""
+    tag, length, begin = data[at], data[at + 1], at + 2
+    if length == 0x80:
+        if tag == _OCTETS:
+            raise ValueError("pieces alone end at a mark")
+        return tag, begin, -1
+    if length > 0x80:
+        begin += length & 0x7F
+        length = int.from_bytes(data[at + 2 : begin], "big")
+    if begin + length > len(data):
+        raise ValueError("cut off")
+    return tag, begin, begin + length
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def _text_of(message: _Part, defects: list[str]) -> str:
     """The texts of the parts in order, joined by line ends; one of several alternatives, preferably plain text.
 
     Attachments and parts with a file name are used only if there is no other text (``named_text`` in ``defects``).
     HTML that repeats another kind word for word is left out: some programs send both as ``mixed``.
     """
-    found = _texts(tree, False, defects)
-    if not found and (found := _texts(tree, True, defects)):
+    found = _texts(message, False, defects)
+    if not found and (found := _texts(message, True, defects)):
         defects.append("named_text")
     if not found:
         defects.append("no_text")
-        return ""
     shown = [one for one in found if _SEEN.search(one[1])] or found
     ranks = {rank for rank, _ in shown}
     if ranks == {_HTML}:
         defects.append("html_only")
-    if len(ranks) == 1:
-        return "\n".join(text for _, text in shown)
-    words = [tuple(_WORD.findall(text)) for _, text in shown]
+    words = [tuple(_WORD.findall(text)) if len(ranks) > 1 else None for _, text in shown]
     others = {each for each, (rank, _) in zip(words, shown, strict=True) if rank != _HTML}
     return "\n".join(
         text for each, (rank, text) in zip(words, shown, strict=True) if rank != _HTML or each not in others
     )
 
 
-def _texts(member: Part | Group, named: bool, defects: list[str]) -> list[tuple[int, str]]:
-    """The texts of a part or group with their ranks, including blank ones."""
-    if isinstance(member, Part):
-        rank = _rank(member, named)
-        return [(rank, _decoded(member, defects))] if rank < _NO_TEXT else []
-    if not member.is_choice:
-        found = [text for one in member.members for text in _texts(one, named, defects)]
+def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]]:
+    """The texts of a part, or of those inside, with their ranks, including blank ones."""
+    if part.inside is None:
+        rank = _rank(part, named)
+        return [(rank, _text_in(part, defects))] if rank < _NO_TEXT else []
+    if part.get_content_type() != "multipart/alternative":
+        found = [text for one in part.inside for text in _texts(one, named, defects)]
         return [one for one in found if one[0] != _DATA] or found
+
+    def worst(choice: _Part) -> int:
+        return max((rank for one in choice.leaves() if (rank := _rank(one, named)) < _NO_TEXT), default=_DATA)
+
     best: list[tuple[int, str]] = []
-    for one in sorted(member.members, key=lambda one: _highest_rank(one, named)):
-        found = _texts(one, named, defects)
+    for choice in sorted(part.inside, key=worst):
+        found = _texts(choice, named, defects)
         best = best or found
         if any(_SEEN.search(text) for _, text in found):
             return found
     return best
 
 
-def _highest_rank(member: Part | Group, named: bool) -> int:
-    parts = [member] if isinstance(member, Part) else member.parts()
-    return max((rank for part in parts if (rank := _rank(part, named)) < _NO_TEXT), default=_DATA)
-
-
-def _rank(part: Part, named: bool) -> int:
+def _rank(part: _Part, named: bool) -> int:
     """The rank of a part as an email's text; ``_NO_TEXT`` also for a file unless ``named``, else for all but files."""
-    kind, subtype = part.head.get_content_maintype(), part.head.get_content_subtype()
-    is_file = bool(part.name) or part.head.get_content_disposition() == "attachment"
+    kind, subtype = part.get_content_maintype(), part.get_content_subtype()
+    is_file = bool(part.name) or part.get_content_disposition() == "attachment"
     if is_file is not named or kind not in ("text", "multipart"):
         return _NO_TEXT
     if kind == "multipart" or subtype == "plain":  # a container in which no parts were found is shown as it is
@@ -199,19 +447,9 @@ def _rank(part: Part, named: bool) -> int:
     return _NO_TEXT if named else _DATA
 
 
-def _charset(part: Part) -> str:
-    """The charset of a text part from its header or the HTML itself, or an empty string."""
-    if part.head.get_content_maintype() != "text":
-        return ""
-    label = part.parameter("charset")
-    if not label and (found := _META_CHARSET.search(part.body, 0, _META_BYTES)):
-        label = found[1].decode("ascii", "replace")
-    return label
-
-
-def _decoded(part: Part, defects: list[str]) -> str:
-    text = decode(part.decoded(defects), _charset(part) or "us-ascii", defects).replace("\r\n", "\n")
-    match part.head.get_content_type():
+def _text_in(part: _Part, defects: list[str]) -> str:
+    text = decode(part.decoded(defects), part.charset or "us-ascii", defects).replace("\r\n", "\n")
+    match part.get_content_type():
         case "text/html":
             return html_to_text(text, defects)
         case "text/enriched":

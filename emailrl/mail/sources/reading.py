@@ -9,10 +9,11 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer as Buffer
@@ -66,13 +67,10 @@ class _AsItComes(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer)
-        data = self._stream.read1(len(view))
-        view[: len(data)] = data
-        return len(data)
+        return self._stream.readinto1(buffer)
 
 
-def decompressed(file: IO[bytes]) -> IO[bytes]:
+def decompressed(file: io.BufferedReader) -> io.BufferedReader:
     """Return the decompressed content of a gzip, xz or bzip2 file (by its first bytes), or the file itself."""
     magic = file.read(6)
     file.seek(0)
@@ -82,14 +80,13 @@ def decompressed(file: IO[bytes]) -> IO[bytes]:
     return file
 
 
-def start_of(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file's decompressed content; fewer if it is shorter or damaged."""
+def start_of(path: Path, size: int, *, line: bool = False) -> bytes:
+    """Return the first bytes, or the first ``line``, of a file's decompressed content; less of a damaged file."""
     start = b""
-    with path.open("rb") as file:
-        try:
-            stream = decompressed(file)
-            while len(start) < size and (piece := stream.read(min(512, size - len(start)))):
-                start += piece
-        except BROKEN:
-            return start
+    with path.open("rb") as file, suppress(*BROKEN):
+        stream = decompressed(file)
+        if line:
+            return stream.readline(size)
+        while len(start) < size and (piece := stream.read(min(512, size - len(start)))):
+            start += piece
     return start

@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,7 @@ from emailrl.mail.sources.headers import parse_date
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
-_REQUIRED = frozenset(("message_id", "subject", "from", "to", "date", "body"))
+_REQUIRED = frozenset(COLUMNS) - {"cc", "bcc", "file_name"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DATASET = "corbt/enron-emails"
 _ALTERNATIVES = (
@@ -46,7 +47,7 @@ class TableMail(bytes):
 def is_mail_line(line: bytes) -> bool:
     """Whether a line is a JSON object with ART-E's columns."""
     try:
-        return _has_mail_columns(_load(line)[0])
+        return set(_load(line)[0]) >= _REQUIRED
     except (ValueError, TypeError, RecursionError):
         return False
 
@@ -80,23 +81,17 @@ def _load(line: bytes) -> tuple[Any, list[str]]:
 
 
 def parse_line(line: bytes, name: str) -> RawEmail | Skipped:
-    """Parse a line of JSONL as an email, named by its ``file_name`` or else ``name``; ``bad_row`` if it lacks a
-    column."""
+    """Parse a line of JSONL as ``row_to_email`` does a row; ``bad_row`` also if it lacks a column."""
     try:
         row, defects = _load(line)
-    except (ValueError, RecursionError):
-        return Skipped("bad_row", name)
-    if not isinstance(row, dict) or not _has_mail_columns(row):
+        if not row.keys() >= _REQUIRED:
+            return Skipped("bad_row", name)
+    except (ValueError, AttributeError, RecursionError):
         return Skipped("bad_row", name)
     email = row_to_email(row, name)
-    if defects and isinstance(email, RawEmail):
+    if isinstance(email, RawEmail):
         email.defects += tuple(defects)
     return email
-
-
-def _has_mail_columns(columns: object) -> bool:
-    """Whether a row or column names contain those of mail; cc, bcc and file_name may be missing."""
-    return isinstance(columns, Mapping | Sequence) and set(columns) >= _REQUIRED
 
 
 def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
@@ -108,10 +103,10 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
         date, defects = _utc(row["date"])
         text = {key: "" if row[key] is None else row[key] for key in ("message_id", "subject", "from", "body")}
         nul = any("\0" in value for value in text.values())
-        text = {key: clean_text(value) for key, value in text.items()}
+        message_id, subject, sender, body = map(clean_text, text.values())
     except (AttributeError, TypeError, ValueError, OverflowError):
         return Skipped("bad_row", name)
-    message_id, sender = text["message_id"].strip(), _bare(text["from"])
+    message_id, sender = message_id.strip(), _bare(sender)
     if not message_id:
         message_id = made_up_id(repr(sorted(row.items())).encode("utf-8", "replace"))
         defects.append("no_message_id")
@@ -119,7 +114,7 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
-    return RawEmail(message_id, text["subject"], sender, to, cc, bcc, date, text["body"], name, tuple(defects))
+    return RawEmail(message_id, subject, sender, to, cc, bcc, date, body, name, tuple(defects))
 
 
 def _bare(address: str) -> str:
@@ -141,15 +136,12 @@ def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[st
         raise TypeError("not a time")
     if value is None or value == "" or value != value:
         return None, ["no_date"]
-    try:
+    with suppress(OverflowError):  # before the year 1 or after 9999
         if isinstance(value, float | int):
             return _EPOCH + timedelta(milliseconds=value), []
-        moment = _from_text(value) if isinstance(value, str) else value
-        if moment is None:
-            return None, ["bad_date"]
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC), []
-    except OverflowError:  # before the year 1 or after 9999
-        return None, ["bad_date"]
+        if moment := _from_text(value) if isinstance(value, str) else value:
+            return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC), []
+    return None, ["bad_date"]
 
 
 def _from_text(value: str) -> datetime | None:
@@ -166,7 +158,7 @@ def is_mail_parquet(path: Path) -> bool:
 
     try:
         with ParquetFile(path) as table:
-            return _has_mail_columns(table.schema_arrow.names)
+            return set(table.schema_arrow.names) >= _REQUIRED
     except (ArrowException, OSError):
         return True
 
@@ -191,11 +183,6 @@ def read_parquet(path: Path, name: str, largest: int) -> Iterator[RawEmail | Ski
         raise EOFError(" ".join(str(error).split())[:200]) from error
 
 
-def is_dataset_folder(path: Path) -> bool:
-    """Whether ``save_to_disk`` wrote a folder; other folders of Parquet and JSONL files are read file by file."""
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
-
-
 def read_hub() -> Iterator[RawEmail | Skipped]:
     """Yield the emails of ``corbt/enron-emails``, downloaded once into the cache of ``datasets``. ``EmailRLError`` if
     the hub cannot be reached and it is not cached, ``UsageError`` if a folder of that name would be read in its
@@ -209,7 +196,7 @@ def read_hub() -> Iterator[RawEmail | Skipped]:
         dataset = load_dataset(DATASET, split="train")
     except Exception as error:  # datasets and its HTTP stack raise many kinds; all mean that there is no data
         raise EmailRLError(f"The dataset {DATASET} could not be loaded: {describe(error)}.", _ALTERNATIVES) from error
-    yield from _rows([dataset])
+    yield from _of_dataset(dataset)
 
 
 def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
@@ -221,11 +208,15 @@ def read_dataset_folder(path: Path) -> Iterator[RawEmail | Skipped]:
         loaded = load_from_disk(str(path))
     except Exception as error:  # as in read_hub
         raise UsageError(f"{path} cannot be loaded as a dataset: {describe(error)}.") from error
-    splits = [loaded] if isinstance(loaded, Dataset) else list(loaded.values())
-    for split in splits:
+    for split in [loaded] if isinstance(loaded, Dataset) else loaded.values():
         if missing := [name for name in COLUMNS if name not in split.column_names]:
             raise UsageError(f"The dataset in {path} has no column {missing[0]!r}.", f"It needs {', '.join(COLUMNS)}.")
-    yield from _rows(splits)
+        yield from _of_dataset(split)
+
+
+def _of_dataset(split: Any) -> Iterator[RawEmail | Skipped]:
+    for batch in split.select_columns(list(COLUMNS)).with_format("arrow").iter(batch_size=1000):
+        yield from map(row_to_email, batch.to_pylist())
 
 
 def describe(error: Exception) -> str:
@@ -233,12 +224,6 @@ def describe(error: Exception) -> str:
     if isinstance(error, ConnectionError):  # its text ends with a class name
         return "the hub cannot be reached"
     return (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
-
-
-def _rows(splits: list[Any]) -> Iterator[RawEmail | Skipped]:
-    for split in splits:
-        for batch in split.select_columns(list(COLUMNS)).with_format("arrow").iter(batch_size=1000):
-            yield from map(row_to_email, batch.to_pylist())
 
 
 def is_mail_table(start: bytes) -> bool:
@@ -250,8 +235,8 @@ def is_mail_table(start: bytes) -> bool:
         return False
 
 
-def read_table(stream: IO[bytes]) -> Iterator[tuple[str, TableMail] | Skipped]:
-    """Yield the messages of the table as (file, bytes)."""
+def read_table(stream: IO[bytes], inside: str) -> Iterator[tuple[str, TableMail] | Skipped]:
+    """Yield the messages of the table as (file after ``inside``, bytes)."""
     csv.field_size_limit(_LARGEST_FIELD)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = csv.reader(text, strict=True)
@@ -260,8 +245,8 @@ def read_table(stream: IO[bytes]) -> Iterator[tuple[str, TableMail] | Skipped]:
         file_column, message_column = (header.index(name) for name in _TABLE_COLUMNS)
         for number, row in enumerate(filter(None, rows), 1):
             if len(row) == len(header):
-                yield row[file_column], TableMail(row[message_column], "utf-8", "surrogateescape")
+                yield inside + row[file_column], TableMail(row[message_column], "utf-8", "surrogateescape")
             else:
-                yield Skipped("bad_row", f"row {number}")
+                yield Skipped("bad_row", f"{inside}row {number}")
     except csv.Error as error:
         raise EOFError(str(error)) from error
