@@ -306,11 +306,8 @@ def prompts(model: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         db, file = demo(Path(folder))
         texts = []
-        for scenario in (
-            read_questions(file, DataSettings())
-            .of(None, limit=SETTINGS["per_device_train_batch_size"], seed=1, check_inboxes=False)
-            .scenarios
-        ):
+        questions = read_questions(file, DataSettings())
+        for scenario in questions.of(None, limit=SETTINGS["per_device_train_batch_size"], seed=1).scenarios:
             with closing(open_mailbox(db, scenario.inbox_address, until=scenario.query_date)) as box:
                 texts.append(renderer.start(MailEnvironment(scenario, box, max_turns=10).start()).text)
     return texts
