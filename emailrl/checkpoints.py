@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from emailrl.base.disk import naming, replace_bytes, sync
 from emailrl.base.errors import EmailRLError, UsageError
@@ -33,11 +33,12 @@ from emailrl.settings import run_root
 
 SCHEMA_VERSION = 1
 METADATA = "metadata.json"
-CONFIRMED = "confirmed.json"
-"""In a run: accuracy of its best model on validation questions that played no part in selecting it."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's files of an adapter
+MOST_CONFIG_BYTES = 1 << 20
+DAMAGED = "It is damaged; choose another."
+CONFIRMED = "confirmed.json"  # In a run: its best model's accuracy on validation questions that did not select it
 MODES = ("masked", "rollout", "simple")
-SFT = "sft"
-"""Takes the place of the mode in the name of a supervised fine-tuning run."""
+SFT = "sft"  # Takes the place of the mode in the name of a supervised fine-tuning run
 MOST_METADATA_BYTES = 16 << 20
 _KIND_ORDER = {"best": 0, "sft": 0, "checkpoint": 1, "final": 2}
 _REMEDY = "Use another checkpoint: emailrl checkpoints list."
@@ -49,18 +50,15 @@ _CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
 class Metadata:
     """The content of ``metadata.json``: a checkpoint's origin and the hash of each of its files."""
 
-    run_id: str
-    kind: str
-    """``checkpoint``, ``best``, ``final``, or ``sft`` for the result of supervised fine-tuning."""
+    run_id: Annotated[str, StringConstraints(pattern=r"^[\w-]+$")]  # It names a folder of TENSORBOARD_DIR
+    kind: str  # ``checkpoint``, ``best``, ``final``, or ``sft`` for the result of supervised fine-tuning
     step: int
     mode: str
     algorithm: str
     base_model: str
     lora: dict[str, Any]
-    metrics: dict[str, Any]
-    """``accuracy``, ``reward`` and other metrics last measured."""
-    settings: dict[str, dict[str, Any]]
-    """The settings tree without its secrets."""
+    metrics: dict[str, Any]  # ``accuracy``, ``reward`` and other metrics last measured
+    settings: dict[str, dict[str, Any]]  # Without its secrets
     parent: str | None
     """Where the run's weights began: ``run_id:step``, another adapter's path and sha256, or None for the base model."""
     seed: int
@@ -68,11 +66,9 @@ class Metadata:
     database_fingerprint: str
     questions_fingerprint: str
     git_commit: str | None
-    resumed_from: str | None = None
-    """The checkpoint from which the run was last resumed, as ``run_id:step``; None if it never was."""
+    resumed_from: str | None = None  # The checkpoint last resumed from, as ``run_id:step``; None if it never was
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
-    files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 by relative name."""
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 by relative name
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -105,10 +101,8 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint in ``path``; its files are present but not hashed (``verify`` does that).
-
-    Raises UsageError if the path is not a checkpoint, EmailRLError if it is a damaged one.
-    """
+    """The checkpoint in ``path``; its files are present but not hashed (``verify`` does that). Raises UsageError if the
+    path is not a checkpoint, EmailRLError if it is a damaged one."""
     if not path.is_dir():
         raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list", "no-checkpoint")
     if not (path / METADATA).is_file():
@@ -122,40 +116,49 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if len(content) > MOST_METADATA_BYTES:
             raise ValueError("it is too large")
         metadata = _METADATA.validate_json(content, strict=True)
-        absent = [item.name for item in fields(Metadata) if item.name not in json.loads(content)]
+        if absent := [item.name for item in fields(Metadata) if item.name not in json.loads(content)]:
+            raise ValueError(f"{absent[0]} is missing")
         created = datetime.fromisoformat(metadata.created_at)
         if created.tzinfo is None or created.year == datetime.max.year:
             raise ValueError(f"created_at is {metadata.created_at}")
         for name in ("accuracy", "reward", "evaluated_step"):
             if not isinstance(metadata.metrics.get(name), int | float | None):
                 raise ValueError(f"metrics.{name} is not a number")
-        if not re.fullmatch(r"[\w-]+", metadata.run_id):  # it names a folder of TENSORBOARD_DIR
-            raise ValueError(f"run_id is {metadata.run_id:.40}")
         for name in metadata.files:
             if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
                 raise ValueError(f"the file {name} is outside the checkpoint")
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] != "missing":
-            reason = f"{where}: {first['msg']}" if where else first["msg"]
-            raise EmailRLError(f"{file} cannot be read ({reason}).", _REMEDY) from None
-        absent = [where]
     except (OSError, ValueError, RecursionError) as error:
-        raise EmailRLError(f"{file} cannot be read ({error}).", _REMEDY) from None
-    if absent:
-        raise EmailRLError(f"{file} is missing {absent[0]!r}.", _REMEDY)
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise EmailRLError(f"{file} cannot be read ({reason}).", _REMEDY) from None
     if metadata.schema_version != SCHEMA_VERSION:
         said = f"{path} has schema version {metadata.schema_version}; this emailrl reads {SCHEMA_VERSION}."
         raise EmailRLError(said, "Use the version of emailrl that wrote it.")
-    missing = [name for name in metadata.files if not (path / name).is_file()]
-    if missing:
+    if missing := [name for name in metadata.files if not (path / name).is_file()]:
         raise EmailRLError(f"{path} is missing {', '.join(missing)}.", _REMEDY)
     return Checkpoint(path, metadata)
 
 
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Return an adapter's ``adapter_config.json``; EmailRLError if it is not a JSON object of reasonable size."""
+    path = folder / CONFIG
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_CONFIG_BYTES + 1)
+        config = json.loads(content) if len(content) <= MOST_CONFIG_BYTES else None
+    except OSError as error:
+        raise EmailRLError(f"{folder} is not an adapter: {CONFIG}: {error.strerror}.", DAMAGED) from None
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise EmailRLError(f"{path} is not readable as JSON.", DAMAGED)
+    return config
+
+
 def verify(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint if all its files have the hashes in ``metadata.json``; EmailRLError otherwise."""
+    """The checkpoint if all its files have the hashes in ``metadata.json``; EmailRLError otherwise."""
     for name, expected in checkpoint.metadata.files.items():
         if (found := sha256_of(checkpoint.path / name)) != expected:
             what = f"is damaged (sha256 {found[:12]}…, {METADATA} says {expected[:12]}…)."
@@ -174,37 +177,32 @@ def damage_of(path: Path) -> str | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the file's SHA-256 in hexadecimal."""
+    """The file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def list_checkpoints(run_dir: Path) -> list[Checkpoint]:
-    """Return a run's complete checkpoints by step; within a step ``best_model``, ``checkpoint-N``, ``final``."""
-    found = [item for item in _read_all(run_dir).values() if isinstance(item, Checkpoint)]
-    return sorted(found, key=lambda item: (item.metadata.step, _KIND_ORDER.get(item.metadata.kind, 1)))
+    """A run's complete checkpoints by step; within a step ``best_model``, ``checkpoint-N``, ``final``."""
+    return sorted(_read_all(run_dir)[0], key=lambda item: (item.metadata.step, _KIND_ORDER.get(item.metadata.kind, 1)))
 
 
 def incomplete_checkpoints(run_dir: Path) -> dict[Path, str]:
-    """Return directories that look like checkpoints but are incomplete, each with the reason."""
-    return {path: item for path, item in _read_all(run_dir).items() if isinstance(item, str)}
+    """Directories that look like checkpoints but are incomplete, each with the reason."""
+    return _read_all(run_dir)[1]
 
 
-def _read_all(run_dir: Path) -> dict[Path, Checkpoint | str]:
-    """Whatever has a checkpoint's name, by its path; what is wrong with it if it cannot be read.
-
-    A checkpoint that is being replaced stands under a hidden name.
-    """
+def _read_all(run_dir: Path) -> tuple[list[Checkpoint], dict[Path, str]]:
+    """Whatever has a checkpoint's name, also the hidden one of a checkpoint that is being replaced."""
     entries = run_dir.iterdir() if run_dir.is_dir() else ()
     names = {re.sub(r"^\.(.+)\.(incoming|outgoing)$", r"\1", entry.name) for entry in entries}
-    found: dict[Path, Checkpoint | str] = {}
-    for name in sorted(filter(_CHECKPOINT_NAME.fullmatch, names)):
-        path = _standing(run_dir / name)
+    complete, damaged = list[Checkpoint](), dict[Path, str]()
+    for path in (_standing(run_dir / name) for name in sorted(filter(_CHECKPOINT_NAME.fullmatch, names))):
         try:
-            found[path] = read_checkpoint(path)
+            complete.append(read_checkpoint(path))
         except EmailRLError as error:
-            found[path] = error.message
-    return found
+            damaged[path] = error.message
+    return complete, damaged
 
 
 def _hidden(path: Path) -> tuple[Path, Path]:
@@ -217,31 +215,23 @@ def _standing(path: Path) -> Path:
     return next((each for each in (path, *_hidden(path)) if (each / METADATA).is_file()), path)
 
 
-# -- finding --------------------------------------------------------------------------------------------------------
-
-
 def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:
-    """Return the run folders of OUTPUT_DIR by number, of one mode or all; some may have no checkpoint."""
+    """The run folders of OUTPUT_DIR by number, of one mode or all; some may have no checkpoint."""
     roots = {run_root(output_dir, each) for each in ([mode] if mode else (*MODES, SFT))} | {output_dir}
     found = {
-        entry
+        (int(numbered[1] or 1), entry.name, entry)
         for root in roots
         if root.name and root.parent.is_dir()
         for entry in root.parent.iterdir()
-        if re.fullmatch(re.escape(root.name) + r"(-\d+)?", entry.name) and entry.is_dir()
+        if (numbered := re.fullmatch(re.escape(root.name) + r"(?:-(\d+))?", entry.name)) and entry.is_dir()
     }
-
-    def number(run: Path) -> int:
-        numbered = re.search(r"-(\d+)$", run.name)
-        return int(numbered[1]) if numbered else 1
-
-    return sorted(found, key=lambda run: (number(run), run.name))
+    return [entry for _, _, entry in sorted(found)]
 
 
 def find_runs(
     output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest"
 ) -> list[Path]:
-    """Return the runs of OUTPUT_DIR with a checkpoint (``best``: with a ``best_model``), the last written last."""
+    """The runs of OUTPUT_DIR with a checkpoint (``best``: with a ``best_model``), the last written last."""
     written = {
         run: max(checkpoint.created for checkpoint in checkpoints)
         for run in run_folders(output_dir, mode)
@@ -252,43 +242,37 @@ def find_runs(
 
 
 def created_after(runs: Iterable[Path]) -> str:
-    """Return the time for a new checkpoint, in ISO form: now, or just after the latest of ``runs`` on a late clock."""
+    """The time for a new checkpoint, in ISO form: now, or just after the latest of ``runs`` on a late clock."""
     before = [checkpoint.created + timedelta(microseconds=1) for run in runs for checkpoint in list_checkpoints(run)]
     return max([datetime.now(UTC), *before]).astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def find_checkpoint(which: str | Path, output_dir: Path, mode: str | None = None) -> Checkpoint:
-    """Return ``best`` or ``latest`` of OUTPUT_DIR, or the checkpoint at a path, with hashes checked.
-
-    ``best`` is the ``best_model`` of the newest run that has one; ``latest`` is the checkpoint of any kind with the
-    highest step in the newest run.
-    """
+    """The checkpoint at a path, or of OUTPUT_DIR ``best``, the ``best_model`` of the newest run that has one, or
+    ``latest``, the checkpoint of any kind with the highest step in the newest run; with hashes checked."""
     if which not in ("best", "latest"):
         return verify(read_checkpoint(Path(which)))
     return verify(checkpoint_of(newest_run(output_dir, mode, which=str(which)), str(which)))
 
 
 def newest_run(output_dir: Path, mode: str | None = None, *, but: str | None = None, which: str = "latest") -> Path:
-    """Return the last of ``find_runs``; UsageError if there is none."""
+    """The last of ``find_runs``; UsageError if there is none."""
     if runs := find_runs(output_dir, mode, but=but, which=which):
         return runs[-1]
-    kind = f"{mode} run" if mode else "run"
-    has_other = bool(find_runs(output_dir, mode, but=but))
-    hint = "Train first (emailrl train), or pass a checkpoint's path."
-    raise UsageError(
-        f"No {kind} has a {'best_model' if has_other else 'checkpoint'} (output folder: {output_dir}).",
-        "Use latest, or a checkpoint's path." if has_other else hint,
-    )
+    what, hint = "checkpoint", "Train first (emailrl train), or pass a checkpoint's path."
+    if find_runs(output_dir, mode, but=but):
+        what, hint = "best_model", "Use latest, or a checkpoint's path."
+    raise UsageError(f"No {f'{mode} run' if mode else 'run'} has a {what} (output folder: {output_dir}).", hint)
 
 
 def runs_without_best(output_dir: Path, mode: str | None = None) -> list[Path]:
-    """Return the runs that ``best`` passes over: those with a checkpoint that are newer than the newest best."""
+    """The runs that ``best`` passes over: those with a checkpoint that are newer than the newest best."""
     runs, bests = find_runs(output_dir, mode), find_runs(output_dir, mode, which="best")
     return runs[runs.index(bests[-1]) + 1 :] if bests else runs
 
 
 def checkpoint_of(run: Path, which: str) -> Checkpoint:
-    """Return a run's ``best`` or ``latest`` checkpoint with hashes unchecked; UsageError if it has none."""
+    """A run's ``best`` or ``latest`` checkpoint with hashes unchecked; UsageError if it has none."""
     checkpoints = [each for each in list_checkpoints(run) if which != "best" or each.metadata.kind in _BEST]
     if not checkpoints:
         name = "best_model" if which == "best" else "checkpoint"
@@ -296,15 +280,10 @@ def checkpoint_of(run: Path, which: str) -> Checkpoint:
     return checkpoints[-1]
 
 
-# -- writing --------------------------------------------------------------------------------------------------------
-
-
 def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:
-    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory.
-
-    ``metadata.files`` is filled in here. A crash at any moment leaves a complete checkpoint, old or new. An OSError of
-    ``fill`` without a file name, such as that of a full disk, gets ``path`` as its ``filename``.
-    """
+    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory, listed
+    in ``metadata.files``. A crash at any moment leaves a complete checkpoint, old or new. An OSError of ``fill``
+    without a file name, such as that of a full disk, gets ``path`` as its ``filename``."""
     _settle(path)
     incoming, outgoing = _hidden(path)
     incoming.mkdir(parents=True)
@@ -340,15 +319,8 @@ def _settle(path: Path) -> None:
         _delete(hidden)
 
 
-def prune(run_dir: Path, keep: int) -> list[Path]:
-    """Remove all but the last ``keep`` of the run's ``checkpoint-N``; ``best_model`` and ``final`` always stay."""
-    removed = prunable(run_dir, keep)
-    remove_checkpoints(removed)
-    return removed
-
-
 def prunable(run_dir: Path, keep: int) -> list[Path]:
-    """Return what ``prune`` would remove, the oldest first."""
+    """All but the last ``keep`` of a run's ``checkpoint-N``, the oldest first."""
     numbered = [item.path for item in list_checkpoints(run_dir) if item.metadata.kind == "checkpoint"]
     return numbered[: max(len(numbered) - keep, 0)]
 
@@ -379,7 +351,7 @@ class Confirmed:
 
 
 def confirmed_of(checkpoint: Checkpoint) -> Confirmed | None:
-    """Return the measurement that the checkpoint's run made of its weights, if any; EmailRLError for a damaged file."""
+    """The measurement that the checkpoint's run made of its weights, if any; EmailRLError for a damaged file."""
     file = checkpoint.path.absolute().parent / CONFIRMED
     if not file.is_file():
         return None

@@ -36,6 +36,16 @@ def make_model(
     return folder
 
 
+def make_metadata(**fields: Any) -> Metadata:
+    """A checkpoint's metadata with these fields."""
+    others: dict[str, Any] = {
+        "run_id": "r", "kind": "checkpoint", "step": 5, "mode": "masked", "algorithm": "grpo", "base_model": "nano",
+        "lora": {}, "metrics": {}, "settings": {}, "parent": None, "seed": 42, "versions": {},
+        "database_fingerprint": "d", "questions_fingerprint": "q", "git_commit": None,
+    }  # fmt: skip
+    return Metadata(**(others | fields))
+
+
 def make_checkpoint(
     path: Path, model: Path, *, metrics: dict[str, Any] | None = None, step: int = 7, **given: str
 ) -> Checkpoint:
@@ -51,10 +61,9 @@ def make_checkpoint(
         with torch.no_grad():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     kind = path.name.partition("-")[0] if path.name.startswith(("checkpoint-", "final")) else "best"
-    metadata = Metadata(
-        run_id="grpo_masked", kind=kind, step=step, mode="masked", algorithm="grpo", base_model=policy.base_model,
-        lora=policy.lora, metrics=metrics or {}, settings=settings.model_dump(mode="json"), parent=None, seed=42,
-        versions={}, database_fingerprint="", questions_fingerprint="", git_commit=None,
+    metadata = make_metadata(
+        run_id="grpo_masked", kind=kind, step=step, base_model=policy.base_model, lora=policy.lora,
+        metrics=metrics or {}, settings=settings.model_dump(mode="json"), database_fingerprint="",
     )  # fmt: skip
     return write_checkpoint(path, metadata, policy.save_adapter)
 

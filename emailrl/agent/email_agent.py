@@ -1,8 +1,6 @@
 """The agent as a library: answers one question at a time from a mailbox, with the rollout loop of training.
 
-from emailrl import EmailAgent
-
-agent = EmailAgent("nano", config={"db": "mail.db"})
+agent = emailrl.EmailAgent("nano", config={"db": "mail.db"})
 print(agent.answer("When does the lease end?", inbox="ann@example.com"))
 """
 
@@ -26,8 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from emailrl.agent import StepResult
-    from emailrl.engines import OpenPolicy
+    from emailrl.engines import PolicyEngine
     from emailrl.mail import Email
+    from emailrl.model.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,13 @@ class Answer:
 
 
 class EmailAgent:
-    """Answers questions from mailboxes with one policy.
-
-    ``model`` is a causal language model, bare or with a PEFT adapter, which then needs its ``tokenizer``; or a name:
-    ``nano``, a folder, a hub name, or the folder of an adapter, which is loaded on its base model; with the engine
-    ``openai``, the name of a model on the chat server. ``config`` is a ``Settings``, or a mapping of setting names
-    (``db``, ``max_turns``, ``eval_temperature``) that override the environment and ``emailrl.toml``. Decoding is that
-    of evaluation. The weights are read once, here: later changes have no effect. Import emailrl before torch, which
-    reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers are then several times as fast.
-    """
+    """Answers questions from mailboxes with one policy. ``model`` is a causal language model, bare or with a PEFT
+    adapter, which then needs its ``tokenizer``; or a name: ``nano``, a folder, a hub name, or the folder of an adapter,
+    which is loaded on its base model; with the engine ``openai``, the name of a model on the chat server. ``config`` is
+    a ``Settings``, or a mapping of setting names (``db``, ``max_turns``, ``eval_temperature``) that override the
+    environment and ``emailrl.toml``. Decoding is that of evaluation. The weights are read once, here: later changes
+    have no effect. Import emailrl before torch, which reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers are
+    then several times as fast."""
 
     def __init__(
         self,
@@ -76,9 +73,8 @@ class EmailAgent:
             self.settings = settings.with_model(model)
             self._engine: Engine = OpenAIEngine(self.settings, schemas)
             return
-        opened = _opened(model, tokenizer, settings)
-        self.settings, self._engine = opened.settings, opened.engine
-        self._renderer = ChatRenderer(opened.policy.tokenizer, schemas)
+        self.settings, policy, self._engine = _opened(model, tokenizer, settings)
+        self._renderer = ChatRenderer(policy.tokenizer, schemas)
 
     def answer(
         self,
@@ -89,13 +85,10 @@ class EmailAgent:
         seed: int = 0,
         report: Callable[[StepResult], None] = lambda result: None,
     ) -> Answer:
-        """Search ``inbox`` for the answer to ``question``.
-
-        ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's current date, and hides email of that day and later; without
-        it the agent sees all email, and its date is today, or that of the newest email if the database ends before.
-        ``report`` is called after each step. Raises UsageError for an inbox that no email in the database names,
-        EmailRLError for a missing database or a failed rollout.
-        """
+        """Search ``inbox`` for the answer to ``question``. ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's current
+        date, and hides email of that day and later; without it the agent sees all email, and its date is today, or that
+        of the newest email if the database ends before. ``report`` is called after each step. Raises UsageError for an
+        inbox that no email in the database names, EmailRLError for a missing database or a failed rollout."""
         from emailrl.agent.runner import run
         from emailrl.agent.task import mail_agent
         from emailrl.engines import SamplingParams
@@ -116,13 +109,11 @@ class EmailAgent:
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")
-            sources = list(dict.fromkeys(trajectory.final_sources))
-            emails = []
+            sources, emails = list(dict.fromkeys(trajectory.final_sources)), []
             for message_id in sources:
                 with suppress(ToolError):  # a model may cite an id that no email has
-                    emails.append(mailbox.read(message_id))
-        found = [email for email in emails if email is not None]
-        return Answer(trajectory.final_answer, sources, found, trajectory.stop_reason, trajectory)
+                    emails += [email] if (email := mailbox.read(message_id)) is not None else []
+        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
         """Release the engine's resources."""
@@ -131,12 +122,12 @@ class EmailAgent:
 
 def _opened(
     model: nn.Module | str | Path, tokenizer: PreTrainedTokenizerBase | None, settings: PlayingSettings
-) -> OpenPolicy[PlayingSettings]:
+) -> tuple[PlayingSettings, Policy, PolicyEngine]:
     """A model by name, an adapter's folder on its base model, or a model as given, including its active adapter."""
-    from emailrl.engines import OpenPolicy, build_engine, open_policy
-    from emailrl.model.adapter import CONFIG, find_adapter
+    from emailrl.checkpoints import CONFIG
+    from emailrl.engines import build_engine, open_policy
     from emailrl.model.policy import Policy
-    from emailrl.model.resolve import with_token_limit
+    from emailrl.model.resolve import find_adapter, with_token_limit
 
     if isinstance(model, str | Path):
         if not (Path(model) / CONFIG).is_file():
@@ -147,10 +138,10 @@ def _opened(
         raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
     from peft import PeftModel
 
+    changes: dict[str, Any] = {"agent": with_token_limit(settings.agent, model)}
     if "unsloth" in sys.modules:  # its forward only takes its own cache: engines sample from a twin of its model
-        patched = settings.model.model_copy(update={"backend": "unsloth"})
-        settings = settings.model_copy(update={"model": patched})
-    settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, model)})
+        changes["model"] = settings.model.model_copy(update={"backend": "unsloth"})
+    settings = settings.model_copy(update=changes)
     parameter, name = next(model.parameters()), str(getattr(model, "name_or_path", ""))
     policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
     engine = build_engine(settings, policy)
@@ -160,4 +151,4 @@ def _opened(
         with TemporaryDirectory() as folder:
             model.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)
             engine.load_adapter(Path(folder) / (adapter if adapter != "default" else ""), adapter)
-    return OpenPolicy(settings, policy, engine)
+    return settings, policy, engine

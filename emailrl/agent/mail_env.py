@@ -1,22 +1,23 @@
-"""The mail-search task after ART-E: one scenario on one mailbox, its prompt and its rubric.
-
-The rules are ART-E's (native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool
-or bad arguments end the trajectory without feedback; so does the final answer.
-"""
+"""The mail-search task after ART-E: one scenario on one mailbox, its prompt and its rubric. The rules are ART-E's
+(native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool or bad arguments end
+the trajectory without feedback; so does the final answer."""
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from emailrl.agent.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, to_json
+from emailrl.agent.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, check_arguments, to_json
 from emailrl.base.errors import ToolError
 from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 
 if TYPE_CHECKING:
-    from emailrl.mail import Mailbox
+    from emailrl.mail import Email, Mailbox
+    from emailrl.settings import AgentSettings
 
 SYSTEM_PROMPT = """\
 You are an email search agent. Answer the user's question by searching the user's own mailbox with the tools you are \
@@ -27,18 +28,18 @@ other keywords. If the answer is not in the mailbox, return "I don't know" as th
 The user's email address is {inbox_address}.
 Today's date is {query_date}."""  # ART-E's substance: the task, the number of turns, whose mailbox, and today's date
 
+MAX_MAILS = 3
+MAX_BODY_CHARS = 600  # Longer bodies are cut, so that prompt and completion fit
+_MIN_WORD = 5  # Shorter words of a question say little about related emails
+
 
 @dataclass(slots=True)
 class Rubric:
-    """ART-E's rubric of one trajectory; ``dataclasses.asdict`` of it is ``Trajectory.rubric``.
-
-    The environment fills everything but ``answer_correct`` and what follows the token counts (the scorer), and these
-    (the runner).
-
+    """ART-E's rubric of one trajectory; ``dataclasses.asdict`` of it is ``Trajectory.rubric``. The environment fills
+    everything but ``answer_correct`` and what follows the token counts (the scorer), and these (the runner).
     Differences from ART-E, each fixing a defect: success counts any of the scenario's source emails, not only the first
     (one is enough, as a question's source emails usually repeat the same fact); an email counts as read only when the
-    tool returned it; ``num_sources`` is set, and counts distinct ids.
-    """
+    tool returned it; ``num_sources`` is set, and counts distinct ids."""
 
     answer_correct: bool = False
     sources_correct: bool = False
@@ -79,11 +80,9 @@ class StepResult:
 
 
 class MailEnvironment:
-    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until ``done``.
-
-    ``mailbox`` must be opened on the scenario's inbox, up to its query date; the environment does not close it.
-    ``report`` is called with the result of each step.
-    """
+    """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until ``done``. ``mailbox`` must
+    be opened on the scenario's inbox, up to its query date; the environment does not close it. ``report`` is called
+    with the result of each step."""
 
     def __init__(
         self,
@@ -130,19 +129,15 @@ class MailEnvironment:
     def _play(self, message: Message) -> StepResult:
         rubric, call = self.rubric, message.tool_calls[0] if message.tool_calls else None
         if message.parse_error is not None:
-            rubric.cant_parse_tool_call = True
-            return _refusal(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
+            return self._refuse(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
         if call is None:
-            rubric.bad_tool_call_args = True
-            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
+            return self._refuse(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
         if call.name not in TOOLS:
-            rubric.bad_tool_call_name = True
-            return _refusal(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
+            return self._refuse(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
         try:
             value = call_tool(self.mailbox, call.name, call.arguments)
         except ToolError as error:
-            rubric.bad_tool_call_args = True
-            return _refusal(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
+            return self._refuse(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
         if call.name == "return_final_answer":
             self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
             return StepResult([], True, call.name, call.arguments, None, StopReason.ANSWERED)
@@ -155,6 +150,11 @@ class MailEnvironment:
         content = to_json(value)
         reply = Message("tool", content, tool_call_id=call.id, name=call.name)
         return StepResult([reply], False, call.name, call.arguments, content)
+
+    def _refuse(self, reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
+        setattr(self.rubric, reason, True)  # its fields have the reasons' names
+        name, arguments = (call.name, call.arguments) if call else (None, None)
+        return StepResult([], True, name, arguments, to_json({"error": error}), reason)
 
     def _take_answer(self, answer: str, sources: list[str]) -> None:
         self.final_answer, self.final_sources = answer, sources
@@ -170,12 +170,60 @@ def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
     return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
 
 
-def _refusal(reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
-    name, arguments = (call.name, call.arguments) if call else (None, None)
-    return StepResult([], True, name, arguments, to_json({"error": error}), reason)
-
-
 def system_prompt(scenario: Scenario, max_turns: int) -> str:
     """The system message of one scenario."""
-    inbox, date = scenario.inbox_address, scenario.query_date
-    return SYSTEM_PROMPT.format(max_turns=max_turns, inbox_address=inbox, query_date=date)
+    names = {"inbox_address": scenario.inbox_address, "query_date": scenario.query_date}
+    return SYSTEM_PROMPT.format(max_turns=max_turns, **names)
+
+
+class StaticPromptEnvironment(MailEnvironment):
+    """Mode ``simple``: the question and a few emails in one prompt, one completion, no tool execution. The emails are
+    the question's source emails and others that share a word with it, in an order fixed by the scenario's id, so the
+    prompt suffices to answer; the heuristic reward (``rewards.rubric``) also values a good first search."""
+
+    def __init__(self, agent: AgentSettings, scenario: Scenario, mailbox: Mailbox) -> None:
+        super().__init__(scenario, mailbox, max_turns=1, question_template=agent.question_template)
+
+    def start(self) -> list[Message]:
+        """The system message, and the question followed by the mails."""
+        mails = "\n\n".join(map(_shortened, self._mails()))
+        question = self.question_template.replace("{}", self.scenario.question)
+        if mails:
+            question += f"\n\nSome emails of the mailbox:\n\n{mails}"
+        return [Message("system", system_prompt(self.scenario, max_turns=1)), Message("user", question)]
+
+    def step(self, message: Message) -> StepResult:
+        """Read the one completion; a well-formed final answer counts as an attempt, no tool is run."""
+        self.rubric.num_turns = 1
+        call = message.tool_calls[0] if message.parse_error is None and message.tool_calls else None
+        self.rubric.cant_parse_tool_call = message.parse_error is not None
+        self.rubric.bad_tool_call_args = message.parse_error is None and call is None
+        if call is None:
+            return StepResult(done=True, stop_reason=StopReason.COMPLETED)
+        self.rubric.bad_tool_call_name = call.name not in TOOLS
+        try:
+            if call.name in TOOLS:
+                check_arguments(call.name, call.arguments)
+            if call.name == "return_final_answer":
+                self._take_answer(call.arguments["answer"], call.arguments["sources"] or [])
+        except ToolError:
+            self.rubric.bad_tool_call_args = True
+        return StepResult([], True, call.name, call.arguments, None, StopReason.COMPLETED)
+
+    def _mails(self) -> list[Email]:
+        rng = random.Random(self.scenario.id)
+        ids = list(self.scenario.message_ids[:MAX_MAILS])
+        words = sorted({word for word in re.findall(r"\w+", self.scenario.question) if len(word) >= _MIN_WORD})
+        rng.shuffle(words)
+        for word in words:
+            if len(ids) >= MAX_MAILS:
+                break
+            ids += [hit.message_id for hit in self.mailbox.search([word], max_results=2) if hit.message_id not in ids]
+        mails = [mail for mail in map(self.mailbox.read, ids[:MAX_MAILS]) if mail is not None]
+        rng.shuffle(mails)
+        return mails
+
+
+def _shortened(mail: Email) -> str:
+    body = mail.body if len(mail.body) <= MAX_BODY_CHARS else mail.body[:MAX_BODY_CHARS] + " ..."
+    return f"[{mail.message_id}] {mail.date}\nFrom: {mail.from_address}\nSubject: {mail.subject}\n{body}"

@@ -1,14 +1,12 @@
 """Play conversations: a function from empty trajectories to finished ones, audited; and groups of them, scored.
-
-``Stage.on`` makes one of an engine in this process; ``training.team`` one of the engines of all ranks.
-"""
+``Stage.on`` makes one of an engine in this process; ``training.team`` one of the engines of all ranks."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 from emailrl.agent.runner import Environment, derive_seed, run
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import EmailRLError
-from emailrl.engines.base import Advance, Completion, Engine, LocalEngine, Request, SamplingParams
+from emailrl.engines.base import Engine, SamplingParams
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AgentSettings
@@ -35,9 +33,7 @@ class TokenDriftError(EmailRLError):
 
 def audit(trajectory: Trajectory) -> int:
     """Check every trained token of a trajectory and return their number, 0 for that of a chat engine without samples.
-
-    Raises TokenDriftError naming turn and position.
-    """
+    Raises TokenDriftError naming turn and position."""
 
     def drift(what: str) -> TokenDriftError:
         hint = "The tokens to train differ from those sampled; nothing was trained."
@@ -45,8 +41,7 @@ def audit(trajectory: Trajectory) -> int:
 
     if not trajectory.samples:
         return 0
-    trained: list[tuple[int, float]] = []
-    starts: set[int] = set()  # Where in ``trained`` a run of sampled tokens begins
+    trained, starts = list[tuple[int, float]](), set[int]()  # where in the first a run of sampled tokens begins
     for number, sample in enumerate(trajectory.samples):
         if not len(sample.token_ids) == len(sample.loss_mask) == len(sample.sampler_logprobs):
             raise drift(f"sample {number}: ids, mask and log-probabilities differ in length")
@@ -62,7 +57,9 @@ def audit(trajectory: Trajectory) -> int:
                     starts.add(len(trained))
                 trained.append((token, logprob))
             previous = mask
-    if (stale := stale_turns(trajectory)) != trajectory.rubric.get("stale_turns", 0):
+    stamp = trajectory.policy_version, trajectory.adapter_sha256
+    stale = sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
+    if stale != trajectory.rubric.get("stale_turns", 0):
         raise drift(f"{stale} turns were sampled by different weights than the first")
     position = 0
     for number, turn in enumerate(trajectory.turns):
@@ -74,33 +71,20 @@ def audit(trajectory: Trajectory) -> int:
             if position >= len(trained):
                 raise drift(f"turn {number}, token {offset}: sampled but not in the sample")
             if trained[position] != sampled:
-                found = f"sampled {sampled}, but {trained[position]} in the training sample"
-                raise drift(f"turn {number}, token {offset}: {found}")
+                where = f"turn {number}, token {offset}"
+                raise drift(f"{where}: sampled {sampled}, but {trained[position]} in the training sample")
             position += 1
     if position != len(trained):
         raise drift(f"{len(trained) - position} ids in the training sample were never sampled")
     return position
 
 
-def stale_turns(trajectory: Trajectory) -> int:
-    """How many turns were sampled by weights other than those recorded on the trajectory."""
-    stamp = trajectory.policy_version, trajectory.adapter_sha256
-    return sum((turn.policy_version, turn.adapter_sha256) != stamp for turn in trajectory.turns)
-
-
 MakeEnvironment = Callable[[Scenario, "Mailbox"], Environment]
 """Makes the environment of one trajectory on the scenario's open mailbox, which stays open until the rollouts end."""
-
-
 Progress = Callable[[Trajectory], None] | None  # Called with each trajectory as it ends
 Play = Callable[[Sequence[Trajectory], SamplingParams, int, Progress], Sequence[Trajectory]]
-"""Plays trajectories that hold only ids and metadata, with a seed; returns them finished.
-
-A trajectory's samples depend only on the seed and its id. An exception in one is recorded in it. Raises TokenDriftError
-if the token audit fails.
-"""
-
-
+"""Plays trajectories that hold only ids and metadata, with a seed; returns them finished. A trajectory's samples depend
+only on the seed and its id. An exception in one is recorded in it. Raises TokenDriftError if the token audit fails."""
 Score = Callable[[Sequence[Trajectory]], None]
 """Sets rewards in place."""
 
@@ -115,22 +99,28 @@ class Stage:
     renderer: ChatRenderer | None  # None for chat engines
     stale_allowed: bool = False  # Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)
 
-    def on(self, engine: Engine) -> Play:
-        """Play with this engine, all conversations at once; trajectories are filled in place."""
+    def on(self, engine: Engine, activity: Activity | None = None) -> Play:
+        """Play with this engine, all conversations at once, and note progress in ``activity``; trajectories are filled
+        in place."""
+        activity = activity or Activity()
+        activity.note("starting the environments")
 
         def play(
             trajectories: Sequence[Trajectory], sampling: SamplingParams, seed: int, progress: Progress = None
         ) -> Sequence[Trajectory]:
+            seeds = [derive_seed(seed, trajectory.id) for trajectory in trajectories]
             with ExitStack() as opened:
+                environments = [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories]
                 run(
-                    [self.open_environment(trajectory.scenario, opened) for trajectory in trajectories],
+                    environments,
                     engine,
                     self.renderer,
                     sampling,
-                    seeds=[derive_seed(seed, trajectory.id) for trajectory in trajectories],
+                    seeds=seeds,
                     trajectories=trajectories,
                     progress=progress,
                     stale_allowed=self.stale_allowed,
+                    activity=activity,
                 )
             for trajectory in trajectories:
                 if trajectory.exception is None:
@@ -139,21 +129,14 @@ class Stage:
 
         return play
 
-    def noted(self, engine: Engine, activity: Activity) -> Play:
-        """The same, with its progress in ``activity``."""
-        activity.note("starting the environments")
-        return self.on(Noted(engine, activity))
-
     def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
         """The environment of a scenario, on its mailbox, which is closed with ``opened``."""
         from emailrl.mail import open_mailbox
 
-        agent = self.agent
-        order, without_keywords = agent.search_order, agent.search_without_keywords
+        order, without_keywords = self.agent.search_order, self.agent.search_without_keywords
         inbox, until = scenario.inbox_address, scenario.query_date
         mailbox = open_mailbox(self.db, inbox, until=until, order=order, without_keywords=without_keywords)
-        opened.enter_context(closing(mailbox))
-        return self.make_environment(scenario, mailbox)
+        return self.make_environment(scenario, opened.enter_context(mailbox))
 
 
 def build_stage(
@@ -161,57 +144,15 @@ def build_stage(
     policy: Policy,
     make_environment: Callable[[AgentSettings, Scenario, Mailbox], Environment] | None = None,
 ) -> Stage:
-    """A stage that renders with the policy's own tokenizer and template.
-
-    ``make_environment`` overrides the settings' environment, with the mail tools. UsageError if it cannot be loaded.
-    """
+    """A stage that renders with the policy's own tokenizer and template. ``make_environment`` overrides the settings'
+    environment, with the mail tools. UsageError if it cannot be loaded."""
     from emailrl.engines.renderer import ChatRenderer
 
     agent = settings.agent
     task = load_task(MAIL if make_environment else agent.environment, settings)
-    renderer, stale_allowed = ChatRenderer(policy.tokenizer, task.tools), settings.vllm.stale_spans == "correct"
     make = partial(make_environment, agent) if make_environment else task.make
-    return Stage(agent, settings.store.db, make, renderer, stale_allowed)
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """An engine that notes what its rollouts wait for, so that those who wait for them can tell that they hang.
-
-    ``activity`` gets every turn of a conversation, and every step of a local engine. Waiting for a server is not noted:
-    requests have time limits of their own.
-    """
-
-    engine: Engine
-    activity: Activity
-
-    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        """See ``Engine.generate``."""
-
-        def advanced(completion: Completion) -> Request | None:
-            assert advance is not None
-            self.activity.note(f"in the environment of {completion.trajectory_id}")
-            following = advance(completion)
-            self._sampling()
-            return following
-
-        self._sampling()
-        try:
-            return self.engine.generate(requests, None if advance is None else advanced)
-        except BaseException:
-            self.activity.end()
-            raise
-
-    def close(self) -> None:
-        """See ``Engine.close``."""
-        self.engine.close()
-
-    def _sampling(self) -> None:
-        engine = self.engine
-        if isinstance(engine, LocalEngine):
-            self.activity.note("sampling", lambda: engine.steps)
-        else:
-            self.activity.end()
+    renderer = ChatRenderer(policy.tokenizer, task.tools)
+    return Stage(agent, settings.store.db, make, renderer, settings.vllm.stale_spans == "correct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,20 +178,16 @@ class Collector:
         played: Mapping[str, Trajectory] | None = None,
     ) -> list[TrajectoryGroup]:
         """Roll out every scenario ``group_size`` times and score the rollouts; returns one group per scenario, in
-        order.
-
-        ``temperature`` None means that of training rollouts. A trajectory's samples depend only on seed, step, label,
-        scenario and its number in the group. An exception in one trajectory is recorded in it; ``progress`` is called
-        with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored if they
-        have no reward. Raises TokenDriftError if the token audit fails.
-        """
-        prefix, agent, played = f"{split_label}-{step:06d}", self.agent, played or {}
-        times = Counter[str]()
-        groups: list[TrajectoryGroup] = []
+        order. ``temperature`` None means that of training rollouts. A trajectory's samples depend only on seed, step,
+        label, scenario and its number in the group. An exception in one trajectory is recorded in it; ``progress`` is
+        called with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored
+        if they have no reward. Raises TokenDriftError if the token audit fails."""
+        agent, played, times, groups = self.agent, played or {}, Counter[str](), list[TrajectoryGroup]()
         for scenario in scenarios:
             times[scenario.id] += 1
             # A scenario that occurs twice in one step gets two groups.
-            name = f"{prefix}-{scenario.id}" + (f".{times[scenario.id]}" if times[scenario.id] > 1 else "")
+            again = f".{times[scenario.id]}" if times[scenario.id] > 1 else ""
+            name = f"{split_label}-{step:06d}-{scenario.id}{again}"
             made = [
                 Trajectory(f"{name}-{member}", name, scenario, run_id=self.run_id, step=step, mode=self.mode)
                 for member in range(group_size)

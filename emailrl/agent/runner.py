@@ -1,8 +1,6 @@
-"""Rollouts: many environments on one engine, each conversation at its own pace, tokens recorded as they come.
-
-Sampled ids enter the sample with mask 1, ids of prompts and tool results with mask 0; no text is tokenized twice. If a
-chat template does not extend the conversation so far, a new sample begins with the whole new prompt.
-"""
+"""Rollouts: many environments on one engine, each conversation at its own pace, tokens recorded as they come. Sampled
+ids enter the sample with mask 1, ids of prompts and tool results with mask 0; no text is tokenized twice. If a chat
+template does not extend the conversation so far, a new sample begins with the whole new prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from emailrl.engines.base import Completion, Engine, Request, SamplingParams
+from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
+from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -21,18 +20,16 @@ if TYPE_CHECKING:
 
 
 class Environment(Protocol):
-    """One rollout of one scenario. Its ``rubric`` (a dict or a dataclass), ``final_answer``
-    and ``final_sources`` are read if it has them."""
+    """One rollout of one scenario. Its ``rubric`` (a dict or a dataclass), ``final_answer`` and ``final_sources`` are
+    read if it has them."""
 
     scenario: Scenario
 
     def start(self) -> list[Message]:
         """The first messages."""
-        ...
 
     def step(self, message: Message) -> StepResult:
         """Process the assistant's message."""
-        ...
 
 
 def run(
@@ -45,18 +42,17 @@ def run(
     trajectories: Sequence[Trajectory] | None = None,
     progress: Callable[[Trajectory], None] | None = None,
     stale_allowed: bool = False,
+    activity: Activity | None = None,
 ) -> list[Trajectory]:
-    """Play every environment to its end; returns one trajectory per environment, in order.
-
-    ``seeds`` has one seed for each environment; turn ``t`` samples with a seed derived from it. ``trajectories``
-    (empty, with ids and metadata) are filled in place; by default new ones are created. ``renderer`` is None for chat
-    engines, whose trajectories have no samples. ``progress`` is called with each trajectory as it ends. If the weights
-    change between two turns, the trajectory ends with an exception, or continues with ``stale_allowed``; either way,
-    turns whose weights differ from the first turn's are counted (``rubric["stale_turns"]``).
-
-    An exception inside an environment, or an engine's error for one request, ends only that trajectory and is recorded
-    in its ``exception``; other engine exceptions and KeyboardInterrupt propagate.
-    """
+    """Play every environment to its end; returns one trajectory per environment, in order. ``seeds`` has one seed for
+    each environment; turn ``t`` samples with a seed derived from it. ``trajectories`` (empty, with ids and metadata)
+    are filled in place; by default new ones are created. ``renderer`` is None for chat engines, whose trajectories have
+    no samples. ``progress`` is called with each trajectory as it ends. If the weights change between two turns, the
+    trajectory ends with an exception, or continues with ``stale_allowed``; either way, turns whose weights differ from
+    the first turn's are counted (``rubric["stale_turns"]``). ``activity`` gets every turn, and every step of a local
+    engine, so that others can tell whether rollouts hang; requests to a server have time limits of their own. An
+    exception inside an environment, or an engine's error for one request, ends only that trajectory and is recorded in
+    its ``exception``; other engine exceptions and KeyboardInterrupt propagate."""
     if trajectories is None:
         scenarios = [environment.scenario for environment in environments]
         trajectories = [Trajectory(f"{number:06d}", one.id, one) for number, one in enumerate(scenarios)]
@@ -66,11 +62,27 @@ def run(
     }
     if len(rollouts) != len(environments):
         raise ValueError("two trajectories have the same id")
-    first = [rollout.advance(None) for rollout in rollouts.values()]
-    engine.generate(
-        [request for request in first if request is not None],
-        advance=lambda completion: rollouts[completion.trajectory_id].advance(completion),
-    )
+    first = [request for rollout in rollouts.values() if (request := rollout.advance(None)) is not None]
+    activity = activity or Activity()
+
+    def note_sampling() -> None:
+        if isinstance(engine, LocalEngine):
+            activity.note("sampling", lambda: engine.steps)
+        else:
+            activity.end()
+
+    def advance(completion: Completion) -> Request | None:
+        activity.note(f"in the environment of {completion.trajectory_id}")
+        following = rollouts[completion.trajectory_id].advance(completion)
+        note_sampling()
+        return following
+
+    note_sampling()
+    try:
+        engine.generate(first, advance)
+    except BaseException:
+        activity.end()
+        raise
     return list(trajectories)
 
 
@@ -102,27 +114,16 @@ class _Rollout:
         """Begin (None) or process a completion; returns the next request, None when the trajectory is over."""
         trajectory = self.trajectory
         try:
-            if self._begin() if completion is None else self._play(completion):
-                turn, ids = len(trajectory.turns), [] if self.renderer is None else trajectory.samples[-1].token_ids
-                return Request(
-                    trajectory.id,
-                    self.sampling,
-                    prompt_ids=list(ids),
-                    messages=list(trajectory.messages),
-                    seed=derive_seed(self.seed, turn),
-                )
+            if completion is None:
+                trajectory.messages += self.environment.start()
+            if completion is None or self._play(completion):
+                ids = [] if self.renderer is None else self._prompt(self.renderer, completion)
+                seed = derive_seed(self.seed, len(trajectory.turns))
+                return Request(trajectory.id, self.sampling, ids, list(trajectory.messages), seed)
         except Exception as error:
             trajectory.exception, trajectory.stop_reason = f"{type(error).__name__}: {error}", StopReason.EXCEPTION
         self._finish()
         return None
-
-    def _begin(self) -> bool:
-        self.trajectory.messages += self.environment.start()
-        if self.renderer is not None:
-            rendered = self.renderer.start(self.trajectory.messages)
-            self.text = rendered.text
-            self._append_prompt(rendered.ids, extends=False)
-        return True
 
     def _play(self, completion: Completion) -> bool:
         """Record a completion and have the environment reply; False when the trajectory is over."""
@@ -168,19 +169,20 @@ class _Rollout:
         trajectory.messages += result.messages
         if result.done:
             trajectory.stop_reason = result.stop_reason
-            return False
-        if self.renderer is not None:
-            so_far = self.text + self.renderer.text_of(completion.token_ids)
-            rendered = self.renderer.extend(so_far, trajectory.messages)
-            self.text = rendered.text
-            self._append_prompt(rendered.ids, extends=rendered.extends)
-        return True
+        return not result.done
 
-    def _append_prompt(self, ids: list[int], *, extends: bool) -> None:
-        """Add ids that were not sampled to the sample, or begin a new one with them."""
-        if not extends:
-            self.trajectory.samples.append(TokenSample())
-        self.trajectory.samples[-1].append_prompt(ids)
+    def _prompt(self, renderer: ChatRenderer, completion: Completion | None) -> list[int]:
+        """The ids of the next prompt. Those that were not sampled are added to the sample, or begin a new one."""
+        trajectory = self.trajectory
+        if completion is None:
+            rendered = renderer.start(trajectory.messages)
+        else:
+            rendered = renderer.extend(self.text + renderer.text_of(completion.token_ids), trajectory.messages)
+        self.text = rendered.text
+        if completion is None or not rendered.extends:
+            trajectory.samples.append(TokenSample())
+        trajectory.samples[-1].append_prompt(rendered.ids)
+        return list(trajectory.samples[-1].token_ids)
 
     def _finish(self) -> None:
         """Copy the environment's verdict and report the trajectory."""

@@ -1,13 +1,12 @@
-"""User-defined environments, by Python path (``emailrl.base.custom``), and the one that ``environment`` names.
-
-A user's ``make(scenario, mailbox, settings)`` returns, for each trajectory, an object with ``start()`` → first messages
-and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric`` (a dict or a dataclass) are
-read if present, as are the maker's own ``tools`` (OpenAI function schemas, by default the mail tools).
-"""
+"""User-defined environments, by Python path (``emailrl.base.custom``), and the one that ``environment`` names. A user's
+``make(scenario, mailbox, settings)`` returns, for each trajectory, an object with ``start()`` → first messages and
+``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric`` (a dict or a dataclass) are read
+if present, as are the maker's own ``tools`` (OpenAI function schemas, by default the mail tools)."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from emailrl.agent.mail_env import MailEnvironment, Rubric, StepResult, cites_so
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import cut
 from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason
 from emailrl.settings import AgentSettings, PlayingSettings
@@ -43,13 +43,11 @@ def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
     if ":" not in name:
         raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
     part = load_part(name, "environment")
-    own = getattr(part.call, "tools", None)
-    tools = tool_schemas(settings.agent)
-    if own is not None:
-        tools = [*own] if isinstance(own, list) else [own]
+    own: Any = getattr(part.call, "tools", None)
+    tools = tool_schemas(settings.agent) if own is None else [own]
+    tools = own if isinstance(own, list) else tools
     for tool in tools:
-        named = tool.get("function", {}).get("name") if isinstance(tool, dict) else None
-        if not isinstance(named, str):
+        if not isinstance(tool, dict) or not isinstance(tool.get("function", {}).get("name"), str):
             hint = 'Expected {"type": "function", "function": {"name": …, "parameters": …}}.'
             raise UsageError(f"The environment {part.name} has tools that are not function schemas.", hint)
     return Task(lambda scenario, mailbox: CustomEnvironment(part, scenario, mailbox, settings), tools)
@@ -67,12 +65,10 @@ def mail_agent(
 
 
 class CustomEnvironment:
-    """The user's environment for one trajectory, with its results validated.
-
-    It ends after ``max_turns`` turns regardless of the user's code. The rubric has all of ART-E's fields, with those
-    independent of mail tools filled in, updated with the user's own. An exception or invalid result in the user's code
-    is raised as an EmailRLError from ``start`` or ``step``; for an exception it names file and line.
-    """
+    """The user's environment for one trajectory, with its results validated. It ends after ``max_turns`` turns
+    regardless of the user's code. The rubric has all of ART-E's fields, with those independent of mail tools filled in,
+    updated with the user's own. An exception or invalid result in the user's code is raised as an EmailRLError from
+    ``start`` or ``step``; for an exception it names file and line."""
 
     def __init__(self, part: CustomPart, scenario: Scenario, mailbox: Mailbox, settings: PlayingSettings) -> None:
         self.scenario = scenario
@@ -88,24 +84,22 @@ class CustomEnvironment:
         """Create the user's environment; returns its first messages."""
         self._inner = self._call("making", self._part.call, *self._arguments)
         for method in ("start", "step"):
-            if not callable(getattr(self._inner, method, None)):
-                raise self._wrong("making", self._inner, f"an object with {method}()")
+            is_there = callable(getattr(self._inner, method, None))
+            self._expect(is_there, "making", self._inner, f"an object with {method}()")
         messages = self._checked("start() of", self._call("start() of", self._inner.start))
-        if not messages:
-            raise self._wrong("start() of", messages, "at least one Message")
+        self._expect(bool(messages), "start() of", messages, "at least one Message")
         return list(messages)
 
     def step(self, message: Message) -> StepResult:
         """Play one assistant message; the last allowed turn ends the trajectory."""
         self._num_turns += 1
-        result = self._call("step() of", self._inner.step, message)
-        if not isinstance(result, StepResult):
-            raise self._wrong("step() of", result, "a StepResult (emailrl.agent)")
-        self._checked("step() of", result.messages)
-        if not isinstance(result.done, bool):
-            raise self._wrong("step() of", result.done, "a bool as done")
-        if result.stop_reason is not None and not isinstance(result.stop_reason, StopReason):
-            raise self._wrong("step() of", result.stop_reason, "a StopReason (emailrl.records.trajectory) or None")
+        what = "step() of"
+        result: StepResult = self._call(what, self._inner.step, message)
+        self._expect(isinstance(result, StepResult), what, result, "a StepResult (emailrl.agent)")
+        self._checked(what, result.messages)
+        self._expect(isinstance(result.done, bool), what, result.done, "a bool as done")
+        reason, reasons = result.stop_reason, "a StopReason (emailrl.records.trajectory) or None"
+        self._expect(isinstance(reason, StopReason | None), what, reason, reasons)
         self._call("the tool_args of", json.dumps, result.tool_args)
         ran_out = not result.done and self._num_turns >= self._arguments[2].agent.max_turns
         if ran_out:
@@ -117,11 +111,11 @@ class CustomEnvironment:
 
     def _take_verdict(self, ran_out: bool) -> None:
         """Copy answer, sources and rubric here, so that an error in reading them ends only this trajectory."""
-        answer = getattr(self._inner, "final_answer", None)
-        self.final_answer = None if answer is None else str(answer)
+        answer: Any = getattr(self._inner, "final_answer", None)
+        self.final_answer = answer = None if answer is None else str(answer)
         self.final_sources = [str(source) for source in getattr(self._inner, "final_sources", None) or ()]
-        given_up = self.final_answer is not None and is_i_dont_know(self.final_answer)
-        attempted = self.final_answer is not None and not given_up
+        given_up = answer is not None and is_i_dont_know(answer)
+        attempted = answer is not None and not given_up
         known = Rubric(
             num_turns=self._num_turns + ran_out,  # one more when out of turns, as the mail environment counts
             ran_out_of_turns=ran_out,
@@ -133,9 +127,8 @@ class CustomEnvironment:
         rubric: Any = getattr(self._inner, "rubric", None)
         if is_dataclass(rubric) and not isinstance(rubric, type):
             rubric = asdict(rubric)
-        own = dict(rubric or {})
-        for name, value in own.items():
-            if value is not None and not isinstance(value, bool | int | float | str):
+        for name, value in (own := dict(rubric or {})).items():
+            if not isinstance(value, int | float | str | None):
                 raise TypeError(f"{name!r} is a {type(value).__name__}, not a number, a bool or a string")
         self.rubric = asdict(known) | own
 
@@ -143,19 +136,16 @@ class CustomEnvironment:
         return self._part.run(f"{what} the environment", function, *arguments)
 
     def _checked(self, what: str, messages: Any) -> list[Message]:
-        if not isinstance(messages, list) or not all(
-            isinstance(message, Message) and isinstance(message.content, str) for message in messages
-        ):
-            raise self._wrong(what, messages, "a list of Messages (emailrl.records.trajectory) with text")
-        for message in messages:
-            try:
-                message.content.encode()
-            except UnicodeEncodeError as error:  # no tokenizer or server accepts it
-                half = message.content[error.start]
-                raise self._wrong(what, half, "valid Unicode: a Message contains a lone surrogate") from None
-        return messages
+        given = messages if isinstance(messages, list) else [messages]
+        are_texts = all(isinstance(one, Message) and isinstance(one.content, str) for one in given)
+        wanted = "a list of Messages (emailrl.records.trajectory) with text"
+        self._expect(given is messages and are_texts, what, messages, wanted)
+        # No tokenizer or server accepts half of a character.
+        half = re.search("[\ud800-\udfff]", "".join(message.content for message in given))
+        self._expect(half is None, what, half and half[0], "valid Unicode: a Message contains a lone surrogate")
+        return given
 
-    def _wrong(self, what: str, value: object, wanted: str) -> EmailRLError:
-        text = " ".join(repr(value).split())
-        shown = text if len(text) <= 80 else f"{text[:80]}…"
-        return EmailRLError(f"{what} the environment {self._part.name} returned {shown}, not {wanted}.")
+    def _expect(self, holds: bool, what: str, value: object, wanted: str) -> None:
+        if not holds:
+            shown = cut(" ".join(repr(value).split()), 80)
+            raise EmailRLError(f"{what} the environment {self._part.name} returned {shown}, not {wanted}.")

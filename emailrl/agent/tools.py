@@ -1,19 +1,17 @@
-"""The agent's three tools, with ART-E's names, parameters and limits, as typed functions.
-
-``tool_schemas`` reads their signatures and docstrings, ``call_tool`` checks a model's arguments against the same. The
-first parameter, the mailbox and with it the inbox, is bound by the environment and appears in no schema.
-"""
+"""The agent's three tools, with ART-E's names, parameters and limits, as typed functions. ``tool_schemas`` reads their
+signatures and docstrings, ``call_tool`` checks a model's arguments against the same. The first parameter, the mailbox
+and with it the inbox, is bound by the environment and appears in no schema."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
-import types
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import ToolError
 
@@ -83,13 +81,26 @@ def return_final_answer(mailbox: Mailbox, answer: str, sources: list[str] | None
     """
 
 
-_IN_ORDER: tuple[Callable[..., Any], ...] = (search_emails, read_email, return_final_answer)
-TOOLS = {tool.__name__: tool for tool in _IN_ORDER}
+Tool = Callable[..., Any]
+TOOLS: dict[str, Tool] = {tool.__name__: tool for tool in (search_emails, read_email, return_final_answer)}
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_TYPES: dict[str, tuple[str, dict[str, Any], Callable[[Any], bool]]] = {
+    "str": ("string", {"type": "string"}, lambda value: isinstance(value, str)),
+    "int": ("integer", {"type": "integer"}, lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "list[str]": ("a list of strings", {"type": "array", "items": {"type": "string"}}, _is_texts),
+    "None": ("null", {"type": "null"}, lambda value: value is None),
+}
+"""What annotations mean: in words, as JSON schema, and as a check."""
 
 
 def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
     """OpenAI function schemas of the tools, a fresh copy each call; descriptions follow the search settings."""
-    schemas = [_schema(tool) for tool in TOOLS.values()]
+    schemas = [_schema(name, tool) for name, tool in TOOLS.items()]
     search = schemas[0]["function"]
     if agent is not None and agent.search_order == "relevance":
         search["description"] = search["description"].replace("newest first", "most relevant first")
@@ -98,18 +109,39 @@ def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
     return schemas
 
 
+def _schema(name: str, tool: Tool) -> dict[str, Any]:
+    summary, _, arguments = (inspect.getdoc(tool) or "").partition("Args:")
+    descriptions = dict(re.findall(r"^\s+(\w+): (.+)$", arguments, re.MULTILINE))
+    properties: dict[str, Any] = {}
+    for parameter in _parameters(name):
+        kinds = [copy.deepcopy(_TYPES[kind][1]) for kind in parameter.annotation.split(" | ")]
+        kind = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        default = {} if parameter.default is parameter.empty else {"default": parameter.default}
+        properties[parameter.name] = kind | {"description": descriptions[parameter.name]} | default
+    required = [parameter for parameter, kind in properties.items() if "default" not in kind]
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": name, "description": summary.strip(), "parameters": parameters}}
+
+
+@cache
+def _parameters(name: str) -> list[inspect.Parameter]:
+    """All parameters of a tool but the mailbox."""
+    return list(inspect.signature(TOOLS[name]).parameters.values())[1:]
+
+
 def check_arguments(name: str, arguments: dict[str, Any]) -> None:
     """Compare arguments with the tool's signature; raises ``ToolError`` on the first mismatch."""
-    parameters = _parameters(TOOLS[name])
+    parameters = _parameters(name)
     for argument in arguments:
-        if argument not in parameters:
+        if argument not in [parameter.name for parameter in parameters]:
             raise ToolError(f"{name} has no argument {argument!r}.")
-    for parameter, (annotation, default) in parameters.items():
-        if parameter not in arguments:
-            if default is inspect.Parameter.empty:
-                raise ToolError(f"{name} needs the argument {parameter!r}.")
-        elif not _fits(arguments[parameter], annotation):
-            raise ToolError(f"{name}: {parameter!r} must be {_type_name(annotation)}.")
+    for parameter in parameters:
+        kinds = [_TYPES[kind] for kind in parameter.annotation.split(" | ")]
+        if parameter.name not in arguments:
+            if parameter.default is parameter.empty:
+                raise ToolError(f"{name} needs the argument {parameter.name!r}.")
+        elif not any(fits(arguments[parameter.name]) for _, _, fits in kinds):
+            raise ToolError(f"{name}: {parameter.name!r} must be {' or '.join(word for word, _, _ in kinds)}.")
 
 
 def call_tool(mailbox: Mailbox, name: str, arguments: dict[str, Any]) -> Any:
@@ -121,56 +153,3 @@ def call_tool(mailbox: Mailbox, name: str, arguments: dict[str, Any]) -> Any:
 def to_json(result: Any) -> str:
     """A tool's result as the model sees it: compact JSON, non-ASCII letters unescaped."""
     return json.dumps(result, ensure_ascii=False, separators=(",", ":"))
-
-
-@cache
-def _parameters(tool: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Name → (annotation, default) of every parameter but the mailbox."""
-    # The mailbox's class is imported for type checkers only, so its name is given here.
-    hints = get_type_hints(tool, localns={"Mailbox": object})
-    parameters = list(inspect.signature(tool).parameters.values())[1:]
-    return {parameter.name: (hints[parameter.name], parameter.default) for parameter in parameters}
-
-
-def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
-    summary, _, arguments = (inspect.getdoc(tool) or "").partition("Args:")
-    descriptions = dict(re.findall(r"^\s+(\w+): (.+)$", arguments, re.MULTILINE))
-    properties, required = {}, []
-    for name, (annotation, default) in _parameters(tool).items():
-        properties[name] = _json_type(annotation) | {"description": descriptions[name]}
-        if default is inspect.Parameter.empty:
-            required.append(name)
-        else:
-            properties[name]["default"] = default
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {
-        "type": "function",
-        "function": {"name": tool.__name__, "description": summary.strip(), "parameters": parameters},
-    }
-
-
-_JSON_TYPES = {str: "string", int: "integer", type(None): "null"}
-
-
-def _json_type(annotation: Any) -> dict[str, Any]:
-    if get_origin(annotation) is list:
-        return {"type": "array", "items": _json_type(get_args(annotation)[0])}
-    if get_origin(annotation) in (types.UnionType, Union):
-        return {"anyOf": [_json_type(member) for member in get_args(annotation)]}
-    return {"type": _JSON_TYPES[annotation]}
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    if get_origin(annotation) is list:
-        return isinstance(value, list) and all(_fits(item, get_args(annotation)[0]) for item in value)
-    if get_origin(annotation) in (types.UnionType, Union):
-        return any(_fits(value, member) for member in get_args(annotation))
-    return isinstance(value, annotation) and not isinstance(value, bool)
-
-
-def _type_name(annotation: Any) -> str:
-    if get_origin(annotation) is list:
-        return f"a list of {_type_name(get_args(annotation)[0])}s"
-    if get_origin(annotation) in (types.UnionType, Union):
-        return " or ".join(_type_name(member) for member in get_args(annotation))
-    return _JSON_TYPES[annotation]

@@ -150,20 +150,29 @@ class WholeReplies:
             async with asyncio.timeout(seconds):
                 response = await super().send(request, stream=True, **how)  # type: ignore[misc]
                 try:
-                    return _with_body(response, await self._body(response))
+                    body = await self._body(response)
                 finally:
                     await response.aclose()
         except TimeoutError as error:
             raise IncompleteReply(f"no complete reply within {seconds:g} s") from error
+        # Without its outdated length and encoding, and without its charset, which could name any Python codec.
+        headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
+        if "content-type" in headers:
+            headers["content-type"] = headers["content-type"].partition(";")[0]
+        return type(response)(response.status_code, headers=headers, content=body, request=response.request)
 
     async def _body(self, response: Any) -> bytes:
-        unpacked = _unpacking(response.headers.get("content-encoding", "").strip().lower())
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip", "x-gzip"):
+            raise httpx.DecodingError(f"the reply is compressed as {encoding!r}, although no compression was requested")
+        # Up to a limit: some KB can expand to gigabytes.
+        gzip = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding.endswith("gzip") else None
         pieces: list[bytes] = []
         received = size = 0
         try:
             async for sent in response.aiter_raw():
                 received += len(sent)
-                pieces.append(unpacked(sent, self.max_bytes - size + 1))
+                pieces.append(gzip.decompress(sent, self.max_bytes - size + 1) if gzip else sent)
                 size += len(pieces[-1])
                 if max(received, size) > self.max_bytes:
                     break
@@ -178,24 +187,6 @@ class WholeReplies:
 
 class Client(WholeReplies, httpx.AsyncClient):
     """A client for servers of any kind."""
-
-
-def _unpacking(encoding: str) -> Callable[[bytes, int], bytes]:
-    """Decompress a piece of a reply, up to a limit: some KB can expand to gigabytes."""
-    if encoding in ("", "identity"):
-        return lambda sent, most: sent
-    if encoding not in ("gzip", "x-gzip"):
-        raise httpx.DecodingError(f"the reply is compressed as {encoding!r}, although no compression was requested")
-    return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress
-
-
-def _with_body(response: Any, body: bytes) -> Any:
-    """The response with its decoded body, without its outdated length and encoding headers, and without its charset,
-    which could name any Python codec."""
-    headers = {name: value for name, value in response.headers.items() if name not in _PACKING}
-    if "content-type" in headers:
-        headers["content-type"] = headers["content-type"].partition(";")[0]
-    return type(response)(response.status_code, headers=headers, content=body, request=response.request)
 
 
 def wait_for(exchange: Coroutine[Any, Any, T]) -> T:

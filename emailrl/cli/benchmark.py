@@ -191,7 +191,8 @@ def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings
             report = run_benchmark(subjects, scenarios, settings, folder, progress=ended, **how)
         except Exception:
             if num_ended:
-                progress_console().print(_kept(num_ended, folder), soft_wrap=True)
+                kept = f"{counted(num_ended, 'question')} saved in {folder}"
+                progress_console().print(_again(kept, "finish", folder), soft_wrap=True)
             raise
         finally:
             with suppress(OSError):  # not empty
@@ -201,25 +202,21 @@ def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings
     return report
 
 
-def _kept(count: int, folder: Path) -> str:
-    return f"{counted(count, 'question')} saved in {folder}; to finish, {_again(folder)}"
-
-
-def _again(folder: Path) -> str:
-    return f"rerun the same command with --resume --out {shlex.quote(str(folder))}"
+def _again(what: str, purpose: str, folder: Path) -> str:
+    return f"{what}; to {purpose}, rerun the same command with --resume --out {shlex.quote(str(folder))}"
 
 
 def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
     """Notes on questions that were not played, not judged or not answered because of an error, and how to go on."""
     if report.interrupted:
         if count := sum(result.evaluation.num_questions for result in report.results):
-            yield _kept(count, folder)
+            yield _again(f"{counted(count, 'question')} saved in {folder}", "finish", folder)
         return
     if unjudged := sum(result.evaluation.unjudged for result in report.results):
-        yield f"{counted(unjudged, 'answer')} without a verdict; to judge again, {_again(folder)}"
+        yield _again(f"{counted(unjudged, 'answer')} without a verdict", "judge again", folder)
     if raised := [each for result in report.results for each in result.evaluation.trajectories if has_crashed(each)]:
-        cause = reason(raised[0].exception)
-        yield f"{counted(len(raised), 'rollout')} failed ({cause}); to retry, {_again(folder)}"
+        failed = f"{counted(len(raised), 'rollout')} failed ({reason(raised[0].exception)})"
+        yield _again(failed, "retry", folder)
 
 
 def _suggest_next(report: Report) -> None:

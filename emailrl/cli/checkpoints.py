@@ -171,11 +171,11 @@ def prune_command(
     removing = counted(len(paths), "checkpoint")
     if paths and not yes and not confirm(f"Remove {removing}?", f"Removing {removing}"):
         raise typer.Abort
-    removed = [path for each in runs for path in registry.prune(each, limit)]
+    registry.remove_checkpoints(paths)
     if json:
-        print_json({"removed": removed, "keep": limit})
+        print_json({"removed": paths, "keep": limit})
     else:
-        result_console().print(f"{counted(len(removed), 'checkpoint')} removed, the last {limit} of each run kept")
+        result_console().print(f"{removing} removed, the last {limit} of each run kept")
 
 
 def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:

@@ -21,7 +21,7 @@ from emailrl.checkpoints import find_checkpoint
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
 from emailrl.cli.output import print_json, print_next, result_console, warn
-from emailrl.model.adapter import untrained_note
+from emailrl.model.resolve import untrained_note
 from emailrl.settings import load_settings
 
 

@@ -49,7 +49,7 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     """
     from emailrl.checkpoints import find_runs
     from emailrl.measure.benchmark import Subject
-    from emailrl.model.adapter import find_adapter
+    from emailrl.model.resolve import find_adapter
 
     output_dir = settings.output.output_dir
     if settings.is_chat and checkpoints:
@@ -73,7 +73,7 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
     With ``asks`` they answer in the mail environment, without a reward.
     """
     from emailrl.checkpoints import METADATA, SFT, read_checkpoint
-    from emailrl.model.adapter import untrained_note
+    from emailrl.model.resolve import untrained_note
 
     now = settings.public()
     otherwise: dict[str, list[str]] = {}

@@ -42,7 +42,7 @@ from emailrl.settings import PolicySettings, Settings, load_settings
 if TYPE_CHECKING:
     from emailrl.measure.benchmark import Subject
     from emailrl.measure.journal import Conditions, Journal
-    from emailrl.model.adapter import Adapter
+    from emailrl.model.resolve import Adapter
     from emailrl.records import Record
     from emailrl.records.trajectory import Scenario
 

@@ -70,12 +70,13 @@ def serve(
     if not is_this_machine(host) and settings.vllm.vllm_api_key is None:
         say(f"Note: anyone who can reach {host} can load adapters into these servers; set VLLM_API_KEY.")
     say(f"Starting {counted(replicas, 'vLLM server')} of {settings.model.name}; logs in {folder} ...")
-    with vllm.running(servers):
-        seconds = vllm.wait_until_well(servers, timeout=start_timeout, say=say)
+
+    def ready(seconds: float) -> None:
         urls = ",".join(server.url for server in servers)
         if json:
             print_json({"vllm_urls": urls, "logs": [server.log for server in servers], "seconds": seconds})
         else:
             say("All servers are ready; Ctrl-C ends them. Train with:")
             print(f"VLLM_URLS={urls} emailrl train --engine vllm --model {settings.model.name}", flush=True)
-        vllm.supervise(servers, restarts=max_restarts, timeout=start_timeout, say=say)
+
+    vllm.supervise(servers, restarts=max_restarts, timeout=start_timeout, say=say, ready=ready)

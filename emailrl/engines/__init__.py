@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from emailrl.base.errors import UsageError
 from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Request, SamplingParams
@@ -64,41 +63,28 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
         from emailrl.model.unsloth_backend import unpatched
 
         model = unpatched(model)
+    rows = most_rows(agent, parameters, on_gpu=policy.device.type == "cuda")
+    cache_bytes = None if agent.kv_cache_gib is None else int(agent.kv_cache_gib * GIB)
+    window, tokens = settings.model.max_model_len, agent.max_tokens_per_rollout_pass
     return TransformersEngine(
-        model,
-        stops,
-        max_rows=most_rows(agent, parameters, on_gpu=policy.device.type == "cuda"),
-        max_model_len=settings.model.max_model_len,
-        max_pass_tokens=agent.max_tokens_per_rollout_pass,
-        cache_bytes=None if agent.kv_cache_gib is None else int(agent.kv_cache_gib * GIB),
+        model, stops, max_rows=rows, max_model_len=window, max_pass_tokens=tokens, cache_bytes=cache_bytes
     )
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPolicy(Generic[P]):
-    """A loaded policy and its engine; the caller closes it."""
-
-    settings: P  # those given, within the model's own limits
-    policy: Policy
-    engine: PolicyEngine
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def open_policy(settings: P, adapter: Path | None = None) -> OpenPolicy[P]:
-    """Load the base model that the settings name, and an engine that samples from it with ``adapter``. Raises the
-    errors of `load_policy` and `build_engine`."""
+def open_policy(settings: P, adapter: Path | None = None) -> tuple[P, Policy, PolicyEngine]:
+    """Load the base model that the settings name, and an engine that samples from it with ``adapter``; the settings
+    come back within the model's own limits, and the caller closes the engine. Raises the errors of `load_policy` and
+    `build_engine`."""
     from emailrl.model.load import load_policy
     from emailrl.model.resolve import with_token_limit
 
     policy = load_policy(settings)
     settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, policy.model)})
-    opened = OpenPolicy(settings, policy, build_engine(settings, policy))
+    engine = build_engine(settings, policy)
     if adapter is not None:
         try:
-            opened.engine.load_adapter(adapter, str(adapter.absolute()))
+            engine.load_adapter(adapter, str(adapter.absolute()))
         except BaseException:
-            opened.close()
+            engine.close()
             raise
-    return opened
+    return settings, policy, engine

@@ -72,11 +72,9 @@ class Engine(Protocol):
         """Complete every request, and every follow-up that ``advance`` returns, batched over all of them. A follow-up
         joins the running batch immediately; no trajectory waits for another's turn. Returns all completions in the
         order they ended (without ``advance``: in the order of ``requests``)."""
-        ...
 
     def close(self) -> None:
         """Release the engine's resources."""
-        ...
 
 
 class Sampler(Protocol):
@@ -84,15 +82,12 @@ class Sampler(Protocol):
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on, under the name ``version``."""
-        ...
 
     def release(self) -> None:
         """Release memory while the trainer works."""
-        ...
 
     def resume(self) -> None:
         """Reclaim memory before the next rollout."""
-        ...
 
 
 @runtime_checkable
@@ -110,12 +105,13 @@ class LocalEngine(Engine, Protocol):
 class Ended:
     """The completions of one call of ``generate``, as they end."""
 
-    def __init__(self, advance: Advance | None) -> None:
-        self._advance = advance
+    def __init__(self, advance: Advance | None, version: str = "", adapter_sha256: str | None = None) -> None:
+        self._advance, self._stamp = advance, (version, adapter_sha256)
         self._ended: list[tuple[int, Completion]] = []
 
     def add(self, place: int, completion: Completion) -> Request | None:
-        """Add one of the conversation that began with request number ``place``; returns its next request."""
+        """Stamp and add one of the conversation that began with request number ``place``; returns its next request."""
+        completion.policy_version, completion.adapter_sha256 = self._stamp
         self._ended.append((place, completion))
         return self._advance(completion) if self._advance is not None else None
 
@@ -129,13 +125,11 @@ class Ended:
 Complete = Callable[[Request], Awaitable[Completion]]
 
 
-async def converse(
-    requests: Sequence[Request], complete: Complete, advance: Advance | None, *, limit: int
-) -> list[Completion]:
+async def converse(requests: Sequence[Request], complete: Complete, ended: Ended, *, limit: int) -> list[Completion]:
     """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time. A conversation keeps its slot
     until it ends, so that its next turn soon hits the server's prompt cache. An exception from ``complete`` cancels all
     of them and propagates."""
-    gate, ended = asyncio.Semaphore(limit), Ended(advance)
+    gate = asyncio.Semaphore(limit)
 
     async def conversation(place: int, request: Request | None) -> None:
         async with gate:

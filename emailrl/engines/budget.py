@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from emailrl.model.layout import free_memory
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    import torch
-
     from emailrl.settings import AgentSettings, VllmSettings
 
 GIB: Final = 1 << 30
 BLOCK: Final = 32  # tokens per block; a conversation takes whole blocks
 GROWTH: Final = 1.5  # minimum growth factor of the cache, within its budget
 FREE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
-"""Default of KV_CACHE_GIB, as a share of the memory free when sampling begins. Activations need the rest; so do other
-programs on a CPU."""
+"""Default of KV_CACHE_GIB, as a share of the memory free when sampling begins, torch's cached memory included.
+Activations need the rest; so do other programs on a CPU."""
 PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
 """Maximum tokens per prefill pass, padding included: what the caches hold on a CPU, what saturates a GPU."""
 LARGE_FROM: Final = 50_000_000
@@ -77,19 +73,3 @@ def gib_for(blocks: int, layers: int, token_bytes: int) -> str:
     tensors = 2 * layers
     budget = (blocks + 1) * (tensors + 1) * BLOCK * token_bytes / tensors
     return f"{1.01 * budget / GIB:.3g}"
-
-
-def kv_heads_of(config: Any) -> int:
-    """Key heads per layer, from the model's config."""
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-
-
-def token_bytes_of(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all layers, from the model's config."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * kv_heads_of(config) * head_dim * dtype.itemsize)
-
-
-def default_budget(device: torch.device) -> int:
-    """``FREE_SHARE`` of the memory free now, including torch's cached memory."""
-    return int(FREE_SHARE[device.type] * free_memory(device))

@@ -1,8 +1,6 @@
-"""Any OpenAI-compatible chat server, with native tool calls: to compare prompted models with trained ones.
-
-Such servers return text, not sampled ids, so their output cannot be trained on. Usage and cost are recorded with every
-completion.
-"""
+"""Any OpenAI-compatible chat server, with native tool calls: to compare prompted models with trained ones. Such servers
+return text, not sampled ids, so their output cannot be trained on. Usage and cost are recorded with every
+completion."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from urllib.parse import urlsplit
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless, sendable, tell
-from emailrl.engines.base import Advance, Completion, Request, converse
+from emailrl.engines.base import Advance, Completion, Ended, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.records.trajectory import Message, ToolCall
 from emailrl.settings import OpenAISettings, PlayingSettings, RewardSettings
@@ -56,9 +54,9 @@ class OpenAIEngine:
         from emailrl.base.chat import connect
 
         async def generating() -> list[Completion]:
-            retries = self._settings.openai_retries
+            retries, ended = self._settings.openai_retries, Ended(advance, self.model)
             async with connect(self._url, self._key, timeout=self._timeout, retries=retries) as client:
-                return await converse(requests, partial(self._complete, client), advance, limit=self._concurrency)
+                return await converse(requests, partial(self._complete, client), ended, limit=self._concurrency)
 
         return asyncio.run(generating())
 
@@ -70,15 +68,13 @@ class OpenAIEngine:
 
         from emailrl.base.chat import describe
 
-        started = time.perf_counter()
-        completion = Completion(request.trajectory_id, [], [], "error", policy_version=self.model, completion_tokens=0)
-        failure: tuple[str, openai.APIError | None] | None = None
+        started, prices = time.perf_counter(), (self._settings.input_price, self._settings.output_price)
+        completion = Completion(request.trajectory_id, [], [], "error", completion_tokens=0)
         try:
             reply = await self._ask(client, request)
             if reply is None:
                 completion.finish_reason, completion.message = "length", Message("assistant", "")
             else:
-                prices = (self._settings.input_price, self._settings.output_price)
                 tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
                 completion.prompt_tokens, completion.completion_tokens = tokens
                 completion.cost = reply.cost
@@ -87,46 +83,39 @@ class OpenAIEngine:
                 completion.message = as_message(reply.choice.message)
                 completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
         except openai.APIError as error:
-            failure = describe(error), error
+            completion.error = self._told(describe(error), error)
         except Exception as error:  # any malformed reply ends only this trajectory
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            failure = f"the server's reply cannot be read: {reason}", None
-        if failure is not None:
-            reason, remedy = (redacted(text, *self._secrets) for text in (failure[0], self._remedy(failure[1])))
-            completion.error = f"{reason.rstrip('.')}. {remedy}"
+            completion.error = self._told(f"the server's reply cannot be read: {reason}")
         completion.seconds = time.perf_counter() - started
         return completion
 
-    def _remedy(self, error: openai.APIError | None) -> str:
-        """What to do about an error of the client, by its HTTP status if the server replied; None: about a reply that
-        is not a chat completion."""
+    def _told(self, reason: str, error: openai.APIError | None = None) -> str:
+        """A failure and what to do about it; without the client's error, of a reply that is not a chat completion."""
         from emailrl.base.chat import is_incomplete, is_timeout
 
-        address = f"OPENAI_BASE_URL ({without_credentials(self._url)})"
+        key, address = self._key_name, f"OPENAI_BASE_URL ({without_credentials(self._url)})"
         status = getattr(error, "status_code", None)
-        if error is not None and status is None and is_timeout(error):
-            return "If the server is only slow, raise LITELLM_TIMEOUT."
-        if error is None or (status is None and is_incomplete(error)):
-            whole = self._url.rstrip("/").endswith("/v1")
-            return f"Check {address}" + (" and the server's log." if whole else ": most addresses end in /v1.")
-        if status is None:
-            return "Check OPENAI_BASE_URL, and that the server runs."
-        if status in (401, 403) and not self._key:
-            return f"Set {self._key_name} to a key of this server."
-        busy = "Try again later, or lower ROLLOUT_CONCURRENCY."
         remedies = {
-            401: f"Check {self._key_name}.",
+            401: f"Check {key}." if self._key else f"Set {key} to a key of this server.",
             402: "Add credit to the account.",
-            403: f"Check what the key in {self._key_name} may use.",
+            403: f"Check what the key in {key} may use." if self._key else f"Set {key} to a key of this server.",
             404: f"Check --model ({self.model}) and {address}.",
-        } | dict.fromkeys((408, 409, 429), busy)
-        if status in remedies:
-            return remedies[status]
-        if status >= 500:
-            return "Try again later, or check the server's log."
-        if status < 400:
-            return f"The server redirects requests: check {address}."
-        return f"Check that {self.model} supports tool calls and the sampling settings."
+        } | dict.fromkeys((408, 409, 429), "Try again later, or lower ROLLOUT_CONCURRENCY.")
+        if error is not None and status is None and is_timeout(error):
+            remedy = "If the server is only slow, raise LITELLM_TIMEOUT."
+        elif error is None or (status is None and is_incomplete(error)):
+            whole = self._url.rstrip("/").endswith("/v1")
+            remedy = f"Check {address}" + (" and the server's log." if whole else ": most addresses end in /v1.")
+        elif status is None:
+            remedy = "Check OPENAI_BASE_URL, and that the server runs."
+        elif status < 400:
+            remedy = f"The server redirects requests: check {address}."
+        elif status >= 500:
+            remedy = "Try again later, or check the server's log."
+        else:
+            remedy = remedies.get(status, f"Check that {self.model} supports tool calls and the sampling settings.")
+        return f"{redacted(reason, *self._secrets).rstrip('.')}. {redacted(remedy, *self._secrets)}"
 
     async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply | None:
         """Request up to the token limit; if prompt and limit exceed the context window, retry with what is left of
@@ -154,11 +143,9 @@ class OpenAIEngine:
             "temperature": sampling.temperature,
             "seed": request.seed & 0x7FFFFFFF,  # some servers read 32 bits
         }
+        body |= {"tools": self._tools} if self._tools else {}
+        body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
-        if self._tools:
-            body["tools"] = self._tools
-        if sampling.top_p < 1:
-            body["top_p"] = sampling.top_p
         if self._key_name == OPENROUTER_KEY:
             extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
         return body | ({"extra_body": extra} if extra else {})
@@ -191,9 +178,9 @@ def as_message(received: ChatMessage) -> Message:
             if call.type not in (None, "function") or call.function is None or not call.function.name:
                 raise ValueError("tool call has no function name")
             stated: Any = call.function.arguments
-            read = json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated
-            arguments = checked_arguments(read)
-            message.tool_calls.append(ToolCall(call.function.name, arguments, call.id or f"call_{number}"))
+            stated = json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated
+            made = ToolCall(call.function.name, checked_arguments(stated), call.id or f"call_{number}")
+            message.tool_calls.append(made)
     except json.JSONDecodeError as error:
         message.parse_error = f"tool call's arguments are not JSON: {error}"
     except (ValueError, RecursionError) as error:

@@ -1,10 +1,8 @@
-"""The only place that knows chat templates and tool-call markup: messages → token ids, sampled ids → message.
-
-A conversation is never tokenized twice: if the text of the next prompt, by the tokenizer's own template, extends the
+"""The only place that knows chat templates and tool-call markup: messages → token ids, sampled ids → message. A
+conversation is never tokenized twice: if the text of the next prompt, by the tokenizer's own template, extends the
 previous text, only the difference is tokenized and appended to the ids; if not (templates that strip ``<think>`` from
 history), the caller starts a new training sample. Email is untrusted: strings that the tokenizer would turn into
-control tokens (``<|im_end|>``, ``<tool_call>``) are broken by a space in all that the model did not write itself.
-"""
+control tokens (``<|im_end|>``, ``<tool_call>``) are broken by a space in all that the model did not write itself."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import EmailRLError
@@ -58,7 +56,8 @@ class ChatRenderer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
         self.stop_ids = stop_ids(tokenizer)
-        self._ids_of = lru_cache(REMEMBERED)(self._encode)
+        # No length warning: the runner checks whether a prompt fits the context window.
+        self._ids_of = lru_cache(REMEMBERED)(partial(tokenizer.encode, add_special_tokens=False, verbose=False))
 
     def start(self, messages: Sequence[Message]) -> Rendered:
         """Render the first prompt of a conversation, ending with the generation prompt."""
@@ -93,10 +92,6 @@ class ChatRenderer:
     def tokenize(self, text: str) -> list[int]:
         """The ids of rendered text; control tokens become control ids and nothing is added."""
         return list(self._ids_of(text))
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        # No length warning: the runner checks whether a prompt fits the context window.
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The template's text for a conversation, with control strings in untrusted content neutralized."""

@@ -103,7 +103,16 @@ def build_database(
             if loader.mails:
                 loader.write(progress)
         if loader.mails:
-            _publish(building, db, replaces=overwrite or old is not None)
+            try:
+                sync(building)
+                if not overwrite and old is None:  # a file that has appeared may not be replaced
+                    os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                os.replace(building, db)
+                sync(db.parent)
+            except FileExistsError as error:
+                raise _exists(db) from error
+            except OSError as error:
+                raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
         elif not old:
             counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
             keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
@@ -177,20 +186,6 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
         connection.check_replaceable(db)
     else:
         raise _exists(db)
-
-
-def _publish(building: Path, db: Path, *, replaces: bool) -> None:
-    """Rename the finished file once its content is on disk, unless a file has appeared that it may not replace."""
-    try:
-        sync(building)
-        if not replaces:
-            os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        os.replace(building, db)
-        sync(db.parent)
-    except FileExistsError as error:
-        raise _exists(db) from error
-    except OSError as error:
-        raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
 
 
 def _exists(db: Path) -> UsageError:

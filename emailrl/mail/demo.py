@@ -76,19 +76,21 @@ class Pool:
 
     def draw(self, make: Callable[[], str]) -> str:
         """Return the first text from ``make`` that belongs to this split and was not drawn before."""
-        while (text := make()) in self._used or split_of(text) != self.split:
-            pass
-        self._used.add(text)
-        return text
+        while True:
+            text = make()
+            if text not in self._used and split_of(text) == self.split:
+                self._used.add(text)
+                return text
 
     def name(self, syllables: int = 2) -> str:
         """Return an invented capitalized word."""
-        return self.draw(lambda: self._word(syllables))
-
-    def _word(self, syllables: int) -> str:
         rng = self.rng
-        parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
-        return ("".join(parts) + rng.choice(_CODAS)).capitalize()
+
+        def word() -> str:
+            parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
+            return ("".join(parts) + rng.choice(_CODAS)).capitalize()
+
+        return self.draw(word)
 
     def value(self, kind: str) -> str:
         """Return an invented value: an amount, a date, a room, …"""

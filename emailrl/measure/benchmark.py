@@ -39,7 +39,7 @@ from emailrl.measure.evaluation import (
     wilson_interval,
 )
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.model.adapter import Adapter
+from emailrl.model.resolve import Adapter
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import PlayingSettings
 
@@ -358,8 +358,9 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
                 stage = Stage(named.agent, named.store.db, task.make, None)
                 engine: Engine = opened.enter_context(closing(OpenAIEngine(named, task.tools)))
             else:
-                policy = opened.enter_context(closing(open_policy(named)))
-                stage, engine = build_stage(policy.settings, policy.policy), policy.engine
+                named, policy, engine = open_policy(named)
+                opened.enter_context(closing(engine))
+                stage = build_stage(named, policy)
             for subject in (each for each in subjects if each.model_name == model_name):
                 adapter, own = subject.adapter, stage
                 if isinstance(engine, PolicyEngine):

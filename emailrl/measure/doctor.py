@@ -179,13 +179,10 @@ def _modules(distributions: Iterable[str]) -> dict[str, str]:
     """The module to import for each distribution: the one of the same name if it exists (torch also has functorch)."""
     from packaging.utils import canonicalize_name
 
-    modules: dict[str, list[str]] = {}
-    for module, owners in metadata.packages_distributions().items():
-        for owner in owners:
-            modules.setdefault(canonicalize_name(owner), []).append(module)
-    namesakes = {name: name.replace("-", "_") for name in distributions}
-    owned = {name: modules.get(canonicalize_name(name), [namesake]) for name, namesake in namesakes.items()}
-    return {name: namesake if namesake in owned[name] else owned[name][0] for name, namesake in namesakes.items()}
+    owners = metadata.packages_distributions()
+    modules = {canonicalize_name(owner): module for module in reversed(owners) for owner in owners[module]}
+    own = {name: name.replace("-", "_") for name in distributions}
+    return {name: same if same in owners else modules.get(canonicalize_name(name), same) for name, same in own.items()}
 
 
 def import_errors(modules: list[str]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def _dtypes(settings: PolicySettings, models: Sequence[str]) -> str | None:
     """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
     if settings.is_chat or settings.has_servers:
         return None
-    from emailrl.model.device import DTYPES, sampling_dtype  # imports torch
+    from emailrl.model.load import DTYPES, sampling_dtype  # imports torch
 
     names = {dtype: name for name, dtype in DTYPES.items()}
     found = {model: names[sampling_dtype(settings.with_model(model).model)] for model in models}

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -128,40 +127,31 @@ def adapter_of(module: Any) -> Parameters | None:
     return module.lora_A[name].weight, module.lora_B[name].weight, float(module.scaling[name])
 
 
-@dataclass(frozen=True, slots=True)
 class Projections:
-    """Frozen weights and adapters of layers that read the same input, ready to multiply."""
+    """Frozen weights and adapters (``adapter_of`` each) of layers that read the same input, ready to multiply."""
 
-    linears: list[nn.Linear]
-    scales: list[float | None]  # None for a layer without an adapter
-    down: Tensor | None  # all A stacked, ``(sum of ranks, in)``, in the base's type
-    up: list[Tensor | None]  # s·B of each layer ``(out, r)``, in the base's type
-    slices: list[slice | None]  # which rows of ``down`` belong to each layer
-
-    @classmethod
-    def of(cls, modules: list[Any], adapters: list[Parameters | None]) -> Projections:
-        """``adapters`` are ``adapter_of`` each of the ``modules``."""
-        linears = [linear_of(module) for module in modules]
-        dtype = linears[0].weight.dtype
-        downs = [adapter[0].detach() for adapter in adapters if adapter is not None]
-        bounds = pairwise(accumulate((0 if one is None else len(one[0]) for one in adapters), initial=0))
-        return cls(
-            linears=linears,
-            scales=[None if adapter is None else adapter[2] for adapter in adapters],
-            down=torch.cat(downs).to(dtype) if downs else None,
-            up=[None if one is None else (one[1].detach() * one[2]).to(dtype) for one in adapters],
-            slices=[None if one is None else slice(*bound) for one, bound in zip(adapters, bounds, strict=True)],
-        )
+    def __init__(self, modules: list[Any], adapters: list[Parameters | None]) -> None:
+        self.linears = [linear_of(module) for module in modules]
+        dtype, downs, start = self.linears[0].weight.dtype, [], 0
+        self.ups: list[tuple[Tensor, float, slice] | None] = []
+        """s·B of each layer ``(out, r)`` in the base's type, s, and which rows of ``down`` belong to it."""
+        for adapter in adapters:
+            if adapter is None:
+                self.ups.append(None)
+                continue
+            down, up, scale = adapter
+            self.ups.append(((up.detach() * scale).to(dtype), scale, slice(start, start + len(down))))
+            downs.append(down.detach())
+            start += len(down)
+        self.down = torch.cat(downs).to(dtype) if downs else None  # all A stacked, ``(sum of ranks, in)``
 
     def forward(self, states: Tensor) -> tuple[list[Tensor], Tensor | None]:
         """Return each layer's output for ``states`` ``(P, in)``, and ``x A^T`` for the backward."""
         inner = None if self.down is None else states @ self.down.T
-        outputs = []
-        for linear, up, part in zip(self.linears, self.up, self.slices, strict=True):
-            output = nn.functional.linear(states, linear.weight, linear.bias)
+        outputs = [nn.functional.linear(states, linear.weight, linear.bias) for linear in self.linears]
+        for output, up in zip(outputs, self.ups, strict=True):
             if inner is not None and up is not None:
-                output.addmm_(inner[:, part], up.T)
-            outputs.append(output)
+                output.addmm_(inner[:, up[2]], up[0].T)
         return outputs, inner
 
     def input_gradient(self, grads: list[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -172,9 +162,9 @@ class Projections:
         if self.down is None:
             return by_states, None
         by_inner = by_states.new_empty(len(by_states), len(self.down))
-        for grad, up, part in zip(grads, self.up, self.slices, strict=True):
+        for grad, up in zip(grads, self.ups, strict=True):
             if up is not None:
-                torch.mm(grad, up, out=by_inner[:, part])
+                torch.mm(grad, up[0], out=by_inner[:, up[2]])
         return by_states.addmm_(by_inner, self.down), by_inner
 
     def adapter_gradients(
@@ -187,11 +177,11 @@ class Projections:
         inner = states @ self.down.T if inner is None else inner
         by_down = _wide_product(by_inner.T, states)
         flat: list[Tensor | None] = []
-        for grad, scale, part in zip(grads, self.scales, self.slices, strict=True):
-            if scale is None or part is None:
+        for grad, up in zip(grads, self.ups, strict=True):
+            if up is None:
                 flat += [None, None]
             else:
-                flat += [by_down[part], _wide_product(grad.T, inner[:, part]).mul_(scale)]
+                flat += [by_down[up[2]], _wide_product(grad.T, inner[:, up[2]]).mul_(up[1])]
         return flat
 
 
@@ -202,7 +192,7 @@ def _wide_product(first: Tensor, second: Tensor) -> Tensor:
     return first @ second
 
 
-QKV, OUT, GATE_UP, DOWN = (0, 3), (3, 4), (4, 6), (6, 7)  # indices of the projections in ``LayerWeights.modules``
+QKV, OUT, GATE_UP, DOWN = slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7)  # in ``LayerWeights.modules``
 
 
 class LayerWeights:
@@ -210,28 +200,25 @@ class LayerWeights:
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.layer, self.attention = layer, attention
+        self.layer = layer
         self.modules = [
             attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
             mlp.gate_proj, mlp.up_proj, mlp.down_proj,
         ]  # fmt: skip
         self.head_dim: int = attention.head_dim
         self.scale: float = attention.scaling
-        self.adapters: list[Parameters | None] = []
+        self.norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._seen: tuple[Any, ...] | None = None
 
     def refresh(self) -> list[Tensor | None]:
         """Read the current adapters; returns A and B of each projection, None without an adapter. Changes are detected
         by tensor version, which torch's fused optimizers (``fused=True``) do not increment."""
-        self.adapters = [adapter_of(module) for module in self.modules]
-        flat: list[Tensor | None] = []
-        for adapter in self.adapters:
-            flat += (adapter or (None, None))[:2]
+        adapters = [adapter_of(module) for module in self.modules]
+        flat: list[Tensor | None] = [one for adapter in adapters for one in (adapter or (None, None))[:2]]
         seen = tuple((None, 0) if one is None else (one.data_ptr(), one._version) for one in flat)
         if seen != self._seen:
             self.qkv, self.out, self.gate_up, self.down = (
-                Projections.of(self.modules[start:end], self.adapters[start:end])
-                for start, end in (QKV, OUT, GATE_UP, DOWN)
+                Projections(self.modules[part], adapters[part]) for part in (QKV, OUT, GATE_UP, DOWN)
             )
             self._seen = seen
         return flat
@@ -240,22 +227,21 @@ class LayerWeights:
         """Run the layer with its current adapters on ``states`` ``(P, hidden)``."""
         return FusedLayer.apply(states, self, rope, segments, keep, *self.refresh())
 
-    def rotate(self, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Queries or keys ``(P, heads, D)`` in attention's layout."""
-        if norm is None:
-            return fused(rotate, heads, *rope)
-        return fused(norm_rotate, heads, norm.weight, *rope, norm.variance_epsilon)
+    def heads(self, qkv: list[Tensor], rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``(P, heads, D)`` in attention's layout."""
+        heads = [one.view(len(one), -1, self.head_dim) for one in qkv]
+        for at, norm in enumerate(self.norms):
+            if norm is None:
+                heads[at] = fused(rotate, heads[at], *rope)
+            else:
+                heads[at] = fused(norm_rotate, heads[at], norm.weight, *rope, norm.variance_epsilon)
+        return heads[0], heads[1], heads[2]
 
     def rotate_backward(self, grad: Tensor, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Gradient of ``rotate`` by ``heads``."""
+        """Gradient of queries or keys by what they were before norm and rotation."""
         if norm is None:
             return fused(rotate_backward, grad, *rope)
         return fused(norm_rotate_backward, grad, heads, norm.weight, *rope, norm.variance_epsilon)
-
-    @property
-    def norms(self) -> tuple[Any, Any]:
-        """The norms of queries and keys, None if the layer has none."""
-        return getattr(self.attention, "q_norm", None), getattr(self.attention, "k_norm", None)
 
 
 @dataclass(slots=True)
@@ -285,13 +271,13 @@ class FusedLayer(torch.autograd.Function):
         assert computed.gate_up is not None and computed.middle is not None
         (output,), _ = weights.down.forward(fused(swiglu, *computed.gate_up))
         output += computed.middle
-        ctx.weights, ctx.rope, ctx.segments, ctx.keep = weights, rope, segments, keep
-        kept = _States(attended=computed.attended if keep >= Keep.ATTENTION else None)
-        if keep >= Keep.HIDDEN:
-            kept.qkv, kept.qkv_inner, kept.middle = computed.qkv, computed.qkv_inner, computed.middle
-        if keep >= Keep.ALL:
-            kept.gate_up, kept.gate_up_inner = computed.gate_up, computed.gate_up_inner
-        ctx.states = (states, kept)
+        if keep < Keep.ALL:
+            computed.gate_up = computed.gate_up_inner = None
+        if keep < Keep.HIDDEN:
+            computed.qkv = computed.qkv_inner = computed.middle = None
+        if keep < Keep.ATTENTION:
+            computed.attended = None
+        ctx.weights, ctx.rope, ctx.segments, ctx.states = weights, rope, segments, (states, computed)
         return output
 
     @staticmethod
@@ -318,19 +304,15 @@ def _fill(
     computed: _States, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
 ) -> None:
     """Compute what is missing in ``computed``."""
-    layer, tokens = weights.layer, len(states)
     if computed.qkv is None:
-        norm = layer.input_layernorm
-        computed.qkv, computed.qkv_inner = weights.qkv.forward(
-            fused(rms_norm, states, norm.weight, norm.variance_epsilon)
-        )
+        norm = weights.layer.input_layernorm
+        normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
+        computed.qkv, computed.qkv_inner = weights.qkv.forward(normed)
+        del normed
     if computed.attended is None:
-        heads = [one.view(tokens, -1, weights.head_dim) for one in computed.qkv]
-        query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-        computed.attended = varlen_forward(query, key, heads[2], segments, weights.scale)
-        del heads, query, key
+        computed.attended = varlen_forward(*weights.heads(computed.qkv, rope), segments, weights.scale)
     if computed.gate_up is None:
-        norm = layer.post_attention_layernorm
+        norm = weights.layer.post_attention_layernorm
         if computed.middle is None:
             (update,), _ = weights.out.forward(computed.attended[0].flatten(1))
             computed.middle, normed = fused(add_rms_norm, states, update, norm.weight, norm.variance_epsilon)
@@ -360,18 +342,13 @@ def _attention_backward(
 ) -> list[Tensor]:
     """Gradients of queries, keys and values before norm and rotation, each ``(P, heads * D)``."""
     assert computed.qkv is not None and computed.attended is not None
-    heads = [one.view(len(grad), -1, weights.head_dim) for one in computed.qkv]
-    query, key = (weights.rotate(one, norm, rope) for one, norm in zip(heads[:2], weights.norms, strict=True))
-    saved = (query, key, heads[2], *computed.attended)
-    grads = varlen_backward(grad.view_as(computed.attended[0]), saved, segments, weights.scale)
+    saved = (*weights.heads(computed.qkv, rope), *computed.attended)
+    by_query, by_key, by_value = varlen_backward(grad.view_as(saved[3]), saved, segments, weights.scale)
     turned = [
-        weights.rotate_backward(one, states, norm, rope)
-        for one, states, norm in zip(grads[:2], heads[:2], weights.norms, strict=True)
+        weights.rotate_backward(one, states.view_as(one), norm, rope)
+        for one, states, norm in zip((by_query, by_key), computed.qkv, weights.norms, strict=False)
     ]
-    return [one.flatten(1) for one in (*turned, grads[2])]
-
-
-# -- the backbone: when fused layers are used, and how much they keep
+    return [one.flatten(1) for one in (*turned, by_value)]
 
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -385,14 +362,14 @@ class FusedBackbone:
         """For a model that ``why_not_fused`` does not reject."""
         self.backbone, self.checkpointing = backbone, checkpointing
         self.layers = [LayerWeights(layer) for layer in backbone.layers]
-        self._run = gathering(backbone, self._forward)
+        query, key, _, _, gate, *_ = (linear_of(module).weight for module in self.layers[0].modules)
+        self.widths = {"hidden": query.shape[1], "queries": query.shape[0], "keys": key.shape[0], "ffn": gate.shape[0]}
+        self.itemsize = query.dtype.itemsize
+        self.run = gathering(backbone, self._forward)
         self._run_layers = [gathering(weights.layer, weights.forward) for weights in self.layers]
 
-    def __call__(self, packed: PackedRow) -> Tensor:
-        """Hidden states after the final norm where a trained token is predicted, ``(num_trained, hidden)``."""
-        return self._run(packed)
-
     def _forward(self, packed: PackedRow) -> Tensor:
+        """Hidden states after the final norm where a trained token is predicted, ``(num_trained, hidden)``."""
         states = self.backbone.embed_tokens(packed.token_ids)[0]
         cos, sin = (one[0] for one in self.backbone.rotary_emb(states[None], packed.position_ids))
         keep = self.keep_for(len(states), states.device)
@@ -408,14 +385,7 @@ class FusedBackbone:
 
     def bytes_for(self, num_tokens: int, keep: Keep) -> int:
         """Bytes of what the layers keep for the backward of ``num_tokens``, and of one active layer."""
-        itemsize = linear_of(self.layers[0].modules[0]).weight.dtype.itemsize
-        return num_tokens * itemsize * numbers_for(keep, layers=len(self.layers), **self.widths)
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The widths that ``numbers_for`` takes."""
-        sizes = [linear_of(module).weight.shape for module in self.layers[0].modules]
-        return {"hidden": sizes[0][1], "queries": sizes[0][0], "keys": sizes[1][0], "ffn": sizes[4][0]}
+        return num_tokens * self.itemsize * numbers_for(keep, layers=len(self.layers), **self.widths)
 
 
 def why_not_fused(backbone: Any) -> str | None:
@@ -430,40 +400,35 @@ def why_not_fused(backbone: Any) -> str | None:
         return "its attention has dropout"
     if any(one.requires_grad for name, one in backbone.layers.named_parameters() if "lora_" not in name):
         return "not only its adapter is trained"
-    for layer in layers:
-        for module in LayerWeights(layer).modules:
-            linear = linear_of(module)
-            if type(linear) is not nn.Linear:
-                return f"a layer is {type(linear).__name__} (quantized?)"
-            if not hasattr(module, "lora_A"):
-                continue
-            if module.merged or len(module.active_adapters) != 1:
-                return "its adapters are merged, or several are active"
-            (name,) = module.active_adapters
-            if getattr(module, "use_dora", {}).get(name) or getattr(module, "lora_variant", {}).get(name):
-                return "its adapter is not plain LoRA"
-            if not isinstance(module.lora_dropout[name], nn.Identity):
-                return "its LoRA has dropout"
-            biases = (module.lora_A[name].bias, module.lora_B[name].bias)
-            if adapter_of(module) is None or biases != (None, None):
-                return "its LoRA has biases"
+    for module in (module for layer in layers for module in LayerWeights(layer).modules):
+        linear = linear_of(module)
+        if type(linear) is not nn.Linear:
+            return f"a layer is {type(linear).__name__} (quantized?)"
+        if not hasattr(module, "lora_A"):
+            continue
+        if module.merged or len(module.active_adapters) != 1:
+            return "its adapters are merged, or several are active"
+        (name,) = module.active_adapters
+        if getattr(module, "use_dora", {}).get(name) or getattr(module, "lora_variant", {}).get(name):
+            return "its adapter is not plain LoRA"
+        if not isinstance(module.lora_dropout[name], nn.Identity):
+            return "its LoRA has dropout"
+        if adapter_of(module) is None or (module.lora_A[name].bias, module.lora_B[name].bias) != (None, None):
+            return "its LoRA has biases"
     return None
 
 
 def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
     """Let ``token_logprobs`` run packed rows of ``model`` through fused layers; returns the reason if it cannot."""
     base = causal_lm(model)
-    reason = why_not_fused(base.base_model)
-    if reason is None:
+    if (reason := why_not_fused(base.base_model)) is None:
         base.emailrl_fused = FusedBackbone(base.base_model, checkpointing)
     return reason
 
 
 def disable_fused(model: Any) -> None:
     """Remove the fused layers: a copy of a model must not compute with those of its original."""
-    base = causal_lm(model)
-    if hasattr(base, "emailrl_fused"):
-        del base.emailrl_fused
+    vars(causal_lm(model)).pop("emailrl_fused", None)
 
 
 def fused_backbone(model: Any) -> FusedBackbone | None:

@@ -1,7 +1,4 @@
-"""How batches run through the policy and what memory there is, shared by the trainer and ``emailrl plan``.
-
-Does not import torch.
-"""
+"""How batches run through the policy and what memory there is, shared by the trainer and ``emailrl plan``: no torch."""
 
 from __future__ import annotations
 
@@ -99,9 +96,8 @@ def named_targets(wanted: str, known: Collection[str]) -> list[str]:
 
 
 def numbers_for(keep: Keep, *, layers: int, hidden: int, queries: int, keys: int, ffn: int) -> int:
-    """Count the numbers that fused layers keep of one token for the backward pass, and that one of them works with.
-    ``queries`` and ``keys`` are the widths of all heads. Rounded up, by 2 to 18 % of what ``plan.activations``
-    counts."""
+    """Numbers that fused layers keep of one token for the backward pass, and that one of them works with, by the widths
+    of all query and all key heads. Rounded up, by 2 to 18 % of what ``plan.activations`` counts."""
     steps = (hidden, queries, hidden + queries + 2 * keys, 2 * ffn)
     return sum(steps[: keep + 1]) * layers + 4 * ffn + 4 * (queries + hidden) + 4 * keys
 

@@ -1,9 +1,13 @@
-"""Loads a policy: the base from files or the hub, an adapter on it, and the model made ready for training batches."""
+"""Loads a policy: where it computes and whether it fits, before any weight is fetched; the base, from files or the hub;
+an adapter on it; and the model made ready for training batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,20 +19,105 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.plain import first_line
-from emailrl.model.adapter import read_base
-from emailrl.model.device import check_fits, choose_device, choose_dtype, sampling_dtype
+from emailrl.base.plain import counted, first_line
 from emailrl.model.fused import enable_fused
-from emailrl.model.layout import recomputes, wants_fused
+from emailrl.model.layout import (
+    GPU_SIZED,
+    available_memory,
+    dtype_name,
+    recomputes,
+    shards_base,
+    total_memory,
+    wants_fused,
+)
 from emailrl.model.logprobs import check_projection
 from emailrl.model.lora import lora_facts, with_adapter, with_fresh_adapter
 from emailrl.model.packing import enable_packing
 from emailrl.model.policy import Policy, ValueHead
-from emailrl.model.resolve import read_chat_template, resolve_model, same_base
-from emailrl.model.shape import load_config, remedy_for
+from emailrl.model.resolve import read_base, read_chat_template, resolve_model, same_base
+from emailrl.model.shape import load_config, parameters_of, remedy_for
 from emailrl.model.shard import check_shardable, shard_base
 from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, prepare_unsloth
 from emailrl.settings import ModelSettings, PolicySettings, TrainingSettings
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+BF16_FROM = 50_000_000
+"""Parameter count from which a sampling-only model uses bf16 on a CPU: it is bound by reading weights."""
+_REMEDY = "Use --model nano or smol on this machine, or a machine with a GPU."
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the named device, or for ``auto`` the first GPU, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
+        raise UsageError(f"EMAILRL_DEVICE={name} is not supported.", "Use auto, cpu or cuda.")
+    device, gpus = torch.device(name), torch.cuda.device_count()
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < gpus):
+        hint = "Use EMAILRL_DEVICE=auto."
+        raise EmailRLError(f"EMAILRL_DEVICE={name}: this machine has {counted(gpus, 'usable CUDA GPU')}.", hint)
+    return device
+
+
+def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0) -> torch.dtype:
+    """The named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU. A model that only samples, of
+    ``sampled_parameters``, takes bf16 on a CPU with instructions for it too, if it has ``BF16_FROM`` or more."""
+    if name == "auto" and device.type == "cpu" and sampled_parameters >= BF16_FROM and computes_bf16():
+        return torch.bfloat16
+    return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]
+
+
+def sampling_dtype(model: ModelSettings) -> torch.dtype:
+    """Return the dtype of a model that only samples; raises UsageError or EmailRLError if it is not found."""
+    sampled = parameters_of(model.name, resolve_model(model.name, model.smol_base))
+    return choose_dtype(model.dtype, choose_device(model.device), sampled_parameters=sampled)
+
+
+def computes_bf16() -> bool:
+    """Whether this CPU multiplies bf16 matrices natively; without, they are converted and slower than fp32."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def check_fits(
+    model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype, *, cards: int = 1
+) -> bool:
+    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach. The size comes
+    from the name (``...-14B-...``) if present, else from the config, local or fetched separately. Returns whether to
+    shard the base over the ``cards`` of this host that train together."""
+    num_parameters, card = parameters_of(model.name, path), card_bytes(device)
+    whole = num_parameters * dtype.itemsize
+    sharded = cards > 1 and shards_base(model, weight_bytes=whole, card_bytes=card, cards=cards)
+    need = num_parameters * (0.6 if model.load_in_4bit else dtype.itemsize)
+    refused = f"The model '{model.name}' ({num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB)"
+    if sharded and model.shard_offload:
+        pass  # the host's memory holds it
+    elif device.type == "cuda":
+        if need / (cards if sharded else 1) > card:
+            hint = "Use more GPUs (docs/guides/scaling.md), LOAD_IN_4BIT=true, a smaller model, or a larger GPU."
+            raise EmailRLError(f"{refused} does not fit this GPU ({card / 1e9:.0f} GB).", hint)
+    elif need > (free := available_memory()):
+        have = f"{free / 1e9:.0f} GB of {total_memory() / 1e9:.0f} GB of memory"
+        raise EmailRLError(f"{refused} needs a GPU; this machine has {have} free.", _REMEDY)
+    elif num_parameters > GPU_SIZED and model.device == "auto":
+        hint = f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly."
+        raise EmailRLError(f"{refused} needs a GPU, but this machine has none.", hint)
+    load_config(model.name, path)
+    return sharded
+
+
+def card_bytes(device: torch.device) -> float:
+    """Memory of the GPU ``device``; infinite for a CPU, whose memory all ranks share."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+
+
+@contextmanager
+def enough_memory(doing: str) -> Iterator[None]:
+    """Turn an out-of-memory error that smaller micro-batches cannot avoid into EmailRLError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        hint = "Lower MAX_TOKENS_PER_MICRO_BATCH or LORA_RANK, or set LOAD_IN_4BIT=true."
+        raise EmailRLError(f"Out of memory while {doing}.", hint) from error
 
 
 def load_policy(
@@ -43,22 +132,19 @@ def load_policy(
 ) -> Policy:
     """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
 
-    Without ``adapter`` and ``trainable``, it is the bare base. A fresh adapter depends only on
-    ``settings.training.seed``, and changes nothing until it is trained (B = 0). ``full`` trains the base's own weights
-    instead of an adapter; ``critic`` adds the one saved beside ``adapter``, or a new one. With REFERENCE=start, the
-    policy keeps the adapter as loaded. ``mesh`` holds this host's ranks, over which the base is spread if SHARD is on;
-    ``accompanied`` then makes them take part in a forward pass that only this rank needs. Raises UsageError for an
-    unknown model or an adapter of another base, EmailRLError if the model is unavailable or does not fit.
+    A fresh adapter depends only on ``settings.training.seed``, and changes nothing until it is trained (B = 0).
+    ``full`` trains the base's own weights instead; ``critic`` adds the one saved beside ``adapter``, or a new one. With
+    REFERENCE=start, the policy keeps the adapter as loaded. ``mesh`` holds this host's ranks, over which the base is
+    spread if SHARD is on; ``accompanied`` then makes them take part in a forward pass that only this rank needs. Raises
+    UsageError for an unknown model or an adapter of another base, EmailRLError if it is unavailable or too large.
     """
     wanted, training, notes = settings.model, settings.training, list[str]()
     if full and (wanted.backend == "unsloth" or wanted.load_in_4bit):
         hint = "Change those, or train an adapter."
         raise UsageError("Full fine-tuning needs BACKEND=transformers without LOAD_IN_4BIT.", hint)
     if adapter is not None and not same_base(trained_on := read_base(adapter), wanted.name):
-        raise UsageError(
-            f"The adapter in {adapter} was trained on '{trained_on}', but the base model here is '{wanted.name}'.",
-            f"Use --model {trained_on}, or another adapter.",
-        )
+        said = f"The adapter in {adapter} was trained on '{trained_on}', but the base model here is '{wanted.name}'."
+        raise UsageError(said, f"Use --model {trained_on}, or another adapter.")
     if wanted.backend == "unsloth":
         check_unsloth(wanted)
     path, device = resolve_model(wanted.name, wanted.smol_base), choose_device(wanted.device)
@@ -88,23 +174,15 @@ def load_policy(
             notes = prepare_training(model, training, wanted.name, device, full=full) + notes
     keeps_start = trainable and not full and settings.algorithm.reference == "start"
     return Policy(
-        model=model,
-        tokenizer=tokenizer,
-        base_model=wanted.name,
-        path=path,
-        device=device,
-        dtype=dtype,
+        model, tokenizer, wanted.name, path, device, dtype,
         trainable=trainable,
         lora=lora_facts(model),
-        value_head=ValueHead.of(model, adapter) if critic else None,
+        value_head=ValueHead(model, adapter) if critic else None,
         start=[one.detach().clone() for one in model.parameters() if one.requires_grad] if keeps_start else None,
         notes=notes,
         sharded=sharded,
         accompanied=accompanied if sharded else nullcontext,
-    )
-
-
-# -- the base ---------------------------------------------------------------------------------------------------------
+    )  # fmt: skip
 
 
 def _load_base(
@@ -119,22 +197,15 @@ def _load_base(
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=dtype,
-                attn_implementation=wanted.attn_implementation,
-                trust_remote_code=False,
-                use_safetensors=True,
-                **(_four_bit(device) if wanted.load_in_4bit else {}),
-            )
+            options = _four_bit(device) if wanted.load_in_4bit else {}
+            options |= {"config": config, "dtype": dtype, "attn_implementation": wanted.attn_implementation}
+            model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         hint = remedy_for(wanted.name, path, "the model's files")
         if (attention := wanted.attn_implementation).startswith("flash") and isinstance(error, ImportError):
             hint = f"Set ATTN_IMPLEMENTATION=sdpa, or install the package for {attention}."
-        raise EmailRLError(
-            f"The model '{wanted.name}' failed to load: {first_line(error).removesuffix('.')}.", hint
-        ) from error
+        said = f"The model '{wanted.name}' failed to load: {first_line(error).removesuffix('.')}."
+        raise EmailRLError(said, hint) from error
     model.requires_grad_(False)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -38,7 +38,6 @@ def token_logprobs(
     entropy_grad: bool = False,
     value_head: Callable[[Tensor], Tensor] | None = None,
     shared: Tensor | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> TokenLogprobs:
     """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
 
@@ -46,20 +45,25 @@ def token_logprobs(
     (greedy sampling) scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``.
     ``value_head`` maps hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token.
     ``shared`` ``(B,)``: how many leading tokens a row shares with the previous row (0 in the first); a model with
-    packed rows computes them once. Raises ValueError if the first token of a row is in the mask, since nothing predicts
-    it.
+    packed rows computes them once. Raises ValueError if the mask has the first token of a row, which nothing predicts.
     """
-    trainable = loss_mask.bool()
+    trainable, backbone = loss_mask.bool(), fused_backbone(model)
     if trainable[:, :1].any():
         raise ValueError("the first token of a sequence has no log-probability: take it out of the loss_mask")
     rows, columns = trainable.nonzero(as_tuple=True)
-    hidden = _predicting_states(model, token_ids, trainable, shared)
-    labels = token_ids[rows, columns]
-    tau = temperature if temperature > 0 else 1.0
-    if fused_backbone(model) is None or entropy_grad or not _has_plain_head(model):
-        flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad, chunk_elements)
+    if not trainable.any() or (backbone is None and (len(token_ids) == 1 or not takes_packed(model))):
+        hidden = hidden_states(model, token_ids)[rows, columns - 1]
     else:
-        flat, flat_entropy = fused_logprobs(hidden, output_embeddings(model).weight, labels, tau)
+        packed = pack(token_ids, trainable, shared)
+        if backbone is None:
+            hidden = causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0][packed.gather]
+        else:
+            hidden = backbone.run(packed)
+    labels, tau = token_ids[rows, columns], temperature if temperature > 0 else 1.0
+    if backbone is None or entropy_grad or not _has_plain_head(model):
+        flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad)
+    else:
+        flat, flat_entropy = FrozenHead.apply(hidden, output_embeddings(model).weight, labels, tau)
 
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(token_ids.shape).index_put((rows, columns), values)
@@ -69,7 +73,7 @@ def token_logprobs(
 
 
 def _projected(
-    model: Any, hidden: Tensor, labels: Tensor, tau: float, entropy: bool, entropy_grad: bool, chunk_elements: int
+    model: Any, hidden: Tensor, labels: Tensor, tau: float, entropy: bool, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """Score ``labels`` ``(P,)`` in chunks; the entropies are empty unless requested."""
     project = projection(model)
@@ -85,8 +89,7 @@ def _projected(
             probabilities = (logits - log_norm[:, None]).exp()
             return logprobs, log_norm - (probabilities * logits).sum(-1)
 
-    vocabulary = output_embeddings(model).weight.shape[0]
-    chunk = max(chunk_elements // vocabulary, 1)
+    chunk = max(CHUNK_ELEMENTS // len(output_embeddings(model).weight), 1)
     if len(labels) <= chunk:
         return score(hidden, labels)
     parts = [slice(start, start + chunk) for start in range(0, len(labels), chunk)]
@@ -101,18 +104,6 @@ def _has_plain_head(model: Any) -> bool:
     bent = ("logit_scale", "logits_scaling", "final_logit_softcapping")
     plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
     return plain and not any(getattr(config, name, None) for name in bent)
-
-
-def _predicting_states(model: Any, token_ids: Tensor, trainable: Tensor, shared: Tensor | None) -> Tensor:
-    """Hidden states ``(P, hidden)`` of the positions before the trainable ones, row by row."""
-    fused = fused_backbone(model)
-    if not trainable.any() or (fused is None and (len(token_ids) == 1 or not takes_packed(model))):
-        rows, columns = trainable.nonzero(as_tuple=True)
-        return hidden_states(model, token_ids)[rows, columns - 1]
-    packed = pack(token_ids, trainable, shared)
-    if fused is not None:
-        return fused(packed)
-    return causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0][packed.gather]
 
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
@@ -164,13 +155,11 @@ def check_projection(model: Any) -> None:
         )
 
 
-# -- with a frozen vocabulary projection: two matrix products instead of three ---------------------------------------
-
-
-class _Head(torch.autograd.Function):
-    """The log-probability of a token is one number, so its gradient by the hidden state is a vector fixed in the
-    forward pass, scaled in the backward. It is computed while a chunk's logits exist; none are kept or computed twice.
-    """
+class FrozenHead(torch.autograd.Function):
+    """Log-probabilities of ``labels`` ``(P,)`` and entropies (no gradient) from ``hidden`` ``(P, hidden)`` by the
+    frozen output embedding ``weight`` ``(vocabulary, hidden)``, in two matrix products instead of three. The
+    log-probability of a token is one number, so its gradient by the hidden state is a vector fixed in the forward pass,
+    scaled in the backward. It is computed while a chunk's logits exist; none are kept or computed twice."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -195,9 +184,3 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (slopes,) = ctx.saved_tensors
         return slopes * grads[0][:, None].to(slopes.dtype), None, None, None
-
-
-def fused_logprobs(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of ``labels`` ``(P,)`` and entropies (without a gradient) from ``hidden`` ``(P, hidden)``.
-    ``weight`` ``(vocabulary, hidden)`` is the frozen output embedding."""
-    return _Head.apply(hidden, weight, labels, temperature)

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from emailrl.base.disk import naming
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
-from emailrl.model.adapter import WEIGHTS, read_adapter_config
+from emailrl.checkpoints import WEIGHTS, read_adapter_config
 from emailrl.model.layout import named_targets
 from emailrl.settings import LoraSettings
 
@@ -64,6 +63,7 @@ MOST_ALPHA = 1e6  # far above any trained value, and far below what makes a merg
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Config keys that are checked individually, and those that do not affect what the adapter computes.
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights"}
+_DEFAULTS = LoraConfig().to_dict()
 _ASIDE = {"base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version", "revision", "auto_mapping"}
 
 
@@ -83,9 +83,10 @@ def causal_lm(model: Any) -> Any:
 
 def with_fresh_adapter(model: Any, lora: LoraSettings, *, seed: int) -> Any:
     """A PEFT model around ``model`` with an adapter determined by the seed that changes nothing yet (B = 0)."""
-    sizes: dict[str, Any] = {"r": lora.lora_rank, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
-    targets = lora_targets(model, lora.target_modules)
-    config = LoraConfig(**sizes, target_modules=targets, bias="none", task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=lora.lora_rank, lora_alpha=lora.lora_alpha, lora_dropout=lora.lora_dropout,
+        target_modules=lora_targets(model, lora.target_modules), bias="none", task_type="CAUSAL_LM",
+    )  # fmt: skip
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         return get_peft_model(model, config)
@@ -97,14 +98,15 @@ def with_adapter(model: Any, lora: LoraSettings, folder: Path, *, trainable: boo
     read_plain_lora(folder, model)
     if trainable:
         config = read_adapter_config(folder)
-        own: dict[str, Any] = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
-        own |= {"lora_dropout": config.get("lora_dropout", 0.0), "target_modules": sorted(config["target_modules"])}
-        for name in sorted(own.keys() & lora.model_fields_set):
-            given, recorded = getattr(lora, name), own[name]
-            if (sorted(lora_targets(model, given)) if name == "target_modules" else given) != recorded:
-                shown = ",".join(recorded) if isinstance(recorded, list) else recorded
-                hint = f"Unset {name.upper()}: an adapter keeps its own value."
-                raise UsageError(f"{name.upper()} is {given}, but the adapter in {folder} has {shown}.", hint)
+        own = {"lora_rank": config["r"], "lora_alpha": config["lora_alpha"]}
+        own["lora_dropout"] = config.get("lora_dropout", 0.0)
+        own["target_modules"] = ",".join(sorted(config["target_modules"]))
+        given = lora.model_dump(include=lora.model_fields_set)
+        if "target_modules" in given:
+            given["target_modules"] = ",".join(sorted(lora_targets(model, lora.target_modules)))
+        for name in sorted(name for name in own.keys() & given.keys() if given[name] != own[name]):
+            hint = f"Unset {name.upper()}: an adapter keeps its own value."
+            raise UsageError(f"{name.upper()} is {given[name]}, but the adapter in {folder} has {own[name]}.", hint)
     try:
         # By default PEFT reads it on "cuda", which is GPU 0 to safetensors, whichever GPU the model is on.
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, torch_device="cpu")
@@ -131,9 +133,6 @@ def lora_targets(model: Any, wanted: str) -> list[str]:
         head = causal_lm(model).get_output_embeddings()
         return sorted({name.rsplit(".", 1)[-1] for name, module in linear.items() if module is not head})
     return named_targets(wanted, {name.rsplit(".", 1)[-1] for name in linear})
-
-
-# -- reading an adapter's files ---------------------------------------------------------------------------------------
 
 
 def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:
@@ -166,7 +165,7 @@ def _plain(folder: Path, config: dict[str, Any]) -> tuple[int, float, list[str]]
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         raise _refused(folder, f"its task_type is {config['task_type']!r}, not 'CAUSAL_LM'")
     for key, value in config.items():
-        if key not in _READ | _ASIDE and value and value != _lora_defaults().get(key):
+        if key not in _READ | _ASIDE and value and value != _DEFAULTS.get(key):
             raise _refused(folder, f"it uses {key}; only plain LoRA is supported")
     if config.get("init_lora_weights", True) not in (True, False, "gaussian"):  # others change the base on loading
         raise _refused(folder, f"it uses init_lora_weights={config['init_lora_weights']!r}")
@@ -206,19 +205,12 @@ def _read_pairs(folder: Path, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 def _linear_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Linear]]:
     """The base model's linear layers by name, seen through the adapters they may carry."""
-    if isinstance(module, PeftModel):
-        module = module.get_base_model()
-    for name, child in module.named_children():
+    for name, child in causal_lm(module).named_children():
         layer = child.get_base_layer() if isinstance(child, BaseTunerLayer) else child
         if isinstance(layer, nn.Linear):
             yield prefix + name, layer
         else:
             yield from _linear_layers(layer, f"{prefix}{name}.")
-
-
-@cache
-def _lora_defaults() -> dict[str, Any]:
-    return dict(LoraConfig().to_dict())
 
 
 def _sizes(*shape: int) -> str:

@@ -6,7 +6,7 @@ attention, so that one loaded model serves sampling and training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -38,12 +38,8 @@ class SharedKeys:
         lent, lender = index[borrowed].unique(return_inverse=True)
         return cls(index, own, borrowed, lent, lender)
 
-    def spread(self, states: Tensor) -> Tensor:
-        """Expand keys or values of the row, ``(P, ...)``, to those of the segments, ``(K, ...)``."""
-        return states[self.index]
-
     def gathered(self, grad: Tensor) -> Tensor:
-        """Gradient of ``spread``: the sum for each token over all segments that use it as a key."""
+        """Gradient of ``Segments.spread``: the sum for each token over all segments that use it as a key."""
         total = grad[self.own]
         # A prompt may have hundreds of borrowers: their sum would stand still in half precision.
         wide = torch.promote_types(grad.dtype, torch.float32)
@@ -70,42 +66,29 @@ class Segments:
         return cls(queries, keys, cu_queries, cu_keys, None if queries == keys else SharedKeys.of(index, is_own))
 
     @property
-    def most_queries(self) -> int:
-        """Maximum number of queries in a segment."""
-        return max(end - start for start, end in pairwise(self.query_bounds))
+    def longest(self) -> tuple[int, int]:
+        """Maximum numbers of queries and of keys in a segment."""
+        bounds = self.query_bounds, self.key_bounds
+        queries, keys = (max(end - start for start, end in pairwise(one)) for one in bounds)
+        return queries, keys
 
-    @property
-    def most_keys(self) -> int:
-        """Maximum number of keys in a segment."""
-        return max(end - start for start, end in pairwise(self.key_bounds))
-
-    def parts(self) -> Iterator[tuple[slice, slice, Tensor | None]]:
-        """Yield each segment's queries, keys, and mask ``(queries, keys)``, None for plain causal attention."""
-        for queries, keys in zip(pairwise(self.query_bounds), pairwise(self.key_bounds), strict=True):
-            rows, columns = queries[1] - queries[0], keys[1] - keys[0]
-            mask = None
-            if rows < columns:
-                visible = torch.ones(rows, columns, dtype=torch.bool, device=self.cu_queries.device)
-                mask = visible.tril(columns - rows)
-            yield slice(*queries), slice(*keys), mask
+    def spread(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Expand keys and values of the row, ``(P, ...)``, to those of the segments, ``(K, ...)``."""
+        return (query, key, value) if self.keys is None else (query, key[self.keys.index], value[self.keys.index])
 
 
 def varlen_forward(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention within segments: ``query`` ``(P, heads, D)``, ``key`` and ``value`` ``(P, kv_heads, D)``.
-    Returns the output ``(P, heads, D)`` and what ``varlen_backward`` needs: log-sum-exp and two states of the
-    kernel."""
-    if segments.keys is not None:
-        key, value = segments.keys.spread(key), segments.keys.spread(value)
+    Returns the output ``(P, heads, D)``, and log-sum-exp and two states of the kernel for ``varlen_backward``."""
+    heads = segments.spread(query, key, value)
     if not uses_flash(query):
-        out = _by_segment(query, key, value, segments, scale)
-        nothing = out.new_empty(0)
-        return out, nothing, nothing, nothing
+        nothing = query.new_empty(0)
+        return _by_segment(*heads, segments, scale), nothing, nothing, nothing
     out, lse, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
-        query, key, value, segments.cu_queries, segments.cu_keys, segments.most_queries, segments.most_keys,
-        0.0, True, False, scale=scale,
-    )  # fmt: skip
+        *heads, segments.cu_queries, segments.cu_keys, *segments.longest, 0.0, True, False, scale=scale
+    )
     return out, lse, rng_state, unused
 
 
@@ -114,15 +97,14 @@ def varlen_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; ``saved``: query, key, value and the four results of ``varlen_forward``."""
     query, key, value, out, lse, rng_state, unused = saved
-    if segments.keys is not None:
-        key, value = segments.keys.spread(key), segments.keys.spread(value)
+    heads = segments.spread(query, key, value)
     if uses_flash(query):
         by_query, by_key, by_value = torch.ops.aten._flash_attention_backward(
-            grad, query, key, value, out, lse, segments.cu_queries, segments.cu_keys, segments.most_queries,
-            segments.most_keys, 0.0, True, rng_state, unused, scale=scale,
+            grad, *heads, out, lse, segments.cu_queries, segments.cu_keys, *segments.longest,
+            0.0, True, rng_state, unused, scale=scale,
         )  # fmt: skip
     else:
-        leaves = [one.detach().requires_grad_() for one in (query, key, value)]
+        leaves = [one.detach().requires_grad_() for one in heads]
         with torch.enable_grad():
             again = _by_segment(leaves[0], leaves[1], leaves[2], segments, scale)
         by_query, by_key, by_value = torch.autograd.grad(again, leaves, grad)
@@ -136,13 +118,20 @@ def uses_flash(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
 
-def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+def _by_segment(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float, dropout: float = 0.0
+) -> Tensor:
     parts = []
-    for queries, keys, mask in segments.parts():
-        heads = [one.transpose(0, 1)[None] for one in (query[queries], key[keys], value[keys])]
+    for queries, keys in zip(pairwise(segments.query_bounds), pairwise(segments.key_bounds), strict=True):
+        rows, columns = queries[1] - queries[0], keys[1] - keys[0]
+        ones = torch.ones(rows, columns, dtype=torch.bool, device=query.device) if rows < columns else None
+        mask = None if ones is None else ones.tril(columns - rows)  # None for plain causal attention
+        spans = query[slice(*queries)], key[slice(*keys)], value[slice(*keys)]
+        heads = [one.transpose(0, 1)[None] for one in spans]
         attended = nn.functional.scaled_dot_product_attention(
-            heads[0], heads[1], heads[2], attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-        )
+            heads[0], heads[1], heads[2],
+            attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale, enable_gqa=True,
+        )  # fmt: skip
         parts.append(attended[0].transpose(0, 1))
     return torch.cat(parts)
 
@@ -194,57 +183,35 @@ def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> 
     num_queries, num_keys = zip(*counts, strict=True)
     keys = needed & own.any(dim=1, keepdim=True)
     rows, columns = trainable.nonzero(as_tuple=True)
-    return PackedRow(
-        token_ids=token_ids[own][None],
-        position_ids=steps.expand_as(token_ids)[own][None],
-        segments=Segments.of(num_queries, num_keys, place[keys], own[keys]),
-        gather=place[rows, columns - 1],
-    )
+    segments = Segments.of(num_queries, num_keys, place[keys], own[keys])
+    positions = steps.expand_as(token_ids)[own][None]
+    return PackedRow(token_ids[own][None], positions, segments, gather=place[rows, columns - 1])
 
 
 def packed_inputs(packed: PackedRow) -> dict[str, Any]:
-    """Return the arguments for a transformers backbone: the row, its positions and the segment bounds."""
-    return {
-        "input_ids": packed.token_ids,
-        "position_ids": packed.position_ids,
-        # transformers passes a 4-D mask on as it is; without one it would build a P x P mask from the positions.
-        "attention_mask": packed.token_ids.new_zeros((1, 1, 1, 1), dtype=torch.bool),
-        "segments": packed.segments,
-        "use_cache": False,
-    }
+    """The arguments for a transformers backbone: the row, its positions and the segment bounds."""
+    # transformers passes a 4-D mask on as it is; without one it would build a P x P mask from the positions.
+    mask = packed.token_ids.new_zeros((1, 1, 1, 1), dtype=torch.bool)
+    row = {"input_ids": packed.token_ids, "position_ids": packed.position_ids, "segments": packed.segments}
+    return row | {"attention_mask": mask, "use_cache": False}
 
 
 def packed_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    segments: Segments | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **others: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+    segments: Segments | None = None, scaling: float | None = None, dropout: float = 0.0, **others: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Attend within each segment of ``query`` ``(1, heads, P, D)``, ``key``, ``value`` ``(1, kv_heads, P, D)``. Returns
     ``(1, P, heads, D)``. Uses one variable-length FlashAttention kernel on a GPU, SDPA per segment elsewhere."""
     if segments is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
-        )
+        others |= {"dropout": dropout, "scaling": scaling}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = [states[0].transpose(0, 1) for states in (query, key, value)]
     if uses_flash(query) and not dropout:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        rows = [states[0].transpose(0, 1) for states in (query, key, value)]
         out: Tensor = _Varlen.apply(*rows, segments, scale)
-        return out[None], None
-    if segments.keys is not None:
-        key, value = (states.index_select(2, segments.keys.index) for states in (key, value))
-    parts = []
-    for queries, keys, mask in segments.parts():
-        heads = query[:, :, queries], key[:, :, keys], value[:, :, keys]
-        visible = None if mask is None else mask[None, None]
-        parts.append(sdpa_attention_forward(module, *heads, visible, dropout=dropout, scaling=scaling, **others)[0])
-    return torch.cat(parts, dim=1), None
+    else:
+        out = _by_segment(*segments.spread(*rows), segments, scale, dropout)
+    return out[None], None
 
 
 AttentionInterface.register(PACKED, packed_attention)
@@ -252,9 +219,9 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)
 
 
 def enable_packing(model: Any) -> str | None:
-    """Make ``model`` (PEFT or bare) take packed rows if possible; returns the reason if not, else None. Only plain
-    causal attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix samples or see too
-    far, and a model loaded with another attention than SDPA keeps it."""
+    """Make ``model`` (PEFT or bare) take packed rows; returns the reason if it cannot, else None. Only plain causal
+    attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix samples or see too far,
+    and a model loaded with another attention than SDPA keeps it."""
     base = causal_lm(model)
     fully = attends_fully(base.config.get_text_config().to_dict()) and base._supports_attention_backend
     if reason := why_not_packed(base.config._attn_implementation, fully=fully):

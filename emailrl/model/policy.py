@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from emailrl.base.disk import share_files
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import first_line
-from emailrl.model.adapter import CONFIG, WEIGHTS
+from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.model.lora import write_tensors, writing_tensors
 from emailrl.model.resolve import base_name
 
@@ -28,36 +28,26 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 class ValueHead(nn.Module):
     """The critic of PPO: maps hidden states ``(P, hidden)`` to values ``(P,)``, in float32 (float64 for such a model).
-    It starts at zero: the first values are 0, the first advantages equal plain returns, and no additional random
-    numbers are drawn."""
+    It starts at zero: the first advantages equal plain returns, and no additional random numbers are drawn."""
 
-    def __init__(self, hidden_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
+    def __init__(self, model: Any, adapter: Path | None = None) -> None:
+        """For a model's hidden states: as saved beside ``adapter``, or a new one. Raises EmailRLError for a saved one
+        that is damaged or does not fit."""
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
-
-    @classmethod
-    def of(cls, model: Any, adapter: Path | None = None) -> ValueHead:
-        """The critic for a model's hidden states: as saved beside ``adapter``, or a new one. Raises EmailRLError for a
-        saved one that is damaged or does not fit."""
-        embedding = model.get_output_embeddings().weight
+        size, embedding = model.config.get_text_config().hidden_size, model.get_output_embeddings().weight
         dtype = torch.float64 if embedding.dtype == torch.float64 else torch.float32
-        head = cls(model.config.get_text_config().hidden_size, device=embedding.device, dtype=dtype)
+        self.weight = nn.Parameter(torch.zeros(size, device=embedding.device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros((), device=embedding.device, dtype=dtype))
         if adapter is not None and (path := adapter / VALUE_HEAD_FILE).is_file():
             try:
-                head.load_state_dict(load_file(path))
+                self.load_state_dict(load_file(path))
             except (OSError, SafetensorError, RuntimeError) as error:
                 hint = "Resume from a checkpoint of a run with a critic (--algorithm ppo)."
                 raise EmailRLError(f"{path} does not fit this policy's critic: {first_line(error)}", hint) from None
-        return head
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Score each hidden state."""
         return hidden.to(self.weight.dtype) @ self.weight + self.bias
-
-    def save(self, directory: Path) -> None:
-        """Write ``value_head.safetensors`` into ``directory``."""
-        write_tensors(directory / VALUE_HEAD_FILE, self.state_dict())
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +66,7 @@ class Policy:
     start: list[Tensor] | None = None  # the run's initial adapter, as ``trainable_parameters``, if it is the reference
     notes: list[str] = field(default_factory=list)  # why it trains more slowly than configured, whether it is sharded
     sharded: bool = False  # whether the base is spread over several ranks: all take part in every forward pass
-    accompanied: Callable[[], AbstractContextManager[None]] = (
-        nullcontext  # for a forward pass that only this rank needs
-    )
+    accompanied: Callable[[], AbstractContextManager[None]] = nullcontext  # for a forward pass only this rank needs
 
     @property
     def vocabulary(self) -> int:
@@ -100,29 +88,23 @@ class Policy:
             return
         parameters = [parameter for _, parameter in self.trainable_parameters()]
         own = [parameter.data for parameter in parameters]
-
-        def point_to(values: list[Tensor]) -> None:  # without copying; each stays the same object to its optimizer
-            for parameter, value in zip(parameters, values, strict=True):
-                parameter.data = value
-
         try:
-            point_to(self.start)
+            for parameter, value in zip(parameters, self.start, strict=True):
+                parameter.data = value  # without copying; it stays the same object to its optimizer
             yield self.model
         finally:
-            point_to(own)
+            for parameter, value in zip(parameters, own, strict=True):
+                parameter.data = value
 
     def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
-        """Write ``adapter_model.safetensors``, ``adapter_config.json`` and the tokenizer's files into ``directory``.
-        PEFT, Unsloth and vLLM load the directory as it is. Its base is named as the user named it (a local folder by
-        its absolute path), so that `nano` is found wherever the package is installed. A critic is written next to the
-        adapter."""
-        if not self.lora:
-            raise EmailRLError("This policy has no adapter to save.", "Load it with trainable=True.")
+        """Write the adapter, a critic and the tokenizer files into ``directory``, which PEFT, Unsloth and vLLM load as
+        it is. Its base is named as the user named it (a local folder by its absolute path), so that `nano` is found
+        wherever the package is installed."""
         directory.mkdir(parents=True, exist_ok=True)
         # Not PeftModel.save_pretrained: it asks the hub whether the vocabulary grew, and writes a model card.
         write_tensors(directory / WEIGHTS, get_peft_model_state_dict(self.model, save_embedding_layers=False))
         if self.value_head is not None:
-            self.value_head.save(directory)
+            write_tensors(directory / VALUE_HEAD_FILE, self.value_head.state_dict())
         config = self.model.peft_config["default"].to_dict()
         config |= {"base_model_name_or_path": base_name(self.base_model), "inference_mode": True}
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
@@ -133,8 +115,6 @@ class Policy:
 
     def save_model(self, directory: Path) -> None:
         """Write the weights themselves and the tokenizer's files into ``directory``, as a folder for ``--model``."""
-        if self.lora:
-            raise EmailRLError("This policy trains an adapter.", "Use save_adapter.")
         directory.mkdir(parents=True, exist_ok=True)
         with writing_tensors(directory):
             self.model.save_pretrained(directory)

@@ -1,13 +1,12 @@
-"""A model's config, and its shape: the resulting parameters, LoRA parameters and cache bytes.
-
-A shape needs no torch, and no network for those in ``KNOWN``.
+"""A model's config, and its shape: the resulting parameters, LoRA parameters and cache bytes. A shape needs no torch,
+and no network for those in ``KNOWN``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,15 +65,9 @@ class Shape:
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
         """The projections of a layer by name: (inputs, outputs)."""
-        return {
-            "q_proj": (self.hidden, self.queries),
-            "k_proj": (self.hidden, self.keys),
-            "v_proj": (self.hidden, self.keys),
-            "o_proj": (self.queries, self.hidden),
-            "gate_proj": (self.hidden, self.ffn),
-            "up_proj": (self.hidden, self.ffn),
-            "down_proj": (self.ffn, self.hidden),
-        }
+        outputs = {"q_proj": self.queries, "k_proj": self.keys, "v_proj": self.keys, "gate_proj": self.ffn}
+        linears = {name: (self.hidden, size) for name, size in (outputs | {"up_proj": self.ffn}).items()}
+        return linears | {"o_proj": (self.queries, self.hidden), "down_proj": (self.ffn, self.hidden)}
 
     @property
     def layer_matrix(self) -> int:
@@ -145,8 +138,7 @@ _NAME: Final = re.compile(r"(?:[\w.-]+/)?(qwen(?:3|2\.5)-[\d.]+b)(?:-(?:instruct
 
 def find_shape(name: str) -> Shape:
     """The shape of the model named: packaged, a folder, a hub name in the local cache, in ``KNOWN``, or on the hub.
-    Raises UsageError for a name that cannot be a model, EmailRLError for a config that is not a dense decoder or is
-    unavailable."""
+    UsageError for a name that cannot be a model, EmailRLError for a config of another kind or that is unavailable."""
     if name in (SMOL, SMOL_BASE):
         return SMOLLM2_135M
     path = resolve_model(name)
@@ -186,29 +178,30 @@ def read_shape(config: Path) -> Shape:
         raise EmailRLError(f"{config} describes a {family} model, which plan does not know.", _SUPPORTED)
     try:
         heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
-        shape = Shape(
-            family=family,
-            hidden=hidden,
-            ffn=int(fields["intermediate_size"]),
-            layers=int(fields["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(fields.get("num_key_value_heads") or heads),
-            head_dim=int(fields.get("head_dim") or hidden // heads),
-            vocab=int(fields["vocab_size"]),
+        sizes = {
+            "hidden": hidden,
+            "ffn": int(fields["intermediate_size"]),
+            "layers": int(fields["num_hidden_layers"]),
+            "heads": heads,
+            "kv_heads": int(fields.get("num_key_value_heads") or heads),
+            "head_dim": int(fields.get("head_dim") or hidden // heads),
+            "vocab": int(fields["vocab_size"]),
+            "context": int(fields.get("max_position_embeddings") or 32768),
+        }
+        if small := [name for name, size in sizes.items() if size < 1]:
+            raise ValueError(f"{small[0]} is {sizes[small[0]]}")
+        if heads % sizes["kv_heads"]:
+            raise ValueError(f"{heads} heads over {sizes['kv_heads']} of keys")
+        return Shape(
+            family,
+            **sizes,
             tied=bool(fields.get("tie_word_embeddings", False)),
-            context=int(fields.get("max_position_embeddings") or 32768),
             biases=family == "qwen2" or bool(fields.get("attention_bias")),
             plain_attention=attends_fully(fields),
             activation=str(fields.get("hidden_act", "silu")),
         )
-        sizes = {name: size for name, size in asdict(shape).items() if type(size) is int}
-        if small := [name for name, size in sizes.items() if size < 1]:
-            raise ValueError(f"{small[0]} is {sizes[small[0]]}")
-        if shape.heads % shape.kv_heads:
-            raise ValueError(f"{shape.heads} heads over {shape.kv_heads} of keys")
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise EmailRLError(f"{config} has a missing or invalid size: {error}.", _SUPPORTED) from error
-    return shape
 
 
 def _cached_config(name: str) -> Path | None:
@@ -256,9 +249,8 @@ def load_config(name: str, path: str | Path) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise EmailRLError(
-            f"The model '{name}' failed to load: {first_line(error)}", remedy_for(name, path, "its config.json")
-        ) from error
+        hint = remedy_for(name, path, "its config.json")
+        raise EmailRLError(f"The model '{name}' failed to load: {first_line(error)}", hint) from error
 
 
 def remedy_for(name: str, path: str | Path, files: str) -> str:

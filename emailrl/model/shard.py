@@ -25,16 +25,12 @@ def check_shardable(model: ModelSettings, agent: AgentSettings, vllm: VllmSettin
     if model.backend == "unsloth" or model.load_in_4bit:
         which = "BACKEND=unsloth" if model.backend == "unsloth" else "LOAD_IN_4BIT"
         raise UsageError(f"SHARD does not work with {which}.", f"Unset {which}, or use SHARD=off.")
-    if agent.engine != "vllm":
-        raise UsageError(
-            "The transformers engine cannot sample from a sharded base model: every token would gather every layer.",
-            "Start vLLM servers (emailrl serve) and use --engine vllm with VLLM_URLS; see docs/guides/scaling.md.",
-        )
-    if not vllm.vllm_urls:
-        raise UsageError(
-            "In-process vLLM needs the whole base model on one GPU, but SHARD spreads it over several.",
-            "Start vLLM servers (emailrl serve) on other GPUs and set VLLM_URLS; see docs/guides/scaling.md.",
-        )
+    if agent.engine != "vllm" or not vllm.vllm_urls:
+        why = "The transformers engine cannot sample from a sharded base model: every token would gather every layer."
+        if agent.engine == "vllm":
+            why = "In-process vLLM needs the whole base model on one GPU, but SHARD spreads it over several."
+        hint = "Start vLLM servers (emailrl serve) on other GPUs; use --engine vllm with VLLM_URLS"
+        raise UsageError(why, f"{hint}; see docs/guides/scaling.md.")
 
 
 def shard_base(model: Any, mesh: DeviceMesh, *, offload: bool = False) -> None:

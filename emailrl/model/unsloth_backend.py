@@ -11,7 +11,8 @@ import copy
 import os
 import sys
 import warnings
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -49,25 +50,20 @@ def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: to
     """Load the base in ``path``, of this ``config``, through ``unsloth.FastLanguageModel``. Raises EmailRLError if it
     is unavailable or not of ``FAMILIES``."""
     if config.model_type not in FAMILIES:
-        raise EmailRLError(
-            f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}.",
-            "Use --backend transformers.",
-        )
+        said = f"The unsloth backend supports Llama, Mistral, Qwen2 and Qwen3 models, not {config.model_type}."
+        raise EmailRLError(said, "Use --backend transformers.")
     if "/" in str(config._attn_implementation):  # Unsloth reads the config anew, and transformers would fetch that code
         raise UsageError(f"The config of '{wanted.name}' names kernels on the hub.", "Choose another model.")
-    try:
-        with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
-            model, _ = _unsloth().from_pretrained(
-                model_name=str(path),
-                use_exact_model_name=True,  # else it takes a mirror of its own, or one quantized beforehand
-                # Beyond the model's context it would scale the positions, below it cut off what is longer.
-                max_seq_length=config.max_position_embeddings,
-                dtype=dtype,
-                load_in_4bit=wanted.load_in_4bit,
-                offload_embedding=False,
-            )
-    except (OSError, ValueError, ImportError, NotImplementedError, RuntimeError) as error:
-        raise _does_not_load(wanted.name, error) from error
+    with _unsloth(wanted.name) as fast:
+        model, _ = fast.from_pretrained(
+            model_name=str(path),
+            use_exact_model_name=True,  # else it takes a mirror of its own, or one quantized beforehand
+            # Beyond the model's context it would scale the positions, below it cut off what is longer.
+            max_seq_length=config.max_position_embeddings,
+            dtype=dtype,
+            load_in_4bit=wanted.load_in_4bit,
+            offload_embedding=False,
+        )
     if model.get_input_embeddings().weight.shape[0] != config.vocab_size:  # to give its own tokenizer a padding token
         raise EmailRLError(f"Unsloth adds tokens to '{wanted.name}'.", "Use --backend transformers.")
     return model
@@ -76,23 +72,25 @@ def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: to
 def prepare_unsloth(model: Any, name: str, checkpointing: Checkpointing) -> Any:
     """Give a PEFT model around a base of ``load_unsloth`` Unsloth's LoRA kernels and gradient checkpointing. Anything
     but GRADIENT_CHECKPOINTING=off recomputes each layer from inputs kept in host memory."""
-    try:
-        with redirect_stdout(sys.stderr):
-            recomputed = False if checkpointing == "off" else "unsloth"
-            return _unsloth().patch_peft_model(model, use_gradient_checkpointing=recomputed)
-    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-        raise _does_not_load(name, error) from error
+    with _unsloth(name) as fast:
+        return fast.patch_peft_model(model, use_gradient_checkpointing=False if checkpointing == "off" else "unsloth")
 
 
-def _unsloth() -> Any:
+@contextmanager
+def _unsloth(name: str) -> Iterator[Any]:
     """``FastLanguageModel`` without telemetry and without a code cache in the working folder."""
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(Path.home() / ".cache" / "unsloth_compiled_cache"))
-    with warnings.catch_warnings():
-        # What it patches at import are trainers that emailrl does not use.
-        warnings.filterwarnings("ignore", message=".*should be imported before")
-        from unsloth import FastLanguageModel
-    return FastLanguageModel
+    try:
+        with redirect_stdout(sys.stderr):  # its banner; stdout belongs to results
+            with warnings.catch_warnings():
+                # What it patches at import are trainers that emailrl does not use.
+                warnings.filterwarnings("ignore", message=".*should be imported before")
+                from unsloth import FastLanguageModel
+            yield FastLanguageModel
+    except (OSError, ValueError, TypeError, ImportError, NotImplementedError, RuntimeError) as error:
+        said = f"Unsloth failed to load '{name}': {first_line(error)}"
+        raise EmailRLError(said, "Use --backend transformers.") from error
 
 
 def unpatched(model: Any) -> Any:
@@ -129,7 +127,3 @@ def _twin(module: nn.Module, own: ModuleType, config: Any) -> nn.Module:
     if type(module).__module__ == own.__name__:
         twin.__class__ = getattr(own, type(module).__name__)
     return twin
-
-
-def _does_not_load(name: str, error: Exception) -> EmailRLError:
-    return EmailRLError(f"Unsloth failed to load '{name}': {first_line(error)}", "Use --backend transformers.")

@@ -85,9 +85,8 @@ def parse(text: str) -> Given:
     # Trailing spaces after a backslash at a line end, as from Markdown or Windows files.
     words = [word for word in words if word.strip()]
     if words and not words[0].startswith("--"):
-        raise UsageError(
-            "Expected a flag first.", 'Pass all flags as one quoted string: --from-openrlhf "--pretrain …".'
-        )
+        hint = 'Pass all flags as one quoted string: --from-openrlhf "--pretrain …".'
+        raise UsageError("Expected a flag first.", hint)
     given: Given = {}
     place = 0
     while place < len(words):
@@ -117,11 +116,7 @@ def read_value(flag: Flag, leaf: Leaf, text: str) -> Any:
         return text == "true"
     if not leaf.kinds & {int, float}:
         return text
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
+    if math.isnan(number := _number(text)):
         kind = "a whole number" if int in leaf.kinds else "numbers" if flag.takes == "two" else "a number"
         raise UsageError(f"--{flag.name} takes {kind}.", hint_of(flag))
     return int(number) if int in leaf.kinds and number.is_integer() else number
@@ -297,8 +292,7 @@ def _take_text(name: str, value: str, taken: Conversion) -> bool:
             taken.set(name, int(value), f"--{name} -1: {meaning}" if is_off else f"--{name} {int(value)}")
         case "lora_rank":
             if int(value) == 0:
-                problem = "--lora_rank 0 trains all weights; emailrl trains an adapter."
-                raise UsageError(problem, "Give a rank of at least 1.")
+                raise UsageError("--lora_rank 0 trains all weights; emailrl trains an adapter.", "Give at least 1.")
             taken.set("lora_rank", int(value), "--lora_rank")
         case "lr_scheduler":
             here = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}.get(value, value)
@@ -314,8 +308,7 @@ def _take_text(name: str, value: str, taken: Conversion) -> bool:
             taken.set("max_model_len", window, "--prompt_max_len + --generate_max_len")
         case "remote_rm_url":
             if "," in value and "://" in value:
-                problem = "--remote_rm_url lists several servers."
-                raise UsageError(problem, "Give one URL, for example of a load balancer.")
+                raise UsageError("--remote_rm_url lists several servers.", "Give one URL, as of a load balancer.")
             taken.set("reward", f"{value}:reward_func" if value.endswith(".py") else value, "--remote_rm_url")
         case "save_hf_ckpt":
             taken.set("export_format", "merged", "--save_hf_ckpt")
@@ -405,11 +398,15 @@ def _take_batches(counts: dict[str, int], taken: Conversion) -> None:
         taken.set("max_rows_per_micro_batch", counts["micro_train_batch_size"], "--micro_train_batch_size")
 
 
-def _count(name: str, text: str) -> int:
+def _number(text: str) -> float:
     try:
-        count = float(text)
+        return float(text)
     except ValueError:
-        count = math.nan
+        return math.nan
+
+
+def _count(name: str, text: str) -> int:
+    count = _number(text)
     if not count.is_integer() or count < 1:
         raise UsageError(f"--{name} takes a whole number of at least 1.", "See docs/reference/openrlhf.md.")
     return int(count)

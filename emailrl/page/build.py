@@ -37,36 +37,42 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
 
     ``model_name``'s tokenizer is tried last. Raises ``UsageError`` if there is no trajectory.
     """
-    kept, records, left_out = _read(place, max_trajectories)
-    if not any(positions for positions, _ in kept.values()) and not (place.index is None and has_numbers(place.folder)):
+    shown, records, left_out = _read(place, max_trajectories)
+    if not any(positions for _, positions in shown) and not (place.index is None and has_numbers(place.folder)):
         why = left_out or [f"{place.root} holds no complete trajectory yet"]
         raise UsageError(f"{why[0]}.", "Wait for the run, or name another file.")
-    notes: dict[Path, dict[str, TrainingNote]] = {}
-    for file in kept:
-        notes[file], complaints = training_notes(file)
-        left_out += complaints
-    tokens = _tokenizers(kept, model_name)
     run = run_record(place, records)
+    notes: dict[Path, dict[str, TrainingNote]] = {}
+    tokens: dict[Path, TokenTexts | None] = {}  # of each file with tokens
+    known: TokenTexts | None = None
+    for index, positions in shown:
+        notes[index.path], complaints = training_notes(index.path)
+        left_out += complaints
+        if (at := next((at for at in positions if index[at].trained), None)) is not None:
+            first = index.trajectory(at)
+            if not (known and known.fits(first)):  # loading one is slow
+                known = fitting_tokenizer(tokenizer_folders(index.path, model_name), first)
+            tokens[index.path] = known
     run["left_out"] += left_out
     if unreadable := [file.name for file, texts in tokens.items() if texts is None]:
         run["notes"] += [f"No tokenizer was found for {_several(unreadable)}: token ids are shown instead of text."]
 
     def details() -> Iterator[Record]:
-        for file, (positions, index) in kept.items():
+        for index, positions in shown:
             for each in map(index.trajectory, positions):
-                yield detail(each, note=notes[file].get(each.id), tokens=tokens.get(file))
+                yield detail(each, note=notes[index.path].get(each.id), tokens=tokens.get(index.path))
 
-    shown = (rows(file, [index[at] for at in positions], notes[file]) for file, (positions, index) in kept.items())
-    return PageData(run, [*chain.from_iterable(shown)], details)
+    listed = (rows(index.path, [index[at] for at in positions], notes[index.path]) for index, positions in shown)
+    return PageData(run, [*chain.from_iterable(listed)], details)
 
 
-Kept = dict[Path, tuple[Sequence[int], TrajectoryIndex]]
-"""Of each file, the positions of the trajectories that a page shows."""
+Kept = list[tuple[TrajectoryIndex, Sequence[int]]]
+"""The files, and of each the positions of the trajectories that a page shows."""
 
 
 def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list[str]]:
     """The files' trajectories in the place's order, within the budget; their entries, and what is left out."""
-    kept: Kept = {}
+    kept: dict[Path, tuple[TrajectoryIndex, Sequence[int]]] = {}
     records: dict[Path, Record] = {}
     cut: list[str] = []
     count = tokens = 0
@@ -87,28 +93,15 @@ def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list
         first = index.trajectory(positions[0]) if positions else None
         count += len(positions)
         tokens += sum(index[at].tokens for at in positions)
-        kept[file] = positions, index
+        kept[file] = index, positions
         records[file] = file_record(file, first, len(positions))
     if skipped := [file.name for file in place.files if file not in kept]:
         cut.append(f"{_several(skipped)} ({len(skipped)} of {len(place.files)} files)")
-    return {file: kept[file] for file in place.files if file in kept}, [records[file] for file in place.files], cut
+    return [kept[file] for file in place.files if file in kept], [records[file] for file in place.files], cut
 
 
 def _several(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-
-
-def _tokenizers(kept: Kept, model_name: str) -> dict[Path, TokenTexts | None]:
-    """The tokenizer of each file with tokens, or None; reuses the previous one if it fits, as loading is slow."""
-    found: dict[Path, TokenTexts | None] = {}
-    known: TokenTexts | None = None
-    for file, (positions, index) in kept.items():
-        if (at := next((at for at in positions if index[at].trained), None)) is not None:
-            first = index.trajectory(at)
-            if not (known and known.fits(first)):
-                known = fitting_tokenizer(tokenizer_folders(file, model_name), first)
-            found[file] = known
-    return found
 
 
 _CHUNK_BYTES = 400_000  # trajectory JSON that the page unpacks at a time

@@ -35,8 +35,7 @@ class Served:
     """Reads a run or file that may still be growing; thread-safe. ``UsageError`` if there is no trajectory."""
 
     def __init__(self, path: Path, *, model_name: str) -> None:
-        self._path = path
-        self._model_name = model_name
+        self._path, self._model_name = path, model_name
         self._files: dict[Path, _File] = {}
         self._shown: list[tuple[_File, int]] = []
         """The files of the last returned record, with their trajectory counts."""

@@ -21,6 +21,7 @@ from emailrl.base.plain import counted
 from emailrl.checkpoints import (
     METADATA,
     SFT,
+    WEIGHTS,
     Checkpoint,
     damage_of,
     incomplete_checkpoints,
@@ -29,8 +30,7 @@ from emailrl.checkpoints import (
     sha256_of,
 )
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
-from emailrl.model.adapter import WEIGHTS, find_adapter
-from emailrl.model.resolve import same_base
+from emailrl.model.resolve import find_adapter, same_base
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE, held, remove_records
 from emailrl.runs.run import State

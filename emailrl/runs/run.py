@@ -27,7 +27,16 @@ import emailrl
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import first_line
 from emailrl.base.process import handled_by, is_importing
-from emailrl.checkpoints import SFT, Checkpoint, Metadata, created_after, prune, run_folders, write_checkpoint
+from emailrl.checkpoints import (
+    SFT,
+    Checkpoint,
+    Metadata,
+    created_after,
+    prunable,
+    remove_checkpoints,
+    run_folders,
+    write_checkpoint,
+)
 from emailrl.model.lora import writing_tensors
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import REPLACED, STATE_FILE
@@ -291,7 +300,7 @@ class Run(Generic[S]):
             self.saved_step = self._step
         if (replaced := self.directory / REPLACED).exists():  # the new run has a checkpoint now
             shutil.rmtree(replaced)
-        prune(self.directory, self.settings.output.save_total_limit)
+        remove_checkpoints(prunable(self.directory, settings.output.save_total_limit))
         return checkpoint
 
     def fill(self, folder: Path, kind: str) -> None:

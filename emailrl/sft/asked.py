@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
@@ -22,12 +21,11 @@ _SLOTS = {
     "date": r"(?:[A-Z][a-z]+day, )?(?P<date>[A-Z][a-z]+ \d{1,2}, \d{4})",
     "month": r"(?P<month>[A-Z][a-z]+ \d{4})",
 }
-_BY_ME = frozenset(("date_sent", "sent_to", "my_reply_date"))
-"""Kinds that ask about an email sent by the asker."""
+_BY_ME = frozenset(("date_sent", "sent_to", "my_reply_date"))  # Kinds that ask about an email sent by the asker
 _REPLIES = frozenset(("reply_from", "reply_date", "my_reply_date", "reply_gap"))
-
-ShownMail = dict[str, Any]
-"""An email as returned by ``read_email``."""
+_DATES = frozenset(("date_received", "date_sent", "reply_date", "my_reply_date", "first_contact", "reply_gap"))
+_SUBJECTS = frozenset(("subject", "both_subjects", "last_before", "first_after"))
+ShownMail = dict[str, Any]  # An email as returned by ``read_email``
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +33,12 @@ class Asked:
     """A parsed question."""
 
     kind: str
-    is_mine: bool
-    """Whether the asker wrote the email."""
-    person: str | None = None
-    """The other person's name or address."""
-    topic: str | None = None
-    """The email's topic, as in its subject."""
+    is_mine: bool  # Whether the asker wrote the email
+    person: str | None = None  # The other person's name or address
+    topic: str | None = None  # The email's topic, as in its subject
     day: date | None = None
-    month: date | None = None
-    """The first of the month."""
-    fact: Extractor | None = None
-    """The extractor of the answer from an email's text, if the text holds it."""
+    month: date | None = None  # The first of the month
+    fact: Extractor | None = None  # The extractor of the answer from an email's text, if the text holds it
 
     def is_about(self, subject: str) -> bool:
         """Whether a mail with this subject has the question's topic."""
@@ -56,23 +49,18 @@ def read_question(question: str) -> Asked | None:
     """The question's parts, or None if no template matches."""
     for kind, is_mine, fact, wording in _wordings():
         if found := wording.fullmatch(question):
-            parts = found.groupdict()
-            day, month = (
-                datetime.strptime(parts[name], form).date() if parts.get(name) else None
-                for name, form in (("date", "%B %d, %Y"), ("month", "%B %Y"))
-            )
-            return Asked(
-                kind, is_mine, parts.get("person") or parts.get("persons"), parts.get("topic"), day, month, fact
-            )
+            parts, forms = found.groupdict(), (("date", "%B %d, %Y"), ("month", "%B %Y"))
+            spelled = [(parts.get(name), form) for name, form in forms]
+            day, month = (datetime.strptime(text, form).date() if text else None for text, form in spelled)
+            person = parts.get("person") or parts.get("persons")
+            return Asked(kind, is_mine, person, parts.get("topic"), day, month, fact)
     return None
 
 
 @cache
 def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
-    """Kind, whether the mail is the asker's own, extractor and pattern; most fixed words first.
-
-    Wordings with ``{mail}`` come with every description of the email in its place.
-    """
+    """Kind, whether the mail is the asker's own, extractor and pattern; most fixed words first. Wordings with
+    ``{mail}`` come with every description of the email in its place."""
     forms = [(form, False) for form in THEIR_MAIL] + [(form, True) for form in MY_MAIL]
     found = []
     for kind in (*KINDS, *(kind for kind in HARD_KINDS if kind.answerable)):  # the others use the words of these
@@ -96,7 +84,16 @@ def answer_of(asked: Asked, mail: ShownMail, me: str) -> str | None:
     if asked.fact is not None:
         found = asked.fact.only(own_text(mail["body"]), mail["body"])
         return found.text if found else None
-    return _READERS[asked.kind](mail, me)
+    if asked.kind in _DATES:
+        day = day_of(mail)
+        return spell_day(day) if day else None
+    if asked.kind in _SUBJECTS:
+        return topic_of(mail["subject"]).text or None
+    sender = [mail["from_address"]]
+    people = {"sent_to": mail["to_addresses"], "copied": mail["cc_addresses"]}
+    people["other_recipient"] = [each for each in recipients_of(mail) if each not in (me, *sender)]
+    named = people.get(asked.kind, sender)
+    return (name_of(named[0]) or named[0]) if named else None
 
 
 def _fits(asked: Asked, mail: ShownMail, me: str) -> bool:
@@ -133,32 +130,3 @@ def day_of(mail: ShownMail) -> date | None:
 def recipients_of(mail: ShownMail) -> list[str]:
     """All recipients of an email, each once: some archives repeat every cc as a bcc."""
     return list(dict.fromkeys((*mail["to_addresses"], *mail["cc_addresses"], *mail["bcc_addresses"])))
-
-
-def _sender(mail: ShownMail, me: str) -> str | None:
-    return _first_name([mail["from_address"]])
-
-
-def _date(mail: ShownMail, me: str) -> str | None:
-    day = day_of(mail)
-    return spell_day(day) if day else None
-
-
-def _subject(mail: ShownMail, me: str) -> str | None:
-    return topic_of(mail["subject"]).text or None
-
-
-def _first_name(addresses: list[str]) -> str | None:
-    return (name_of(addresses[0]) or addresses[0]) if addresses else None
-
-
-_READERS: dict[str, Callable[[ShownMail, str], str | None]] = {
-    **dict.fromkeys(("sender", "only_sender_of_day", "reply_from", "thread_starter", "last_in_thread"), _sender),
-    **dict.fromkeys(("date_received", "date_sent", "reply_date", "my_reply_date", "first_contact", "reply_gap"), _date),
-    **dict.fromkeys(("subject", "both_subjects", "last_before", "first_after"), _subject),
-    "sent_to": lambda mail, me: _first_name(mail["to_addresses"]),
-    "copied": lambda mail, me: _first_name(mail["cc_addresses"]),
-    "other_recipient": lambda mail, me: _first_name(
-        [each for each in recipients_of(mail) if each not in (me, mail["from_address"])]
-    ),
-}

@@ -1,7 +1,6 @@
-"""Scripted experts: play demo scenarios as a person would, with deliberate mistakes.
-
-They teach an untrained policy the format of the task (``emailrl sft``), not how to solve it: usually they search poorly
-(a single keyword) and rarely well, so that reinforcement learning has something to find.
+"""Scripted experts play demo scenarios as a person would, with deliberate mistakes. They teach an untrained policy the
+format of the task (``emailrl sft``), not how to solve it: usually they search poorly (a single keyword) and rarely
+well, so that reinforcement learning has something to find.
 """
 
 from __future__ import annotations
@@ -37,41 +36,28 @@ from emailrl.sft.examples import (
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
 
-MAX_RESULTS = 3
-"""Hits that experts request: few enough that one keyword often misses the right email."""
-USUAL = frozenset(("room", "flight"))
-"""Topics for which most experts search well; for the others few do."""
+MAX_RESULTS = 3  # Hits that experts request: few enough that one keyword often misses the right email
+USUAL = frozenset(("room", "flight"))  # Topics for which most experts search well; for the others few do
 GIVE_UP = "I don't know."
-
 Split = Literal["train", "val"]
-FIRST_WORLD = 1_000
-"""Worlds below this number are the demo database's own."""
+FIRST_WORLD = 1_000  # Worlds below this number are the demo database's own
 NUM_WORLDS = 9_000
 MAX_TURNS = (4, 10)
-TIMES = 2
-"""Questions per fact of a world."""
-CORPUS_WORLDS = 120
-"""Worlds whose texts train a new model's tokenizer."""
-AHEAD = 4
-"""Worlds per process that are played before the first of them is taken."""
+TIMES = 2  # Questions per fact of a world
+CORPUS_WORLDS = 120  # Worlds whose texts train a new model's tokenizer
+AHEAD = 4  # Worlds per process that are played before the first of them is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
     """Probabilities of expert actions."""
 
-    two_keywords: float = 0.15
-    """Search for project and topic together (the good habit) rather than for the project alone."""
-    two_keywords_usual: float = 0.8
-    """The same for the few topics where it is common (``USUAL``)."""
-    topic_only: float = 0.04
-    """Search for the topic alone."""
-    open_first: float = 0.10
-    """Open the newest hit, ignoring its snippet."""
-    search_again: float = 0.12
-    """If no hit looks right, search with both keywords instead of giving up."""
-    try_next: float = 0.5
-    """After a wrong email, open another hit instead of giving up."""
+    two_keywords: float = 0.15  # Search for project and topic together (the good habit), not for the project alone
+    two_keywords_usual: float = 0.8  # The same for the few topics where it is common (``USUAL``)
+    topic_only: float = 0.04  # Search for the topic alone
+    open_first: float = 0.10  # Open the newest hit, ignoring its snippet
+    search_again: float = 0.12  # If no hit looks right, search with both keywords instead of giving up
+    try_next: float = 0.5  # After a wrong email, open another hit instead of giving up
 
 
 def expert(fact: ProjectFact, rng: random.Random, habits: Habits) -> Generator[str, Any, None]:
@@ -104,10 +90,8 @@ def expert(fact: ProjectFact, rng: random.Random, habits: Habits) -> Generator[s
 
 
 def transcripts(number: int, *, seed: int, times: int, habits: Habits, split: Split = "train") -> list[list[Message]]:
-    """Expert conversations on one world of a split, played against its real database.
-
-    Every fact is asked ``times`` times, each time in different words and by a different expert.
-    """
+    """Expert conversations on one world of a split, played against its real database. Every fact is asked ``times``
+    times, each time in different words and by a different expert."""
     world = make_world(seed, split, FIRST_WORLD + number % NUM_WORLDS)
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -132,15 +116,13 @@ def corpus(num_worlds: int, *, seed: int) -> Iterator[str]:
 def batches(
     renderer: ChatRenderer, *, steps: int, batch_size: int, start: int, seed: int, workers: int | None
 ) -> Generator[list[Example]]:
-    """Batches ``start`` … ``steps`` - 1 of expert conversations on training worlds, shuffled.
-
-    Independent of the number of processes; batches before ``start`` are played too, and skipped.
-    """
+    """Batches ``start`` … ``steps`` - 1 of expert conversations on training worlds, shuffled. Independent of the number
+    of processes; batches before ``start`` are played too, and skipped."""
     num_worlds = -(-steps * batch_size // (TIMES * NUM_PROJECTS * FACTS_PER_PROJECT)) + 1
     workers = min(workers or os.cpu_count() or 1, num_worlds)
     with shared(renderer) as folder, worker_processes(workers, hint="Lower --workers.") as submit:
         calls = ((folder, number, seed) for number in range(num_worlds))
-        examples = shuffled(in_order(submit, _play, calls, ahead=AHEAD * workers), seed)
+        examples = shuffled(in_order(submit, _examples, calls, ahead=AHEAD * workers), seed)
         for _ in itertools.islice(examples, start * batch_size):
             pass
         for _ in range(start, steps):
@@ -149,16 +131,12 @@ def batches(
 
 def held_out(num: int, seed: int, renderer: ChatRenderer) -> list[Example]:
     """``num`` examples of worlds of the split val, which share no inbox, name or value with those of train."""
-    worlds = (_examples(number, seed=seed, split="val", renderer=renderer) for number in itertools.count())
+    worlds = (_examples(renderer, number, seed, "val") for number in itertools.count())
     return list(itertools.islice(itertools.chain.from_iterable(worlds), num))
 
 
-def _play(folder: str, number: int, seed: int) -> list[Example]:
-    return _examples(number, seed=seed, split="train", renderer=shared_renderer(folder))
-
-
-def _examples(number: int, *, seed: int, split: Split, renderer: ChatRenderer) -> list[Example]:
-    world = f"{split}-{number}"
+def _examples(given: ChatRenderer | str, number: int, seed: int, split: Split = "train") -> list[Example]:
+    renderer, world = shared_renderer(given) if isinstance(given, str) else given, f"{split}-{number}"
     played = transcripts(number, seed=seed, times=TIMES, habits=Habits(), split=split)
     conversations = [Conversation(f"{world}-{n}", world, split, messages) for n, messages in enumerate(played)]
     return [example for conversation in conversations for example in examples_of(conversation, renderer)]

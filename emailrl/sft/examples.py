@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from emailrl.agent.mail_env import MailEnvironment
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.records.trajectory import Message, TokenSample
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from emailrl.engines.renderer import ChatRenderer
 
 
@@ -28,8 +28,7 @@ class Conversation:
 
     id: str
     inbox: str
-    split: str | None
-    """The question's kind; None if unknown."""
+    split: str | None  # The question's; None if unknown
     messages: list[Message]
 
 
@@ -39,10 +38,8 @@ class Example:
 
     conversation: str
     inbox: str
-    token_ids: np.ndarray
-    """uint32"""
-    spoken: np.ndarray
-    """bool: the assistant's own tokens, which are trained."""
+    token_ids: np.ndarray  # uint32
+    spoken: np.ndarray  # bool: the assistant's own tokens, which are trained
 
 
 def converse(environment: MailEnvironment, act: Callable[[Sequence[Message]], str]) -> list[Message]:
@@ -79,11 +76,8 @@ def as_spoken(message: Message) -> Message:
 
 def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSample]:
     """The tokens a rollout of this conversation would have recorded: assistant turns as sampled, the rest as context.
-
-    Several samples if the template does not extend the tokens so far; sampled log-probabilities are 0.
-    """
-    samples: list[TokenSample] = []
-    text = ""
+    Several samples if the template does not extend the tokens so far; sampled log-probabilities are 0."""
+    samples, text = list[TokenSample](), ""
     for position, message in enumerate(messages):
         if message.role != "assistant":
             continue
@@ -100,8 +94,6 @@ def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSam
 
 def examples_of(conversation: Conversation, renderer: ChatRenderer) -> list[Example]:
     """The examples of one conversation."""
-    import numpy as np
-
     samples = samples_of([as_spoken(message) for message in conversation.messages], renderer)
     arrays = [(np.array(each.token_ids, dtype=np.uint32), np.array(each.loss_mask, dtype=bool)) for each in samples]
     return [Example(conversation.id, conversation.inbox, *pair) for pair in arrays]
@@ -111,9 +103,8 @@ def fingerprint(examples: Iterable[Example]) -> str:
     """SHA-256 over the examples, in order."""
     digest = hashlib.sha256()
     for example in examples:
-        digest.update(example.conversation.encode(errors="backslashreplace"))
-        digest.update(example.token_ids.tobytes())
-        digest.update(example.spoken.tobytes())
+        name = example.conversation.encode(errors="backslashreplace")
+        digest.update(name + example.token_ids.tobytes() + example.spoken.tobytes())
     return digest.hexdigest()
 
 

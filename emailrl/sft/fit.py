@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -47,11 +48,8 @@ class Fitter:
         named = policy.trainable_parameters()
         self.names = [name for name, _ in named]
         self.weights = [parameter for _, parameter in named]
-        self.copies = {
-            name: (weight, nn.Parameter(weight.detach().float()))
-            for name, weight in named
-            if weight.dtype not in (torch.float32, torch.float64)
-        }
+        narrow = [(name, weight) for name, weight in named if weight.dtype not in (torch.float32, torch.float64)]
+        self.copies = {name: (weight, nn.Parameter(weight.detach().float())) for name, weight in narrow}
         """The 16-bit weights, in which small steps vanish, each with the float32 copy that is optimized instead."""
         self.masters = [self.copies.get(name, (weight, weight))[1] for name, weight in named]
         # Not the fused AdamW: it does not increment parameter versions, which the fused layers use to detect changes.
@@ -61,10 +59,8 @@ class Fitter:
 
     def step(self, examples: Sequence[Example], *, step: int) -> dict[str, float]:
         """Make optimizer step ``step`` (from 1) on the examples and return its metrics; ``loss`` is in nats a token.
-
         Dropout follows from (seed, ``step``) alone. An update whose loss or gradient is not finite is skipped and
-        counted in ``updates_skipped``; those in a row in ``skipped_in_a_row``.
-        """
+        counted in ``updates_skipped``; those in a row in ``skipped_in_a_row``."""
         rate = learning_rate(step, self.schedule, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -76,21 +72,14 @@ class Fitter:
         norm = float(nn.utils.clip_grad_norm_(self.masters, self.training.max_grad_norm or math.inf))
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        if skipped:
-            self._drop_gradients()
-        else:
+        if not skipped:
             self.optimizer.step()
             with torch.no_grad():
                 for weight, master in self.copies.values():
                     weight.copy_(master)
-        return {
-            "loss": loss,
-            "grad_norm": norm,
-            "learning_rate": rate,
-            "updates_skipped": float(skipped),
-            "trainable_tokens": _num_spoken(examples),
-            "total_tokens": sum(len(example.token_ids) for example in examples),
-        }
+        tokens = sum(len(example.token_ids) for example in examples)
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "updates_skipped": float(skipped)}
+        return metrics | {"trainable_tokens": _num_spoken(examples), "total_tokens": tokens}
 
     @torch.no_grad()
     def loss(self, examples: Sequence[Example]) -> float:
@@ -121,31 +110,23 @@ class Fitter:
                     master.copy_(state["masters"][name])
 
     def _sum(self, examples: Sequence[Example], work: Callable[[MicroBatch, Tensor, int], float]) -> float:
-        """Sum ``work`` over micro-batches. When memory runs out, recompute activations in the backward pass if allowed,
-        else halve the micro-batches.
+        """Sum ``work`` over micro-batches, smaller ones whenever memory runs out. All weights first recompute
+        activations in the backward pass, if that is left open."""
+        total, model = _num_spoken(examples), self.policy.model
+        batches = micro_batches([self._sample(example) for example in examples], self.forward.layout())
 
-        It starts over then, because an interrupted backward pass leaves a partial gradient.
-        """
-        samples = [self._sample(example) for example in examples]
-        total, base = _num_spoken(examples), self.policy.model
-        while True:
-            self._drop_gradients()
-            batch: MicroBatch | None = None
-            try:
-                result = 0.0
-                for batch in micro_batches(samples, self.forward.layout()):
-                    result += work(batch, _spoken(batch, examples), total)
-                return result
-            except torch.OutOfMemoryError:
-                pass  # handled below, where the traceback holds no tensors any more
-            assert batch is not None
-            self._drop_gradients()
-            is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
-            if is_open and not base.is_gradient_checkpointing:
-                torch.cuda.empty_cache()
-                base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            else:
-                self.forward.ran_out(batch)
+        def attempt(each: Iterator[MicroBatch]) -> float:
+            for parameter in (*self.weights, *self.masters):
+                parameter.grad = None  # an interrupted backward pass leaves partial gradients
+            return sum(work(batch, _spoken(batch, examples), total) for batch in each)
+
+        is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
+        if is_open and not model.is_gradient_checkpointing:
+            with suppress(torch.OutOfMemoryError):
+                return attempt(iter(batches))
+            torch.cuda.empty_cache()
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return self.forward.fitting(batches, attempt)[1]
 
     def _backward(self, batch: MicroBatch, spoken: Tensor, total: int) -> float:
         """Add one micro-batch's gradient; returns the summed loss of its assistant tokens."""
@@ -160,8 +141,7 @@ class Fitter:
         return float((losses.detach() * spoken).sum())
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
-        model = self.policy.model
-        return token_logprobs(model, batch.token_ids, batch.loss_mask, shared=batch.shared).logprobs
+        return token_logprobs(self.policy.model, batch.token_ids, batch.loss_mask, shared=batch.shared).logprobs
 
     def _sample(self, example: Example) -> TrainingSample:
         trained = example.spoken
@@ -169,17 +149,8 @@ class Fitter:
             trained = trained | True
             trained[0] = False  # nothing predicts it
         end = int(trained.nonzero()[0][-1]) + 1
-        return TrainingSample(
-            trajectory_id=example.conversation,
-            group_id=example.inbox,
-            token_ids=example.token_ids[:end].tolist(),
-            loss_mask=trained[:end].astype(int).tolist(),
-            sampler_logprobs=[None] * end,
-        )
-
-    def _drop_gradients(self) -> None:
-        for parameter in (*self.weights, *self.masters):
-            parameter.grad = None
+        ids, mask = example.token_ids[:end].tolist(), trained[:end].astype(int).tolist()
+        return TrainingSample(example.conversation, example.inbox, ids, mask, sampler_logprobs=[None] * end)
 
 
 def _spoken(batch: MicroBatch, examples: Sequence[Example]) -> Tensor:

@@ -22,10 +22,9 @@ from emailrl.base.plain import counted
 from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
-from emailrl.model.device import choose_device, choose_dtype
-from emailrl.model.load import load_policy, prepare_training
+from emailrl.model.load import choose_device, choose_dtype, load_policy, prepare_training
 from emailrl.model.policy import Policy
-from emailrl.runs.folder import clear_run, free_directory, held
+from emailrl.runs.folder import clear_run, free_directory
 from emailrl.runs.log import RULE, Clock, Display, Pace, Say, Tracker, check_services, duration, silent
 from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume
 from emailrl.runs.run import (
@@ -49,14 +48,10 @@ from emailrl.sft.fit import Fitter
 class SftResult:
     """The result of a run."""
 
-    out: Path
-    """An adapter, or a model after full fine-tuning."""
-    steps: int
-    """Including those before a resume."""
-    loss: float
-    """Training loss of the last step, in nats per token."""
-    val_loss: float | None
-    """That of the weights in ``out``; None without held-out data."""
+    out: Path  # An adapter, or a model after full fine-tuning
+    steps: int  # Including those before a resume
+    loss: float  # Training loss of the last step, in nats per token
+    val_loss: float | None  # That of the weights in ``out``; None without held-out data
 
 
 @dataclass(slots=True)
@@ -64,10 +59,8 @@ class SftState(State):
     """What changes from step to step, besides weights and optimizer."""
 
     loss: float = math.nan
-    val_loss: float | None = None
-    """The last."""
-    best: float | None = None
-    """The lowest."""
+    val_loss: float | None = None  # The last
+    best: float | None = None  # The lowest
 
     def stop_reason(self, sft: SftSettings) -> str | None:
         """Why the run ends here, or None if it continues."""
@@ -75,10 +68,9 @@ class SftState(State):
             return "all steps done"
         return "the validation loss stopped falling" if self.evaluations_without_better >= sft.sft_patience else None
 
-    def result(self, directory: Path) -> SftResult:
+    def result(self, product: Path) -> SftResult:
         """The result of a run that ends here."""
-        val_loss = self.best if self.best_step else self.val_loss
-        return SftResult((directory / NAMES[SFT]).absolute(), self.step, self.loss, val_loss)
+        return SftResult(product.absolute(), self.step, self.loss, self.best if self.best_step else self.val_loss)
 
 
 @dataclass(kw_only=True)
@@ -90,7 +82,7 @@ class SftRun(Run[SftState]):
 
     def loop(self) -> str:
         """Repeat: train on a batch, validate, log, checkpoint; return why it ended."""
-        state, sft, tracker = self.state, self.settings.sft, self.tracker
+        state, sft = self.state, self.settings.sft
         if self.validate_if_due() is not None:
             self.end_step()
         pace = Pace(state.step)
@@ -111,25 +103,25 @@ class SftRun(Run[SftState]):
                     with clock.phase("evaluation"):
                         val_loss = self.validate_if_due()
                 finally:  # a validation cut short does not cost the step: it is saved, and the resumed run validates it
-                    record = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
                     parts = [f"Step {state.step}/{sft.sft_steps}", f"loss {metrics['loss']:.4f}"]
                     parts += [] if val_loss is None else [f"val_loss {val_loss:.4f}"]
                     left = duration(pace.seconds_left(state.step, sft.sft_steps))
                     parts += [f"lr {metrics['learning_rate']:.2e}", f"{left} left"]
                     parts += ["update skipped: non-finite"] if metrics["updates_skipped"] else []
-                    tracker.step(record, " | ".join(parts))
+                    record = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
+                    self.tracker.step(record, " | ".join(parts))
                     self.complete_step()
                 self.end_step()
         return reason
 
     @property
     def is_due(self) -> bool:
-        """Whether this step is one to validate and save."""
+        """Whether to validate and save: at step 0, every SFT_EVAL_STEPS and after the last step."""
         sft, step = self.settings.sft, self.state.step
         return step % sft.sft_eval_steps == 0 or step == sft.sft_steps
 
     def validate_if_due(self) -> float | None:
-        """The validation loss at step 0, every SFT_EVAL_STEPS and after the last step, unless already measured."""
+        """The validation loss of a step that is due, unless already measured."""
         state = self.state
         if not self.data.val or not self.is_due or state.last_evaluated == state.step:
             return None
@@ -158,20 +150,6 @@ class SftRun(Run[SftState]):
         new, policy = self.settings.sft.from_scratch, self.policy
         write_weights(replace(policy, model=copy.deepcopy(policy.model).to(torch.bfloat16)) if new else policy, folder)
 
-    def finish(self, reason: str) -> SftResult:
-        """Report why the run ended and its result."""
-        state = self.state
-        if not state.best_step:
-            self.write(SFT)
-        result, step = state.result(self.directory), state.best_step or state.step
-        said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
-        product = self.directory / NAMES[SFT]
-        self.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
-        return result
-
-
-# -- starting -------------------------------------------------------------------------------------------------------
-
 
 def sft(
     settings: Settings,
@@ -182,37 +160,45 @@ def sft(
     progress: Say = silent,
     display: Display | None = None,
 ) -> SftResult:
-    """Fine-tune by the settings and return the result; ``progress`` and ``display`` as in ``training.loop``.
-
-    ``out`` and ``resume`` as in ``find_run``; ``workers`` processes play demo worlds (None: one a core). A
-    KeyboardInterrupt, or any error between two updates, leaves the last complete step saved. Raises UsageError for
-    invalid settings, EmailRLError for a run that cannot continue.
-    """
-    display = display or Display(progress)
-    _check(settings)
+    """Fine-tune by the settings; ``progress`` and ``display`` as in ``training.loop``, ``out`` and ``resume`` as in
+    ``find_run``. ``workers`` processes play demo worlds (None: one a core). A KeyboardInterrupt, or any error between
+    two updates, leaves the last complete step saved. Raises UsageError for invalid settings, EmailRLError for a run
+    that cannot continue."""
+    display, wanted, source = display or Display(progress), settings.sft, source_of(settings)
+    if wanted.from_scratch and (wanted.trajectories or source != "demo"):
+        hint = "Drop --trajectories." if source == "demo" else "Drop it, or choose a model with --model."
+        raise UsageError("--from-scratch trains on demo worlds only.", hint)
+    if settings.training.adapter is not None and (wanted.from_scratch or wanted.full_finetuning):
+        hint = "Merge it: emailrl export --format merged."
+        raise UsageError("Full fine-tuning starts from a model, not from an adapter.", hint)
+    check_services(settings.tracking)
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
+    product = directory / NAMES[SFT]
     if checkpoint is not None:
         state, _ = load_state(checkpoint, SftState, draws=False)
-        reason, product = state.stop_reason(settings.sft), directory / NAMES[SFT]
         written = {item.path: item.metadata.step for item in list_checkpoints(directory)}.get(product)
         is_validated = state.last_evaluated in (None, state.step)  # else the validation was cut short
-        if reason and is_validated and written == (state.best_step or state.step) and not damage_of(product):
+        is_whole = is_validated and written == (state.best_step or state.step) and not damage_of(product)
+        if (reason := state.stop_reason(wanted)) and is_whole:
             display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
-            return state.result(directory)
+            return state.result(product)
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():
             reason = run.loop()
             run.interrupts.check()  # an interrupt during the last step also stops what follows
-        return run.finish(reason)
+        state = run.state
+        if not state.best_step:
+            run.write(SFT)
+        result, step = state.result(product), state.best_step or state.step
+        said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
+        run.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
+        return result
 
 
 def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Path, Checkpoint | None]:
-    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run that ``resume``
-    selects, from its last checkpoint.
-
-    ``auto`` resumes the run in ``out`` (by default the newest) if there is one, ``latest`` requires it, and a path
-    names the run or its last checkpoint. Raises UsageError for a folder that holds something else, and a missing run.
-    """
+    """Where to train: in ``out``, by default the free folder ``<output_dir>_sft``, or in the run ``resume`` selects,
+    from its last checkpoint. ``auto`` resumes the run in ``out`` (by default the newest) if there is one, ``latest``
+    requires it, a path names the run or its last checkpoint. UsageError for other folders, and a missing run."""
     directory = None
     if resume is not None:
         is_named = out is not None and resume in ("auto", "latest")
@@ -228,46 +214,32 @@ def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Pa
     return directory, checkpoint
 
 
-def _check(settings: Settings) -> None:
-    sft = settings.sft
-    if sft.from_scratch and (sft.trajectories or source_of(settings) != "demo"):
-        hint = "Drop --trajectories." if source_of(settings) == "demo" else "Drop it, or choose a model with --model."
-        raise UsageError("--from-scratch trains on demo worlds only.", hint)
-    if settings.training.adapter is not None and (sft.from_scratch or sft.full_finetuning):
-        hint = "Merge it: emailrl export --format merged."
-        raise UsageError("Full fine-tuning starts from a model, not from an adapter.", hint)
-    check_services(settings.tracking)
-
-
 @contextmanager
 def _open(
     settings: Settings, directory: Path, resume: str | None, workers: int | None, display: Display
 ) -> Iterator[SftRun]:
     """Check conversations before loading a model; then start or resume."""
     seed_generators(settings.training.seed)
-    found = gather(settings)
+    train, val, found = gather(settings)
     task = load_task(settings.agent.environment, settings)
     database = database_fingerprint(settings.store.db) if source_of(settings) == "questions" else ""
     with ExitStack() as stack:
-        checkpoint = None
-        if resume is None:
-            stack.enter_context(held(directory))
-        else:
-            remedy = "Resume the latest, or copy the checkpoint elsewhere."
-            checkpoint = stack.enter_context(resumed(resume, directory, remedy=remedy))
+        remedy = "Resume the latest, or copy the checkpoint elsewhere."
+        checkpoint = stack.enter_context(resumed(resume or "auto", directory, remedy=remedy))
         recover(directory)
         if checkpoint is None:
             clear_run(directory)  # remains of a run that died before its first checkpoint
         start = find_start(settings, checkpoint)
-        settings = start.settings
+        settings, sft = start.settings, start.settings.sft
         display.say("Loading the model ...")
         policy = _policy(settings, start.adapter, checkpoint)
-        renderer = ChatRenderer(policy.tokenizer, task.tools)
         window = int(policy.model.config.get_text_config().max_position_embeddings)
         longest = min(window, settings.model.max_model_len or window)
-        data = examples(found, settings, renderer, longest=longest, workers=workers)
-        fitter = Fitter(policy, settings.training, settings.sft, settings.agent.temperature)
-        state, run_id, notes = SftState(), new_run_id(SFT), [*start.notes, *data.notes, *policy.notes]
+        renderer = ChatRenderer(policy.tokenizer, task.tools)
+        data = examples(train, val, settings, renderer, longest=longest, workers=workers)
+        fitter = Fitter(policy, settings.training, sft, settings.agent.temperature)
+        state, notes = SftState(), [*start.notes, *found, *data.notes, *policy.notes]
+        origin = Origin(new_run_id(SFT), SFT, SFT, database, data.fingerprint, start.parent)
         if checkpoint is not None:
             notes += check_agrees(
                 checkpoint, settings, SFT,
@@ -276,28 +248,21 @@ def _open(
             )  # fmt: skip
             state, moments = load_state(checkpoint, SftState)
             fitter.load_state_dict(moments)
-            run_id = checkpoint.metadata.run_id
-        tracker = Tracker(directory, settings, display, run_id=run_id, mode=SFT, step=state.step)
+            origin = replace(origin, run_id=checkpoint.metadata.run_id, resumed_from=checkpoint.reference)
+        tracker = Tracker(directory, settings, display, run_id=origin.run_id, mode=SFT, step=state.step)
         stack.enter_context(closing(tracker))
-        sft, what = settings.sft, f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
+        what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
         begun = f"Fine-tuning: {counted(sft.sft_steps, 'step')}"
         begun = f"Resuming at step {state.step} of {sft.sft_steps}" if state.step else begun
         size = counted(sft.sft_batch_size, "conversation")
-        header = (
-            RULE,
-            f"{begun} of {size} | {policy.base_model or 'a new model'} | {what}",
-            f"Training data: {data.described}",
-            f"Validation data: {data.val_described}",
-            f"Output: {directory}",
-            RULE,
-        )
-        tracker.say("\n".join(header))
+        begun += f" of {size} | {policy.base_model or 'a new model'} | {what}"
+        described = f"Training data: {data.described}", f"Validation data: {data.val_described}"
+        tracker.say("\n".join((RULE, begun, *described, f"Output: {directory}", RULE)))
         tracker.say("\n".join(f"Note: {note}" for note in notes))
-        resumed_from = checkpoint.reference if checkpoint else None
         yield SftRun(
             settings=settings, directory=directory, state=state, policy=policy, updater=fitter, data=data,
-            origin=Origin(run_id, SFT, SFT, database, data.fingerprint, start.parent, resumed_from),
-            tracker=tracker, interrupts=Interrupts(tracker.say), saved_step=state.step if checkpoint else None,
+            origin=origin, tracker=tracker, interrupts=Interrupts(tracker.say),
+            saved_step=state.step if checkpoint else None,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, TypeVar
@@ -22,25 +22,20 @@ from emailrl.questions.inbox import topic_of
 from emailrl.questions.load import Split, read_questions
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
-from emailrl.settings import Settings
+from emailrl.settings import AgentSettings, Settings
 from emailrl.sft.asked import Asked, ShownMail, answer_of, day_of, is_called, read_question, recipients_of
 from emailrl.sft.examples import call_text, converse, next_turn
 
 T = TypeVar("T")
-Turns = Generator[str, Any, T]
-"""Yields assistant turns and is sent tool results; returns the outcome."""
-Result = tuple[str, list[str]] | None
-"""Answer and sources; None if nothing matches."""
-Search = dict[str, Any]
-"""Arguments of ``search_emails``; None values are omitted."""
+Turns = Generator[str, Any, T]  # Yields assistant turns and is sent tool results; returns the outcome
+Result = tuple[str, list[str]] | None  # Answer and sources; None if nothing matches
+Search = dict[str, Any]  # Arguments of ``search_emails``; None values are omitted
 Hit = dict[str, str]
 
-MOST_WORDS = 5
-"""Maximum words of a free-form question to search for."""
+MOST_WORDS = 5  # Maximum words of a free-form question to search for
 MOST_SHOWN = 18_000
 """Characters of prompt and tool results after which a searcher gives up: a context of 8,192 tokens is nearly full."""
-EARLIEST_YEAR = 1990
-"""Earliest year searched."""
+EARLIEST_YEAR = 1990  # Earliest year searched
 _SENTENCES = ("{}.", "It is {}.", "It was {}.", "The answer is {}.")
 
 
@@ -48,39 +43,27 @@ _SENTENCES = ("{}.", "It is {}.", "It was {}.", "The answer is {}.")
 class Habits:
     """Probabilities of searcher actions."""
 
-    poor_search: float = 0.5
-    """Start with a search that is too narrow, too broad or in other words."""
-    with_sender: float = 0.5
-    """Add the sender, if the question names one, to words of the subject."""
-    few_results: float = 0.4
-    """Ask for fewer hits than there may be."""
-    careless: float = 0.2
-    """Open the next hit, ignoring its snippet."""
-    full_sentence: float = 0.4
-    """Answer in a sentence rather than a word."""
+    poor_search: float = 0.5  # Start with a search that is too narrow, too broad or in other words
+    with_sender: float = 0.5  # Add the sender, if the question names one, to words of the subject
+    few_results: float = 0.4  # Ask for fewer hits than there may be
+    careless: float = 0.2  # Open the next hit, ignoring its snippet
+    full_sentence: float = 0.4  # Answer in a sentence rather than a word
 
 
-CAREFUL = Habits(0.0, 0.0, 0.0, 0.0, 0.0)
-"""Only good searches, and the likeliest hit first."""
+CAREFUL = Habits(0.0, 0.0, 0.0, 0.0, 0.0)  # Only good searches, and the likeliest hit first
 
 
 def conversations(
-    settings: Settings, *, split: Split = "train", seed: int, draw: int = 0
-) -> Iterator[tuple[Scenario, list[Message]]]:
-    """Searchers' conversations on the questions of a split that end in a correct answer; deterministic by ``seed``.
-
-    Another ``draw`` gives other routes on the same questions; another seed may also choose other questions. Template
-    questions are answered from the emails read. Free-form questions, and all if ``output_field`` is set, are answered
-    with the reference answer (or that field) once one of their source emails was read.
-    """
-    yield from conversations_on(questions_of(settings, split, seed), settings, seed=seed, draw=draw)
-
-
-def questions_of(settings: Settings, split: Split, seed: int) -> list[Scenario]:
-    """The questions of a split that experts are asked."""
+    settings: Settings, split: Split = "train", *, seed: int, draw: int = 0
+) -> tuple[list[tuple[Scenario, list[Message]]], int]:
+    """Searchers' conversations on the questions of a split that end in a correct answer, and how many were asked.
+    Deterministic by ``seed``; another ``draw`` gives other routes on the same questions. Template questions are
+    answered from the emails read. Free-form questions, and all if ``output_field`` is set, are answered with the
+    reference answer (or that field) once one of their source emails was read."""
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
+<<<<<<< HEAD
     return read_questions(None, taught).of(split, limit=limit, seed=seed).scenarios
 
 
@@ -88,24 +71,28 @@ def conversations_on(
     questions: Iterable[Scenario], settings: Settings, *, seed: int, draw: int = 0
 ) -> Iterator[tuple[Scenario, list[Message]]]:
     """The conversations on these questions that end in a correct answer."""
+=======
+    questions = load_scenario_set(None, split, limit=limit, seed=seed, data=taught).scenarios
+    found = []
+>>>>>>> main
     for scenario in questions:
         environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{draw}/{scenario.id}"))
         if is_right(environment):
-            yield scenario, messages
+            found.append((scenario, messages))
+    return found, len(questions)
 
 
 def play(
     scenario: Scenario, settings: Settings, habits: Habits, rng: random.Random
 ) -> tuple[MailEnvironment, list[Message]]:
     """One conversation and its environment."""
-    agent = settings.agent
-    searcher = Searcher(scenario, settings, habits, rng)
+    agent, free = settings.agent, bool(settings.data.output_field)
     with open_mailbox(
         settings.store.db, scenario.inbox_address, scenario.query_date,
         order=agent.search_order, without_keywords=agent.search_without_keywords,
     ) as mailbox:  # fmt: skip
         environment = mail_agent(agent, scenario, mailbox)
-        return environment, converse(environment, searcher.act)
+        return environment, converse(environment, Searcher(scenario, agent, habits, rng, free=free).act)
 
 
 def is_right(environment: MailEnvironment) -> bool:
@@ -119,26 +106,22 @@ def is_right(environment: MailEnvironment) -> bool:
 class Searcher:
     """Plays the assistant on one question by the plan for its kind."""
 
-    def __init__(self, scenario: Scenario, settings: Settings, habits: Habits, rng: random.Random) -> None:
+    def __init__(
+        self, scenario: Scenario, agent: AgentSettings, habits: Habits, rng: random.Random, *, free: bool
+    ) -> None:
         self.scenario, self.me, self.habits, self.rng = scenario, scenario.inbox_address, habits, rng
-        self.parsed = None if settings.data.output_field else read_question(scenario.question)
-        """None for a free-form question."""
+        asked = None if free else read_question(scenario.question)
+        self.asked, self.is_free = asked or Asked("", is_mine=False), asked is None
         self.address: str | None = None
         """The person's address; unless an email confirms it a guess, first.last at the asker's domain."""
-        if self.parsed and (person := self.parsed.person):
+        if person := self.asked.person:
             guess = ".".join(person.lower().split()) + "@" + self.me.rpartition("@")[2]
             self.address = person.lower() if "@" in person else guess
-        self._any_keyword = [] if settings.agent.search_without_keywords else ["the"]
-        self._turns_left = settings.agent.max_turns
+        self._any_keyword = [] if agent.search_without_keywords else ["the"]
+        self._turns_left = agent.max_turns
         self._shown = 0
         self._has_read: dict[str, ShownMail] = {}
-        self._turns = (PLANS.get(self.parsed.kind, by_topic) if self.parsed else by_words)(self)
-
-    @property
-    def asked(self) -> Asked:
-        """The template question's parts."""
-        assert self.parsed is not None
-        return self.parsed
+        self._turns = (by_words if self.is_free else PLANS.get(self.asked.kind, by_topic))(self)
 
     def act(self, messages: Sequence[Message]) -> str:
         """The text of the next assistant turn."""
@@ -152,14 +135,14 @@ class Searcher:
                 found = over.value
         answer, sources = found or ("I don't know", [])
         # Free-form answers stay as they are.
-        if found and self.parsed is not None and self.rng.random() < self.habits.full_sentence:
+        if found and not self.is_free and self.rng.random() < self.habits.full_sentence:
             answer = self.rng.choice(_SENTENCES).format(answer)
         return call_text("return_final_answer", {"answer": answer, "sources": sources})
 
     def judge(self, mail: ShownMail) -> str | None:
         """The answer in an email; None if it is not the right one."""
-        if self.parsed is not None:
-            return answer_of(self.parsed, mail, self.me)
+        if not self.is_free:
+            return answer_of(self.asked, mail, self.me)
         return self.scenario.answer if mail["message_id"] in self.scenario.message_ids else None
 
     def is_poor(self) -> bool:
@@ -215,13 +198,9 @@ class Searcher:
         """Sort hits by matching words in their snippets; ties go to snippets that are only a subject."""
         if self.rng.random() < self.habits.careless:
             return self.rng.sample(hits, len(hits))
-        wanted = {word.lower() for word in words}
-
-        def worth(hit: Hit) -> tuple[int, bool]:
-            snippet = _plain(hit)
-            return len(wanted & topic_of(snippet).words), "..." not in snippet
-
-        return sorted(hits, key=worth, reverse=True)
+        wanted, snippets = {word.lower() for word in words}, [_plain(hit) for hit in hits]
+        worths = [(len(wanted & topic_of(snippet).words), "..." not in snippet) for snippet in snippets]
+        return [hits[at] for at in sorted(range(len(hits)), key=worths.__getitem__, reverse=True)]
 
     def topic_searches(self, sender: str | None) -> Iterator[Search]:
         """Searches for a mail by its topic: often poor ones first, then better ones, without repeats."""
@@ -232,9 +211,7 @@ class Searcher:
         for chance in (habits.poor_search, habits.poor_search / 2):
             if rng.random() < chance:  # too broad: one word, or only the sender; too narrow: a word of the question
                 few = rng.sample(words, min(2, len(words)))
-                others = [
-                    word for word in re.findall(r"\w+", self.scenario.question) if len(word) >= 4 and word not in words
-                ]
+                others = [word for word in re.findall(r"\w{4,}", self.scenario.question) if word not in words]
                 poor: list[Search] = [{"keywords": few[:1]}, {"keywords": few}]
                 poor += [{"keywords": few[:1], **by_sender}, by_sender] if by_sender else []
                 poor += [{"keywords": [*few, rng.choice(others)]}] if others else []
@@ -257,9 +234,6 @@ def topic_words(topic: str) -> list[str]:
     return [word for word in words if word.lower() in telling] or list(words)
 
 
-# -- the plans: generators of a searcher's turns
-
-
 def by_topic(searcher: Searcher) -> Turns[Result]:
     """Search for the topic, read likely hits, and search again with better words."""
     asked = searcher.asked
@@ -274,11 +248,8 @@ def by_topic(searcher: Searcher) -> Turns[Result]:
 
 
 def by_words(searcher: Searcher) -> Turns[Result]:
-    """For free-form questions: search for two of their words at a time, names and long words first, then for one.
-
-    The last search is for the most telling word alone, since an email may share no other word with the question; all
-    its hits are read.
-    """
+    """For free-form questions: search for two of their words at a time, names and long words first. The last search is
+    for the most telling word alone, since an email may share no other with the question; all its hits are read."""
     words = topic_words(searcher.scenario.question)
     content = [word for word in words if word.lower() not in STOPWORDS] or words
     told = sorted(content, key=lambda word: (word[0].islower(), -len(word)))[:MOST_WORDS]
@@ -295,12 +266,8 @@ def by_words(searcher: Searcher) -> Turns[Result]:
 def on_day(searcher: Searcher) -> Turns[Result]:
     """Search by the day, and by the sender where the question names one; read on until a mail fits."""
     day, address = searcher.asked.day, searcher.address
-    window: Search = {"sent_after": _iso(day), "sent_before": _iso(day, 1)}
-    poor: list[Search] = [
-        {"sent_after": _iso(day), "sent_before": _iso(day)},
-        {"sent_after": _iso(day, -1), "sent_before": _iso(day, 2)},
-        *([{"from_addr": address}, window] if address else [{"sent_before": _iso(day, 1)}]),
-    ]
+    window, before = _days(day), {"sent_before": _iso(day, 1)}
+    poor = [_days(day, 0, 0), _days(day, -1, 2), *([{"from_addr": address}, window] if address else [before])]
     if found := (yield from searcher.poorly(poor)):
         return found
     if searcher.address:
@@ -346,9 +313,8 @@ def first_contact(searcher: Searcher) -> Turns[Result]:
         middle = _month(high, -max(1, back))
         if middle <= low:  # the tenth email back is the best available
             break
-        hits = yield from searcher.search(
-            from_addr=searcher.address, sent_before=middle.isoformat(), max_results=MAX_RESULTS
-        )
+        until = middle.isoformat()
+        hits = yield from searcher.search(from_addr=searcher.address, sent_before=until, max_results=MAX_RESULTS)
         low, high = (low, middle) if hits else (middle, high)
         span *= 2
     return (yield from searcher.first_that_answers(hits[::-1], 1))
@@ -368,9 +334,9 @@ def count_in_month(searcher: Searcher) -> Turns[Result]:
 def count_on_day(searcher: Searcher) -> Turns[Result]:
     """Search by the day among the mails to the asker, and count."""
     day = searcher.asked.day
-    window: Search = {"sent_after": _iso(day), "sent_before": _iso(day, 1)}
+    window = _days(day)
     if searcher.is_poor():
-        yield from searcher.search(**searcher.rng.choice([window, window | {"sent_before": _iso(day)}]))
+        yield from searcher.search(**searcher.rng.choice([window, _days(day, 0, 0)]))
     return _counted((yield from searcher.search(to_addr=searcher.me, max_results=MAX_RESULTS, **window)))
 
 
@@ -385,8 +351,7 @@ def thread_count(searcher: Searcher) -> Turns[Result]:
 
 def both_subjects(searcher: Searcher) -> Turns[Result]:
     """Search by sender and day, read both mails, and name their subjects, the older first."""
-    day = searcher.asked.day
-    hits = yield from searcher.by_person(sent_after=_iso(day), sent_before=_iso(day, 1))
+    hits = yield from searcher.by_person(**_days(searcher.asked.day))
     found = []
     for hit in hits[::-1]:
         mail = yield from searcher.read(hit)
@@ -427,22 +392,19 @@ def _iso(day: date | None, later: int = 0) -> str:
     return (day + timedelta(days=later)).isoformat()
 
 
+def _days(day: date | None, first: int = 0, end: int = 1) -> Search:
+    """The window of a day, or of so many days before and after it."""
+    return {"sent_after": _iso(day, first), "sent_before": _iso(day, end)}
+
+
 def _month(day: date, later: int) -> date:
     """The first of the month, a number of months later."""
     months = day.year * 12 + day.month - 1 + later
     return date(months // 12, months % 12 + 1, 1)
 
 
-PLANS: dict[str, Callable[[Searcher], Turns[Result]]] = {
-    "subject": on_day,
-    "only_sender_of_day": on_day,
-    "last_before": last_before,
-    "first_after": first_after,
-    "first_contact": first_contact,
-    "count_in_month": count_in_month,
-    "count_on_day": count_on_day,
-    "thread_count": thread_count,
-    "both_subjects": both_subjects,
-    "reply_gap": reply_gap,
-}
-"""By kind of question; the others are asked by topic."""
+_OWN_PLANS = (  # of the kind of question that each is named after
+    last_before, first_after, first_contact, count_in_month, count_on_day, thread_count, both_subjects, reply_gap,
+)  # fmt: skip
+PLANS: dict[str, Callable[[Searcher], Turns[Result]]] = {"subject": on_day, "only_sender_of_day": on_day}
+PLANS |= {plan.__name__: plan for plan in _OWN_PLANS}  # the others are asked by topic

@@ -33,10 +33,8 @@ _WORDS = r"</?b>|\\n|\d| ?\p{Ll}+|\p{Lu}\p{Ll}*|\p{L}+|[^\s\p{L}\d\\<]+|[\\<]|\s
 def phrases() -> list[str]:
     """The fixed texts of prompt, tool list, tool calls and tool results that are one token each."""
     system = [part for part in re.split(r"\{\w+\}", SYSTEM_PROMPT) if len(part) > 3]
-    tools = [
-        f"{schema['function']['name']}({', '.join(schema['function']['parameters']['properties'])})\n"
-        for schema in tool_schemas()
-    ]
+    functions = [schema["function"] for schema in tool_schemas()]
+    tools = [f"{one['name']}({', '.join(one['parameters']['properties'])})\n" for one in functions]
     openings = [f'\n{{"name": "{name}", "arguments": {{"' for name in TOOLS]
     calls = ['keywords": ["', '"], "max_results": ', 'message_id": "', 'answer": "', '", "sources": ["']
     calls += ['", "sources": []}}\n', '", "', "}}\n", '"}}\n', '"]}}\n']
@@ -54,19 +52,12 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    into_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS), "isolated"), into_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    fixed = phrases()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(CONTROLS) - len(fixed),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    fixed, alphabet = phrases(), pre_tokenizers.ByteLevel.alphabet()
+    size = VOCAB_SIZE - len(CONTROLS) - len(fixed)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     around = re.compile("|".join(re.escape(text) for text in sorted((*CONTROLS, *fixed), key=len, reverse=True)))
     tokenizer.train_from_iterator((piece for text in texts for piece in around.split(text) if piece), trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROLS])

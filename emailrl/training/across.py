@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from emailrl.model.device import enough_memory
+from emailrl.model.load import enough_memory
 from emailrl.model.lora import checksum
 from emailrl.ranks import ALONE, LostRank, Ranks
 from emailrl.training.batch import Share

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from emailrl.agent.static_prompt import StaticPromptEnvironment
+from emailrl.agent.mail_env import StaticPromptEnvironment
 from emailrl.base.errors import UsageError
 from emailrl.settings import AgentSettings, Settings, TrainingSettings
 from emailrl.settings.names import leaves, nearest

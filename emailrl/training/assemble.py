@@ -233,10 +233,9 @@ def _assembled(
     if team.plays_on_all(settings, ranks):
         sampler = all_ranks = team.Team(ranks, loaded.engine, interrupts, per_engine=settings.engine_gpus)
         plays = {role: all_ranks.player(stage, role) for role, stage in stages.items()}
-    elif ranks.is_alone:
-        plays = {role: stage.on(loaded.engine) for role, stage in stages.items()}
     else:
-        plays = {role: stage.noted(loaded.engine, ranks.activity) for role, stage in stages.items()}
+        activity = None if ranks.is_alone else ranks.activity
+        plays = {role: stage.on(loaded.engine, activity) for role, stage in stages.items()}
     collectors = {
         role: Collector(plays[role], score, settings.agent, mode.name, run_id) for role, score in ready.scores.items()
     }
@@ -262,7 +261,7 @@ def _assembled(
         rollouts=Rollouts(settings.training, ready.train, directory, wanted, train, epochs, ranks.world),
         total_steps=ready.total_steps,
         staleness=lag,
-        play_on=stages["train"].noted if lag else None,
+        play_on=stages["train"].on if lag else None,
     )
     if run.ahead is not None:
         stack.enter_context(closing(run.ahead))

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from emailrl.agent.play import Play, Progress, Stage, build_stage
 from emailrl.base.errors import UsageError
 from emailrl.base.process import handled_by
+from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.mail.connection import no_database
-from emailrl.model.adapter import CONFIG, WEIGHTS
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
@@ -162,7 +162,7 @@ class Team:
             ]
 
             def own(activity: Activity) -> Sequence[Trajectory]:
-                return stage.noted(self.engine, activity)(parts[0], sampling, seed, progress)
+                return stage.on(self.engine, activity)(parts[0], sampling, seed, progress)
 
             with self._ordered(orders):
                 with self.interrupts.droppable():
@@ -248,7 +248,7 @@ class Follower:
 
         def played(activity: Activity) -> Sequence[Trajectory]:
             activity.note("waking the engine")
-            return self.stages[role].noted(self._awake(), activity)(trajectories, sampling, seed, None)
+            return self.stages[role].on(self._awake(), activity)(trajectories, sampling, seed, None)
 
         ended = self.ranks.apart(played)
         self.ranks.collect(ended if self._hands_in else [])

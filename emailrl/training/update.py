@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.device import enough_memory
+from emailrl.model.load import enough_memory
 from emailrl.model.logprobs import TokenLogprobs
 from emailrl.model.policy import Policy
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mail_calls import INBOX
@@ -48,20 +51,15 @@ def scenario() -> Scenario:
 @pytest.fixture
 def play(db: Path, scenario: Scenario) -> Iterator[Callable[..., MailEnvironment]]:
     """A started environment on the scenario, or on a changed one."""
-    opened = []
+    with ExitStack() as opened:
 
-    def start(max_turns: int = 10, **changes: object) -> MailEnvironment:
-        for name, value in changes.items():
-            setattr(scenario, name, value)
-        mailbox = open_mailbox(db, scenario.inbox_address, until=scenario.query_date)
-        opened.append(mailbox)
-        environment = MailEnvironment(scenario, mailbox, max_turns=max_turns)
-        environment.start()
-        return environment
+        def start(max_turns: int = 10, **changes: Any) -> MailEnvironment:
+            mailbox = opened.enter_context(open_mailbox(db, scenario.inbox_address, until=scenario.query_date))
+            environment = MailEnvironment(replace(scenario, **changes), mailbox, max_turns=max_turns)
+            environment.start()
+            return environment
 
-    yield start
-    for mailbox in opened:
-        mailbox.close()
+        yield start
 
 
 @pytest.fixture(scope="session")
@@ -89,14 +87,11 @@ class ScriptedEngine:
     requests: list[Request] = field(default_factory=list)
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        waiting, done = list(requests), []
-        turns: dict[str, int] = {}
-        while waiting:
-            request = waiting.pop(0)
+        waiting, done, turns = list(requests), list[Completion](), Counter[str]()
+        for request in waiting:
             self.requests.append(request)
-            turn = turns.setdefault(request.trajectory_id, 0)
+            done.append(self.complete(request, self.scripts(request.trajectory_id)[turns[request.trajectory_id]]))
             turns[request.trajectory_id] += 1
-            done.append(self.complete(request, self.scripts(request.trajectory_id)[turn]))
             follow_up = advance(done[-1]) if advance else None
             waiting += [follow_up] if follow_up else []
         return done
@@ -104,9 +99,8 @@ class ScriptedEngine:
     def complete(self, request: Request, text: str) -> Completion:
         ids = self.renderer.tokenize(text) + ([min(self.renderer.stop_ids)] if self.finish == "stop" else [])
         logprobs = [-0.5 - 0.25 * i for i in range(len(ids))]
-        stamp = {"policy_version": self.version, "adapter_sha256": "ab12"}
-        name, length = request.trajectory_id, len(request.prompt_ids)
-        return Completion(name, ids, logprobs, self.finish, prompt_tokens=length, **stamp)
+        told = {"policy_version": self.version, "adapter_sha256": "ab12", "prompt_tokens": len(request.prompt_ids)}
+        return Completion(request.trajectory_id, ids, logprobs, self.finish, **told)
 
     def close(self) -> None: ...
 
@@ -115,7 +109,8 @@ class ScriptedEngine:
 def scripted(renderer: ChatRenderer) -> Callable[..., ScriptedEngine]:
     """``scripted(texts)``: an engine that says these texts in every trajectory; a function says them by its id."""
 
-    def make(texts: Sequence[str] | Callable[[str], Sequence[str]], **changes: str) -> ScriptedEngine:
-        return ScriptedEngine(renderer, texts if callable(texts) else lambda _: texts, **changes)
+    def make(texts: Sequence[str] | Callable[[str], Sequence[str]], **changes: Any) -> ScriptedEngine:
+        parts = {"renderer": renderer, "scripts": texts if callable(texts) else lambda _: texts}
+        return ScriptedEngine(**parts | changes)
 
     return make

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
-from mail_calls import call
 
 from emailrl.agent import MailEnvironment
-from emailrl.agent.attack import KINDS, AttackedMailbox, Order, order_of, under_attack
-from emailrl.agent.task import mail_agent
+from emailrl.agent.attack import KINDS, AttackedMailbox, Order, order_of
 from emailrl.mail import open_mailbox
 from emailrl.records.trajectory import Message, Scenario, Trajectory, Turn
-from emailrl.settings import AgentSettings
 
 Play = Callable[..., MailEnvironment]
 
@@ -50,7 +45,7 @@ def test_a_made_up_id_is_of_the_questions_shape_but_none_of_its_mails_and_whole_
 def test_source_mails_and_the_first_hit_carry_the_order_and_the_database_none(
     play: Play, scenario: Scenario, db: Path
 ) -> None:
-    before = hashlib.sha256(db.read_bytes()).hexdigest()
+    before = db.read_bytes()
     plain = play().mailbox
     attacked, order = AttackedMailbox(plain, scenario), order_of(scenario).text
     hits, healthy = attacked.search(["pump"]), plain.search(["pump"])
@@ -65,23 +60,7 @@ def test_source_mails_and_the_first_hit_carry_the_order_and_the_database_none(
     assert attacked.search(["nothingofthekind"]) == []
     strict = AttackedMailbox(open_mailbox(db, plain.inbox, plain.until, without_keywords=False), scenario)
     assert not strict.without_keywords and attacked.without_keywords
-    assert hashlib.sha256(db.read_bytes()).hexdigest() == before
-
-
-def test_an_environment_plays_on_it_with_its_rubric_untouched(play: Play, scenario: Scenario) -> None:
-    def whole(environment: MailEnvironment) -> object:
-        environment.start()
-        for message in (
-            call("search_emails", keywords=["pump", "order"]),
-            call("read_email", message_id="<1@x>"),
-            call("return_final_answer", answer="May 20", sources=["<1@x>"]),
-        ):
-            environment.step(message)
-        return environment.rubric
-
-    mailbox = play().mailbox
-    attacked = under_attack(partial(mail_agent, AgentSettings()))(scenario, mailbox)
-    assert whole(attacked) == whole(mail_agent(AgentSettings(), scenario, mailbox))  # type: ignore[arg-type]
+    assert db.read_bytes() == before
 
 
 def trajectory(**fields: object) -> Trajectory:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import make_database, make_questions, settings_of
+import torch
+from tiny import collector_of, make_database, make_questions, settings_of
+from transformers import AutoTokenizer
 
-from emailrl.agent.play import Collector, Noted, Stage, TokenDriftError
+from emailrl.agent.play import Collector, Stage, TokenDriftError, audit
 from emailrl.agent.task import mail_agent
-from emailrl.engines.base import Advance, Completion, Engine, Request, SamplingParams
+from emailrl.agent.tools import tool_schemas
+from emailrl.engines import build_engine
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.ranks import Activity
-from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory
+from emailrl.mail.build import build_database
+from emailrl.mail.demo import ask, make_world
+from emailrl.model.load import load_policy
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import AgentSettings
+from emailrl.training.batch import make_samples
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -35,19 +42,19 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_database(tmp_path_factory.mktemp("mail") / "mail.db")
 
 
+Collect = Callable[..., tuple[list[Trajectory], Any]]
+
+
 @pytest.fixture
-def collect(
-    db: Path, tmp_path: Path, renderer: ChatRenderer, scripted: Callable[..., Any]
-) -> Callable[..., tuple[list[Trajectory], Any]]:
+def collect(db: Path, tmp_path: Path, renderer: ChatRenderer, scripted: Callable[..., Any]) -> Collect:
     """``collect(scripts, scenarios, group_size, **changes)`` → all trajectories, and the engine they came from."""
 
-    def run(
-        scripts: Any, scenarios: Sequence[Scenario], group_size: int, **changes: Any
-    ) -> tuple[list[Trajectory], Any]:
-        settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64)
-        engine = scripted(scripts)
+    def run(scripts: Any, scenarios: Sequence[Scenario], group_size: int, **changes: Any) -> Any:
+        settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64, max_turns=3)
+        template = changes.pop("renderer", renderer)
+        engine = scripted(scripts, renderer=template)
         make_environment = changes.pop("make_environment", partial(mail_agent, settings.agent))
-        play = Stage(settings.agent, db, make_environment, renderer).on(engine)
+        play = Stage(settings.agent, db, make_environment, template).on(engine)
         scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
         collector = Collector(play, scorer.score, settings.agent, settings.training.mode, run_id="run")
         groups = collector.collect(scenarios, group_size, **({"step": 3, "seed": 1} | changes))
@@ -59,9 +66,8 @@ def collect(
 
 
 def test_a_group_is_played_and_scored(collect: Any) -> None:
-    answered, gave_up = collect(
-        lambda name: [SEARCH, ANSWER] if name.endswith("-0") else [DONT_KNOW], make_questions(1), 2
-    )[0]
+    texts = {"0": [SEARCH, ANSWER], "1": [DONT_KNOW]}
+    (answered, gave_up), _ = collect(lambda name: texts[name[-1]], make_questions(1), 2)
     assert answered.messages[3].content.startswith('[{"message_id":"<m0@x>","snippet":')
     assert (answered.rubric["answer_correct"], answered.rubric["sources_correct"]) == (True, True)
     assert answered.reward > 1 > gave_up.reward
@@ -93,13 +99,8 @@ def test_seeds_do_not_depend_on_company_or_order(collect: Any) -> None:
     assert seeds([two], 1, step=4)["train-000004-q1-0"] not in together.values()
     assert seeds([two], 1, seed=2)["train-000003-q1-0"] not in together.values()
     assert seeds([two], 1, split_label="val")["val-000003-q1-0"] not in together.values()
-
-
-def test_a_question_that_comes_twice_in_a_step_is_two_groups(collect: Any) -> None:
-    (question,) = make_questions(1)
-    trajectories, engine = collect([DONT_KNOW], [question, question], 1)
-    assert [t.group_id for t in trajectories] == ["train-000003-q0", "train-000003-q0.2"]
-    assert len({request.seed for request in engine.requests}) == 2
+    twice = seeds([two, two], 1)  # a question that comes twice in a step is two groups
+    assert list(twice) == ["train-000003-q1-0", "train-000003-q1.2-0"] and len(set(twice.values())) == 2
 
 
 def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
@@ -109,9 +110,8 @@ def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
         return mail_agent(AgentSettings(), scenario, mailbox)
 
     ended: list[str] = []
-    broken, sound = collect(
-        [SEARCH, ANSWER], make_questions(2), 1, make_environment=fragile, progress=lambda t: ended.append(t.id)
-    )[0]
+    how = {"make_environment": fragile, "progress": lambda trajectory: ended.append(trajectory.id)}
+    (broken, sound), _ = collect([SEARCH, ANSWER], make_questions(2), 1, **how)
     assert broken.exception is not None and broken.exception.startswith("TypeError")
     assert (broken.reward, broken.reward_terms, broken.stop_reason) == (0.0, {}, StopReason.EXCEPTION)
     assert (sound.exception, sound.rubric["answer_correct"]) == (None, True)
@@ -129,51 +129,54 @@ def test_drift_stops_the_collector(collect: Any, monkeypatch: pytest.MonkeyPatch
         collect([DONT_KNOW], make_questions(1), 1)
 
 
-class Heard(Activity):
-    """Keeps what is noted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, what: str, count: Callable[[], int] = lambda: 0) -> None:
-        self.notes.append(what)
-
-    def end(self) -> None:
-        self.notes.append("")
-
-
-class TwoTurns:
-    """Completes each request, and its follow-ups."""
-
-    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
-        ended = []
-        for first in requests:
-            request: Request | None = first
-            while request is not None:
-                ended.append(Completion(request.trajectory_id, [1], [-0.5], "stop"))
-                request = advance(ended[-1]) if advance else None
-        return ended
-
-    def close(self) -> None: ...
+@pytest.mark.parametrize(("end", "num_samples"), [("<|im_end|>", 1), ("<|endoftext|>", 3)])
+def test_a_call_that_ends_with_the_sequence_unclosed_is_played_and_trained_as_it_was_sampled(
+    collect: Collect, shared_data: Path, end: str, num_samples: int
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared_data / "qwen_tokenizer")
+    tokenizer.eos_token = end
+    qwen = ChatRenderer(tokenizer, tool_schemas())
+    said = [text.removesuffix("</tool_call>") for text in (SEARCH, call("read_email", message_id="<m0@x>"), ANSWER)]
+    sampled = [[*qwen.tokenize(text), *qwen.tokenize(end)] for text in said]
+    ([trajectory], _) = collect(said, make_questions(1), 1, renderer=qwen)
+    assert (trajectory.exception, trajectory.stop_reason) == (None, StopReason.ANSWERED)
+    assert [turn.tool_name for turn in trajectory.turns] == ["search_emails", "read_email", "return_final_answer"]
+    assert [turn.completion_ids for turn in trajectory.turns] == sampled
+    # A base model's own end of text is not the template's: each new prompt then begins a sample.
+    assert len(trajectory.samples) == num_samples
+    trained = [token for ids in sampled for token in ids]
+    assert audit(trajectory) == len(trained)
+    samples, left_out = make_samples([TrajectoryGroup("g", trajectory.scenario, [trajectory])], "sampled")
+    assert not any(left_out.values())
+    learnt = [t for sample in samples for t, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+    assert learnt == trained
 
 
-class Local(TwoTurns):
-    """The same in this process."""
-
-    steps = 0
-
-
-@pytest.mark.parametrize(("engine", "sampling"), [(Local(), "sampling"), (TwoTurns(), "")])
-def test_every_turn_is_progress_and_names_its_trajectory(engine: Engine, sampling: str) -> None:
-    """Servers have time limits of their own: nothing is under way here while they sample."""
-    activity, turns = Heard(), []
-
-    def advance(completion: Completion) -> Request | None:
-        assert activity.notes[-1] == "in the environment of train-1"
-        turns.append(completion)
-        return Request("train-1", SamplingParams(8)) if len(turns) < 2 else None
-
-    ended = Noted(engine, activity).generate([Request("train-1", SamplingParams(8))], advance)
-    assert ended == turns and len(turns) == 2
-    assert activity.notes == [sampling, *["in the environment of train-1", sampling] * 2]
+def test_what_the_packaged_policy_samples_with_an_adapter_is_what_the_trainer_computes(tmp_path: Path) -> None:
+    world, rng = make_world(3, "train", 0), random.Random(3)
+    build_database(world.emails, tmp_path / "mail.db")
+    given = {"model_name": "nano", "emailrl_db": tmp_path / "mail.db", "max_tokens": 96, "max_turns": 5}
+    settings = settings_of(tmp_path, temperature=0.8, **given)
+    policy = load_policy(settings, trainable=True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for _, parameter in policy.trainable_parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01)
+    policy.save_adapter(tmp_path / "adapter")
+    engine = build_engine(settings, policy)
+    engine.load_adapter(tmp_path / "adapter", "v1")
+    scenarios = [ask(world, fact, rng) for fact in world.facts[:3]]
+    groups = collector_of(settings, policy, engine).collect(scenarios, 2, step=1, seed=1)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    assert max(len(trajectory.turns) for trajectory in trajectories) > 1
+    policy.model.eval()
+    for trajectory in trajectories:
+        assert trajectory.exception is None
+        (sample,) = trajectory.samples  # the packaged template never breaks a prefix
+        assert audit(trajectory) == sum(sample.loss_mask)
+        ids = torch.tensor([sample.token_ids])
+        with torch.no_grad():
+            logits = policy.model(ids).logits[0, :-1].float() / 0.8
+        logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+        for computed, sampled in zip(logprobs, sample.sampler_logprobs[1:], strict=True):
+            assert sampled is None or sampled == pytest.approx(computed, abs=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +96,8 @@ Make = Callable[..., CustomEnvironment]
 @pytest.fixture
 def make(path: Path, db: Path, scenario: Scenario) -> Make:
     def make(name: str, *, max_turns: int = 10, **changes: Any) -> CustomEnvironment:
-        for field, value in changes.items():
-            setattr(scenario, field, value)
-        mailbox = open_mailbox(db, INBOX, until=scenario.query_date)
-        environment = load_task(f"{path}:{name}", Settings(agent=AgentSettings(max_turns=max_turns))).make(
-            scenario, mailbox
-        )
+        mailbox, settings = open_mailbox(db, INBOX, until=scenario.query_date), AgentSettings(max_turns=max_turns)
+        environment = load_task(f"{path}:{name}", Settings(agent=settings)).make(replace(scenario, **changes), mailbox)
         assert isinstance(environment, CustomEnvironment)
         return environment
 
@@ -121,31 +117,27 @@ def test_it_plays_on_the_scenarios_mailbox_and_records_what_was_called(make: Mak
     assert (result.tool_name, result.tool_args, result.tool_result) == ("echo", {"said": "hello"}, "hello")
 
 
-def test_an_answer_fills_arte_rubric(make: Make) -> None:
-    environment = make("Echo")
-    environment.start()
-    environment.step(say("hello"))
-    result = environment.step(say("answer May 20"))
-    assert (result.done, result.stop_reason) == (True, StopReason.ANSWERED)
-    assert (environment.final_answer, environment.final_sources) == ("May 20", ["<1@x>", "<1@x>", "3"])
-    assert environment.rubric == asdict(Rubric(num_turns=2, attempted_answer=True, num_sources=2, sources_correct=True))
-
-
-def test_it_ends_when_the_turns_are_used_up(make: Make) -> None:
-    environment = make("Echo", max_turns=2)
+@pytest.mark.parametrize(
+    ("name", "said", "rubric", "own"),
+    [
+        ("Echo", "answer May 20", {"attempted_answer": True, "num_sources": 2, "sources_correct": True}, {}),
+        ("Echo", "two", {"num_turns": 3, "ran_out_of_turns": True}, {}),
+        ("Scored", "two", {"ran_out_of_turns": True}, {"found": True, "num_turns": 99, "note": None}),
+        ("Marked", "two", {"num_turns": 3, "ran_out_of_turns": True}, {"mark": 0.5}),
+    ],
+)
+def test_its_rubric_is_art_es_under_its_own_and_it_ends_when_the_turns_are_used_up(
+    make: Make, name: str, said: str, rubric: dict[str, Any], own: dict[str, Any]
+) -> None:
+    environment = make(name, max_turns=2)
     environment.start()
     assert environment.step(say("one")).done is False
-    last = environment.step(say("two"))
-    assert (last.done, last.stop_reason, len(last.messages)) == (True, StopReason.RAN_OUT_OF_TURNS, 1)
-    assert environment.rubric == asdict(Rubric(num_turns=3, ran_out_of_turns=True))
-
-
-def test_its_own_rubric_stands_over_the_rest(make: Make) -> None:
-    for name, own in (("Scored", {"found": True, "num_turns": 99, "note": None}), ("Marked", {"mark": 0.5})):
-        environment = make(name)
-        environment.start()
-        environment.step(say("hello"))
-        assert environment.rubric == asdict(Rubric(num_turns=1)) | own
+    last, answered = environment.step(say(said)), said != "two"
+    assert (last.done, len(last.messages)) == (True, 0 if answered else 1)
+    assert last.stop_reason == (StopReason.ANSWERED if answered else StopReason.RAN_OUT_OF_TURNS)
+    assert environment.final_answer == ("May 20" if answered else None)
+    assert environment.final_sources == (["<1@x>", "<1@x>", "3"] if answered else [])
+    assert environment.rubric == asdict(Rubric(num_turns=2)) | rubric | own
 
 
 def test_the_tools_are_its_own_or_those_of_mail(path: Path) -> None:
@@ -177,13 +169,8 @@ def test_what_is_no_environment(path: Path, name: str, message: str) -> None:
         ("Odd", "1 / 0", r"start\(\) of the environment .* raised: .*mine.py, line 54: ZeroDivisionError"),
         ("Odd", "[]", r"returned \[\], not at least one Message"),
         ("Odd", "'text'", "returned 'text', not a list of Messages"),
-        ("Odd", "[1]", r"returned \[1\], not a list of Messages"),
         ("Odd", "[Message('user', 3)]", "not a list of Messages"),
-        (
-            "Odd",
-            "[Message('user', 'a\\ud83d')]",
-            r"returned '\\ud83d', not valid Unicode: a Message contains a lone surrogate",
-        ),
+        ("Odd", "[Message('user', 'a\\ud83d')]", r"returned '\\ud83d', not valid Unicode"),
     ],
 )
 def test_what_goes_wrong_at_the_start(make: Make, name: str, question: str, message: str) -> None:
@@ -202,7 +189,7 @@ def test_what_goes_wrong_at_the_start(make: Make, name: str, question: str, mess
         (
             "Odd",
             "StepResult(tool_args={'x': {1}})",
-            "tool_args of the environment .* raised: TypeError: Object of type set",
+            "tool_args of the environment .* raised: TypeError: Object of type",
         ),
         ("Odd", "StepResult(done='maybe')", "returned 'maybe', not a bool as done"),
         ("Odd", "StepResult(done=True, stop_reason=7)", "returned 7, not a StopReason"),

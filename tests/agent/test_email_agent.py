@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import pytest
 import torch
 from peft import PeftModel
 from tiny import ANN, make_checkpoint, make_database, make_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emailrl import EmailAgent, engines
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.renderer import ChatRenderer
+from emailrl.model.policy import Policy
 from emailrl.records.trajectory import StopReason
 
 
@@ -27,29 +28,19 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_model(folder / "model"), make_database(folder / "mail.db")
 
 
-class Expert:
-    """An engine that plays fixed texts, turn by turn."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
-        self.tokenizer, self.texts = tokenizer, list(texts)
-
-    def generate(self, requests: list[Request], advance: Advance) -> list[Completion]:
-        request: Request | None = requests[0]
-        while request is not None:
-            ids = self.tokenizer.encode(self.texts.pop(0) + "<|im_end|>", add_special_tokens=False)
-            request = advance(Completion(request.trajectory_id, ids, [-0.1] * len(ids), "stop"))
-        return []
-
-    def close(self) -> None: ...
+Play = Callable[..., EmailAgent]
 
 
 @pytest.fixture
-def play(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., EmailAgent]:
+def play(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, scripted: Callable[..., Any]) -> Play:
     """Make an agent whose model says these texts."""
     model, db = parts
 
     def make(*texts: str, **config: Any) -> EmailAgent:
-        monkeypatch.setattr(engines, "build_engine", lambda _, policy: Expert(policy.tokenizer, texts))
+        def engine(_: object, policy: Policy) -> Any:
+            return scripted(texts, renderer=ChatRenderer(policy.tokenizer))
+
+        monkeypatch.setattr(engines, "build_engine", engine)
         return EmailAgent(str(model), config={"db": db, **config})
 
     return make
@@ -59,7 +50,7 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def test_it_answers_with_sources(play: Callable[..., EmailAgent]) -> None:
+def test_it_answers_with_sources(play: Play) -> None:
     agent = play(
         call("search_emails", '{"keywords": ["lease"]}'),
         call("read_email", '{"message_id": "<m0@x>"}'),
@@ -69,16 +60,11 @@ def test_it_answers_with_sources(play: Callable[..., EmailAgent]) -> None:
     answer = agent.answer("When does the lease end?", inbox="Ann@Example.com")
     assert (answer.answer, answer.sources, answer.stop_reason) == ("31 May 2002", ["<m0@x>"], StopReason.ANSWERED)
     assert str(answer) == "31 May 2002"
+    assert str(play(call("search_emails", '{"keywords": ["lease"]}'), max_turns=1).answer("?", ANN)).startswith(
+        "no answer ("
+    )
     results = [message.content for message in answer.trajectory.messages if message.role == "tool"]
     assert "<m0@x>" in results[0] and "The lease ends on 31 May 2002." in results[1]
-
-
-def test_query_date_hides_later_mail(play: Callable[..., EmailAgent]) -> None:
-    for query_date, found in ((None, True), ("2001-05-02", True), ("2001-05-01", False)):
-        agent = play(call("search_emails", '{"keywords": ["lease"]}'), max_turns=1)
-        answer = agent.answer("When?", ANN, query_date=query_date)
-        assert ("<m0@x>" in (answer.trajectory.turns[0].tool_result or "")) is found
-        assert answer.answer is None and str(answer) == "no answer (ran_out_of_turns)"
 
 
 def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:
@@ -101,16 +87,11 @@ def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path
 
 
 def test_what_it_needs_is_said(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    model, _ = parts
+    model, db = parts
     with pytest.raises(UsageError, match="tokenizer"):
         EmailAgent(AutoModelForCausalLM.from_pretrained(model))
-    agent = EmailAgent(str(model), config={"db": tmp_path / "none.db"})
     with pytest.raises(EmailRLError, match=r"none\.db"):
-        agent.answer("When?", ANN)
-
-
-def test_an_inbox_that_no_mail_names_is_refused(parts: tuple[Path, Path]) -> None:
-    model, db = parts
+        EmailAgent(str(model), config={"db": tmp_path / "none.db"}).answer("When?", ANN)
     agent = EmailAgent(str(model), config={"db": db, "max_turns": 1})
     with pytest.raises(UsageError, match=r"No email is from or to nobody@elsewhere\.org") as raised:
         agent.answer("When?", "nobody@elsewhere.org")
@@ -128,17 +109,12 @@ class Watch:
         if name == "torch":
             print(os.environ.get("OMP_WAIT_POLICY"))
             sys.exit()
+import emailrl
+assert "torch" not in sys.modules
 sys.meta_path.insert(0, Watch())
-from emailrl import EmailAgent
-EmailAgent("nano")
+emailrl.EmailAgent("nano")
 """
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": own} if own else {}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert ended.stdout.strip() == seen, ended.stderr
-
-
-def test_importing_emailrl_loads_no_model_library() -> None:
-    program = "import sys, emailrl; assert 'torch' not in sys.modules; print(emailrl.EmailAgent.__name__)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "EmailAgent"

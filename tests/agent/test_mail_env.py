@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from mail_calls import call
@@ -17,11 +18,9 @@ Play = Callable[..., MailEnvironment]
 
 
 def test_first_messages_name_turns_user_and_date(play: Play, scenario) -> None:
-    environment = MailEnvironment(scenario, play().mailbox, max_turns=6)
-    system, user = environment.start()
+    system, user = MailEnvironment(scenario, play().mailbox, max_turns=6).start()
     assert (system.role, user.role, user.content) == ("system", "user", "When is the pump order due?")
-    assert "at most 6 turns" in system.content
-    assert "ida@corvane.test" in system.content and "2002-05-10" in system.content
+    assert all(named in system.content for named in ("at most 6 turns", "ida@corvane.test", "2002-05-10"))
 
 
 def test_a_whole_good_trajectory(play: Play) -> None:
@@ -41,8 +40,7 @@ def test_a_whole_good_trajectory(play: Play) -> None:
     assert end.done and end.stop_reason is StopReason.ANSWERED
     assert end.messages == [] and end.tool_result is None
     assert (environment.final_answer, environment.final_sources) == ("May 20", ["<1@x>"])
-    right = dict.fromkeys(("ever_found_right_email", "ever_read_right_email", "sources_correct"), True)
-    assert environment.rubric == Rubric(attempted_answer=True, num_turns=3, num_sources=1, **right)
+    assert environment.rubric == Rubric(attempted_answer=True, num_turns=3, num_sources=1, **RIGHT)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +49,10 @@ def test_a_whole_good_trajectory(play: Play) -> None:
         (Message("assistant", "<tool_call>{", parse_error="bad JSON"), "cant_parse_tool_call"),
         (Message("assistant", "It is due on May 20."), "bad_tool_call_args"),
         (call("search_mail", keywords=["x"]), "bad_tool_call_name"),
-        (call("search_emails"), "bad_tool_call_args"),
         (call("search_emails", keywords=[]), "bad_tool_call_args"),
         (call("search_emails", keywords=["x"], max_results=11), "bad_tool_call_args"),
         (call("search_emails", keywords=["x"], sent_before="tomorrow"), "bad_tool_call_args"),
         (call("search_emails", keywords=["x"], inbox="rita@corvane.test"), "bad_tool_call_args"),
-        (call("read_email", message_id=7), "bad_tool_call_args"),
-        (call("return_final_answer", answer=None, sources=[]), "bad_tool_call_args"),
         (call("return_final_answer", answer="x", sources="<1@x>"), "bad_tool_call_args"),
     ],
 )
@@ -80,19 +75,56 @@ def test_only_the_first_of_several_calls_counts(play: Play) -> None:
     assert not result.done and result.tool_name == "search_emails"
 
 
-def test_running_out_of_turns_counts_one_more(play: Play) -> None:
-    environment = play(max_turns=2)
-    assert not environment.step(call("search_emails", keywords=["pump"])).done
-    last = environment.step(call("search_emails", keywords=["lunch"]))
-    assert last.done and last.stop_reason is StopReason.RAN_OUT_OF_TURNS and len(last.messages) == 1
-    assert environment.rubric == Rubric(num_turns=3, ran_out_of_turns=True, ever_found_right_email=True)
+RIGHT = dict.fromkeys(("ever_found_right_email", "ever_read_right_email", "sources_correct"), True)
+NOODLES, LUNCH, PUMP = (call("search_emails", keywords=[word]) for word in ("noodles", "lunch", "pump"))
+BOTH: dict[str, Any] = {"message_ids": ["<3@x>", "<5@x>"]}
+ALL = BOTH | {"needs_all": True}
 
 
-def test_an_answer_in_the_last_turn_is_in_time(play: Play) -> None:
-    environment = play(max_turns=1)
-    end = environment.step(call("return_final_answer", answer="May 20", sources=[]))
-    assert end.stop_reason is StopReason.ANSWERED
-    assert environment.rubric == Rubric(num_turns=1, attempted_answer=True)
+def answer(text: str, *sources: str) -> Message:
+    return call("return_final_answer", answer=text, sources=list(sources))
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages", "rubric"),
+    [
+        # Any source email counts, and one cited twice is one source.
+        (
+            BOTH,
+            [NOODLES, call("read_email", message_id="<5@x>"), answer("x", "<1@x>", "<5@x>", "<5@x>")],
+            Rubric(num_turns=3, attempted_answer=True, num_sources=2, **RIGHT),
+        ),
+        # Wrong emails count for nothing.
+        (
+            {},
+            [NOODLES, call("read_email", message_id="<5@x>"), answer("x", "<5@x>")],
+            Rubric(num_turns=3, attempted_answer=True, num_sources=1),
+        ),
+        # Where all source emails are needed, all must be cited.
+        (ALL, [answer("x", "<1@x>", "<5@x>")], Rubric(num_turns=1, attempted_answer=True, num_sources=2)),
+        (
+            ALL,
+            [answer("x", "<5@x>", "<3@x>", "<1@x>")],
+            Rubric(num_turns=1, attempted_answer=True, num_sources=3, sources_correct=True),
+        ),
+        ({}, [call("return_final_answer", answer="x", sources=None)], Rubric(num_turns=1, attempted_answer=True)),
+        # "I don't know" is no attempt, and cites nothing right.
+        ({}, [answer("I don\u2019t know.", "<1@x>")], Rubric(num_turns=1, returned_i_dont_know=True, num_sources=1)),
+        # An answer in the last turn is in time; running out of turns counts one more.
+        ({"max_turns": 1}, [answer("May 20")], Rubric(num_turns=1, attempted_answer=True)),
+        ({"max_turns": 2}, [PUMP, LUNCH], Rubric(num_turns=3, ran_out_of_turns=True, ever_found_right_email=True)),
+    ],
+)
+def test_the_rubric_of_whole_trajectories(
+    play: Play, changes: dict[str, Any], messages: list[Message], rubric: Rubric
+) -> None:
+    environment = play(**changes)
+    results = [environment.step(message) for message in messages]
+    assert [result.done for result in results] == [False] * (len(messages) - 1) + [True]
+    assert environment.rubric == rubric
+    last, in_time = results[-1], not rubric.ran_out_of_turns
+    assert last.stop_reason is (StopReason.ANSWERED if in_time else StopReason.RAN_OUT_OF_TURNS)
+    assert len(last.messages) == (0 if in_time else 1)
 
 
 def test_an_invalid_id_is_told_and_noted(play: Play) -> None:
@@ -105,56 +137,20 @@ def test_an_invalid_id_is_told_and_noted(play: Play) -> None:
     assert not environment.rubric.ever_read_right_email
 
 
-def test_any_source_mail_counts(play: Play) -> None:
-    environment = play(message_ids=["<3@x>", "<5@x>"])
-    environment.step(call("search_emails", keywords=["noodles"]))
-    environment.step(call("read_email", message_id="<5@x>"))
-    environment.step(call("return_final_answer", answer="x", sources=["<1@x>", "<5@x>", "<5@x>"]))
-    rubric = environment.rubric
-    assert rubric.ever_found_right_email and rubric.ever_read_right_email and rubric.sources_correct
-    assert rubric.num_sources == 2, "an id cited twice is one source"
-
-
-def test_where_all_source_mails_are_needed_all_must_be_cited(play: Play) -> None:
-    for cited, is_right in (["<5@x>"], False), (["<1@x>", "<5@x>"], False), (["<5@x>", "<3@x>", "<1@x>"], True):
-        environment = play(message_ids=["<3@x>", "<5@x>"], needs_all=True)
-        environment.step(call("return_final_answer", answer="x", sources=cited))
-        assert environment.rubric.sources_correct is is_right
-
-
-def test_wrong_mails_count_for_nothing(play: Play) -> None:
-    environment = play()
-    environment.step(call("search_emails", keywords=["noodles"]))
-    environment.step(call("read_email", message_id="<5@x>"))
-    environment.step(call("return_final_answer", answer="x", sources=["<5@x>"]))
-    assert environment.rubric == Rubric(num_turns=3, attempted_answer=True, num_sources=1)
-
-
-def test_null_sources_are_no_sources(play: Play) -> None:
-    environment = play()
-    end = environment.step(call("return_final_answer", answer="May 20", sources=None))
-    assert end.stop_reason is StopReason.ANSWERED and environment.final_sources == []
-    assert environment.rubric.num_sources == 0 and environment.rubric.attempted_answer
-
-
-def test_i_dont_know_is_no_attempt_and_cites_nothing_right(play: Play) -> None:
-    environment = play()
-    environment.step(call("return_final_answer", answer="I don\u2019t know.", sources=["<1@x>"]))
-    assert environment.rubric == Rubric(num_turns=1, returned_i_dont_know=True, num_sources=1)
-
-
-@pytest.mark.parametrize(
-    ("is_it", "answers"),
-    [
-        (True, ("I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!")),
-        (True, ("IDK", "Don't know")),
-        (True, (' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer.")),
-        (True, ("I do not know the answer to that",)),
-        (False, ("", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero")),
-    ],
-)
-def test_spellings_of_i_dont_know(is_it: bool, answers: tuple[str, ...]) -> None:
-    assert [answer for answer in answers if is_i_dont_know(answer) is not is_it] == []
+def test_spellings_of_i_dont_know() -> None:
+    unknown = [
+        "I don't know",
+        "I don't know.",
+        "I don\u2019t know",
+        "i dont know",
+        "I do not know!",
+        "IDK",
+        "Don't know",
+    ]
+    unknown += [' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer."]
+    unknown += ["I do not know the answer to that"]
+    others = ["", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero"]
+    assert [answer for answer in unknown + others if is_i_dont_know(answer)] == unknown
 
 
 def test_an_environment_plays_once(play: Play) -> None:

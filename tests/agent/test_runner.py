@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,15 +13,11 @@ from emailrl.agent.play import TokenDriftError, audit
 from emailrl.agent.runner import derive_seed, run
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
+from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
 
 SCENARIO = Scenario("7", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 SAMPLING = SamplingParams(64)
-
-
-@dataclass
-class Rubric:
-    num_turns: int = 0
 
 
 class Echo:
@@ -29,7 +25,7 @@ class Echo:
 
     def __init__(self, result: str = "ok", *, fails_at: int | None = None) -> None:
         self.scenario = SCENARIO
-        self.rubric = Rubric()
+        self.rubric = {"num_turns": 0}
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
         self.result = result
@@ -41,8 +37,8 @@ class Echo:
         return [Message("user", "a")]
 
     def step(self, message: Message) -> StepResult:
-        self.rubric.num_turns += 1
-        if self.rubric.num_turns == self.fails_at:
+        self.rubric["num_turns"] += 1
+        if self.rubric["num_turns"] == self.fails_at:
             raise ValueError("broken tool")
         if message.content == "bye":
             self.final_answer, self.final_sources = "May 20", ["<1@x>"]
@@ -104,15 +100,12 @@ def test_the_mask_is_one_where_the_policy_sampled(scripted: Any, renderer: ByCha
     assert [(m.role, m.content) for m in trajectory.messages] == [
         ("user", "a"), ("assistant", "hi"), ("tool", "ok"), ("assistant", "bye"),
     ]  # fmt: skip
-    assert [(t.tool_name, t.tool_result, t.finish_reason) for t in trajectory.turns] == [
-        ("echo", "ok", "stop"),
-        ("return_final_answer", None, "stop"),
-    ]
-    assert trajectory.stop_reason == StopReason.ANSWERED
+    played = [(turn.tool_name, turn.tool_result, turn.finish_reason) for turn in trajectory.turns]
+    assert played == [("echo", "ok", "stop"), ("return_final_answer", None, "stop")]
+    assert (trajectory.stop_reason, trajectory.exception) == (StopReason.ANSWERED, None)
     assert (trajectory.final_answer, trajectory.final_sources) == ("May 20", ["<1@x>"])
     assert trajectory.rubric == {"num_turns": 2, "prompt_tokens": 13, "completion_tokens": 7}
     assert (trajectory.policy_version, trajectory.adapter_sha256) == ("v1", "ab12")
-    assert trajectory.exception is None
 
 
 def test_a_template_that_rewrites_history_starts_a_new_sample(scripted: Any) -> None:
@@ -125,12 +118,9 @@ def test_a_template_that_rewrites_history_starts_a_new_sample(scripted: Any) -> 
     assert audit(trajectory) == 7
 
 
-def test_with_a_real_template_the_tokens_are_those_of_the_whole_text(
-    tokenizer: Any, scripted: Callable[..., Any]
-) -> None:
+def test_with_a_real_template_the_tokens_are_those_of_the_whole_text(tokenizer: Any, scripted: Any) -> None:
     real = ChatRenderer(tokenizer)
-    engine = scripted(["hi", "bye"])
-    engine.renderer = real
+    engine = scripted(["hi", "bye"], renderer=real)
     (trajectory,) = run([Echo("<|im_end|>")], engine, real, SAMPLING, seeds=[1])
     (sample,) = trajectory.samples
     assert sample.token_ids == real.tokenize(
@@ -144,8 +134,7 @@ def test_with_a_real_template_the_tokens_are_those_of_the_whole_text(
 
 def test_a_completion_cut_short_ends_the_trajectory_unplayed(scripted: Any, renderer: ByCharacter) -> None:
     (trajectory,) = run([Echo()], scripted(["bye"], finish="length"), renderer, SAMPLING, seeds=[1])
-    assert trajectory.stop_reason == StopReason.TRUNCATED
-    assert trajectory.final_answer is None
+    assert (trajectory.stop_reason, trajectory.final_answer) == (StopReason.TRUNCATED, None)
     assert trajectory.samples[0].loss_mask == [0, 0, 0, 1, 1, 1]
     assert audit(trajectory) == 3
 
@@ -158,8 +147,7 @@ def test_an_exception_ends_its_own_trajectory_alone(
     pair = [Echo(fails_at=fails_at), Echo()]
     broken, sound = run(pair, scripted(["hi", "bye"]), renderer, SAMPLING, seeds=[1, 2], progress=ended.append)
     assert broken.exception is not None and broken.exception.startswith(error)
-    assert broken.stop_reason == StopReason.EXCEPTION
-    assert len(broken.turns) == turns
+    assert (broken.stop_reason, len(broken.turns)) == (StopReason.EXCEPTION, turns)
     assert (sound.exception, sound.stop_reason) == (None, StopReason.ANSWERED)
     assert sorted(map(id, ended)) == sorted([id(broken), id(sound)])
 
@@ -202,24 +190,16 @@ def test_a_policy_that_changes_in_mid_trajectory_is_an_exception(scripted: Any, 
         audit(allowed)
 
 
-def test_chat_engines_play_without_tokens() -> None:
-    class Chat:
-        def generate(self, requests: Sequence[Request], advance: Any) -> list[Completion]:
-            done = []
-            request: Request | None = requests[0]
-            for text in ("hi", "bye"):
-                assert request is not None and request.prompt_ids == []
-                assert request.messages[-1].role in ("user", "tool")
-                done.append(Completion("000000", [], [], "stop", message=Message("assistant", text), prompt_tokens=4))
-                request = advance(done[-1])
-            assert request is None
-            return done
+def test_chat_engines_play_without_tokens(scripted: Any) -> None:
+    engine = scripted(["hi", "bye"])
 
-        def close(self) -> None: ...
+    def complete(request: Request, text: str) -> Completion:
+        assert request.prompt_ids == [] and request.messages[-1].role in ("user", "tool")
+        return Completion("000000", [], [], "stop", message=Message("assistant", text), prompt_tokens=4)
 
-    (trajectory,) = run([Echo()], Chat(), None, SAMPLING, seeds=[1])
-    assert trajectory.samples == []
-    assert trajectory.stop_reason == StopReason.ANSWERED
+    engine.complete = complete
+    (trajectory,) = run([Echo()], engine, None, SAMPLING, seeds=[1])
+    assert (trajectory.samples, trajectory.stop_reason) == ([], StopReason.ANSWERED)
     assert trajectory.rubric["prompt_tokens"] == 8
     assert audit(trajectory) == 0
 
@@ -235,3 +215,31 @@ def test_each_turn_has_a_seed_of_its_own(scripted: Any, renderer: ByCharacter) -
     twice = [Trajectory("a", "g", SCENARIO), Trajectory("a", "g", SCENARIO)]
     with pytest.raises(ValueError, match="same id"):
         run([Echo(), Echo()], engine, renderer, SAMPLING, seeds=[1, 2], trajectories=twice)
+
+
+class Heard(Activity):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, what: str, count: Any = None) -> None:
+        self.notes.append(what)
+
+    def end(self) -> None:
+        self.notes.append("")
+
+
+@pytest.mark.parametrize("sampling", ["sampling", ""])
+def test_every_turn_is_progress_and_names_its_trajectory(scripted: Any, renderer: ByCharacter, sampling: str) -> None:
+    """Servers have time limits of their own: nothing is under way here while they sample."""
+    activity, engine = Heard(), scripted(["hi", "bye"])
+    if sampling:
+        engine.steps = 0  # a local engine's
+    run([Echo()], engine, renderer, SAMPLING, seeds=[1], activity=activity)
+    assert activity.notes == [sampling, *["in the environment of 000000", sampling] * 2]
+    engine.scripts = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        run([Echo()], engine, renderer, SAMPLING, seeds=[1], activity=activity)
+    assert activity.notes[-1] == ""

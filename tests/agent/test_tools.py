@@ -22,30 +22,21 @@ def mailbox(db: Path) -> Mailbox:
 
 
 def parameters(name: str) -> dict:
-    return next(s["function"]["parameters"] for s in tool_schemas() if s["function"]["name"] == name)
+    return {schema["function"]["name"]: schema["function"]["parameters"] for schema in tool_schemas()}[name]
 
 
 def test_names_parameters_and_types_are_those_of_art_e_and_all_are_described() -> None:
-    required = {
-        name: (list(parameters(name)["properties"]), parameters(name)["required"])
-        for name in ("search_emails", "read_email", "return_final_answer")
-    }
-    assert required == {
-        "search_emails": (
-            ["keywords", "from_addr", "to_addr", "sent_after", "sent_before", "max_results"],
-            ["keywords"],
-        ),
+    options = ["from_addr", "to_addr", "sent_after", "sent_before", "max_results"]
+    assert {name: (list(parameters(name)["properties"]), parameters(name)["required"]) for name in TOOLS} == {
+        "search_emails": (["keywords", *options], ["keywords"]),
         "read_email": (["message_id"], ["message_id"]),
         "return_final_answer": (["answer", "sources"], ["answer", "sources"]),
     }
     search = parameters("search_emails")["properties"]
     strings = {"type": "array", "items": {"type": "string"}}
-    said = (
-        "Words or phrases that must all occur in the subject or body. May be empty where an address or a date is given."
-    )
-    assert search["keywords"] == strings | {"description": said}
-    assert search["from_addr"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
-    assert search["from_addr"]["default"] is None
+    assert search["keywords"] == strings | {"description": search["keywords"]["description"]}
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+    assert search["from_addr"] == optional | {"description": "Only emails sent by this address."}
     most = "Most emails to return, at most 10."
     assert search["max_results"] == {"type": "integer", "description": most, "default": 10}
     sources = parameters("return_final_answer")["properties"]["sources"]
@@ -59,22 +50,17 @@ def test_names_parameters_and_types_are_those_of_art_e_and_all_are_described() -
     assert tool_schemas()[0]["function"]["name"] == "search_emails"
 
 
-def test_the_search_tool_says_in_which_order_it_answers() -> None:
-    newest, relevance = (
-        tool_schemas(AgentSettings(search_order=order))[0]["function"]["description"]
-        for order in ("newest", "relevance")
-    )
-    assert tool_schemas()[0]["function"]["description"] == newest and newest.endswith("keywords, newest first.")
-    assert relevance == newest.replace("newest first", "most relevant first")
+def test_the_search_tool_says_in_which_order_it_answers_and_whether_it_needs_keywords() -> None:
+    def search(agent: AgentSettings | None = None) -> tuple[str, str]:
+        function = tool_schemas(agent)[0]["function"]
+        return function["description"], function["parameters"]["properties"]["keywords"]["description"]
 
-
-def test_the_search_tool_says_whether_it_needs_keywords() -> None:
-    def described(without_keywords: bool) -> str:
-        search = tool_schemas(AgentSettings(search_without_keywords=without_keywords))[0]["function"]
-        return search["parameters"]["properties"]["keywords"]["description"]
-
-    assert described(False) == "Words or phrases that must all occur in the subject or body."
-    assert described(True) == described(False) + " May be empty where an address or a date is given."
+    newest, keywords = search(AgentSettings(search_order="newest", search_without_keywords=False))
+    assert newest.endswith("keywords, newest first.")
+    assert keywords == "Words or phrases that must all occur in the subject or body."
+    both = newest, f"{keywords} May be empty where an address or a date is given."
+    assert search() == search(AgentSettings(search_order="newest", search_without_keywords=True)) == both
+    assert search(AgentSettings(search_order="relevance"))[0] == newest.replace("newest first", "most relevant first")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +92,9 @@ def test_search_limits_and_refusals(mailbox: Mailbox) -> None:
         call_tool(mailbox, "search_emails", {"keywords": ["pump"], "max_results": 11})
     with pytest.raises(ToolError):
         call_tool(mailbox, "search_emails", {"keywords": ["pump"], "sent_after": "May 3"})
-    assert len(call_tool(mailbox, "search_emails", {"keywords": ["pump"], "max_results": 10})) == 2
+    hits = call_tool(mailbox, "search_emails", {"keywords": ["pump"], "max_results": 10})
+    assert [hit["message_id"] for hit in hits] == ["<2@x>", "<1@x>"]  # the newest first, before the query date
+    assert hits[1]["snippet"] == "<b>Pump</b> order"
 
 
 def test_a_search_by_sender_and_dates_needs_no_keywords(mailbox: Mailbox) -> None:
@@ -115,12 +103,6 @@ def test_a_search_by_sender_and_dates_needs_no_keywords(mailbox: Mailbox) -> Non
     dates = {"sent_after": "2002-05-03", "sent_before": "2002-05-05"}
     found = call_tool(mailbox, "search_emails", {"keywords": [], **dates})
     assert [hit["message_id"] for hit in found] == ["<2@x>"]
-
-
-def test_search_is_newest_first_in_the_inbox_before_the_query_date(mailbox: Mailbox) -> None:
-    hits = call_tool(mailbox, "search_emails", {"keywords": ["pump"]})
-    assert [hit["message_id"] for hit in hits] == ["<2@x>", "<1@x>"]
-    assert hits[1]["snippet"] == "<b>Pump</b> order"
 
 
 def test_read_gives_the_whole_mail_with_its_recipients(mailbox: Mailbox) -> None:
@@ -158,6 +140,4 @@ def test_read_finds_nothing_outside_the_inbox_or_after_the_query_date(mailbox: M
 
 
 def test_results_are_compact_json_with_letters_as_they_are() -> None:
-    assert to_json([{"message_id": "<1@x>", "snippet": "caf\u00e9 \u2013 ten"}]) == (
-        '[{"message_id":"<1@x>","snippet":"caf\u00e9 \u2013 ten"}]'
-    )
+    assert to_json([{"id": "<1@x>", "snippet": "caf\u00e9 \u2013"}]) == '[{"id":"<1@x>","snippet":"caf\u00e9 \u2013"}]'

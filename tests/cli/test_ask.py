@@ -62,15 +62,8 @@ def typed(monkeypatch, text: str) -> None:
 def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(emailrl, server, db: Path) -> None:
     code, out, err = emailrl("ask", "When", "does the lease end?", "--db", db)  # quotes are not needed
     assert code == 0 and server.requests[0][1]["messages"][1]["content"] == "When does the lease end?"
-    assert out.splitlines() == [
-        "On 31 May 2002.",
-        "",
-        "Source: mail 0",
-        "bob@example.com, 2001-05-01",
-        "  > The lease ends on 31 May 2002.",
-        "",
-        "Source <gone@x>: not in this mailbox.",
-    ]
+    email = "Source: mail 0\nbob@example.com, 2001-05-01\n  > The lease ends on 31 May 2002."
+    assert out == f"On 31 May 2002.\n\n{email}\n\nSource <gone@x>: not in this mailbox.\n"
     assert err.splitlines() == [
         f"Mailbox: {ANN}; model: m",
         f"mail goes to 127.0.0.1:{server.port}: policy",
@@ -84,13 +77,10 @@ def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(em
 
 def test_json_is_one_object(emailrl, server, db: Path) -> None:
     code, out, err = emailrl("ask", "When?", "--db", db, "--inbox", "Ann@Example.com", "--date", "2001-05-02", "--json")
-    assert "Source:" not in err  # only the steps
     record = json.loads(out)
-    assert code == 0 and record.pop("seconds") > 0
-    assert record == {
-        "answer": "On 31 May 2002.", "sources": ["<m0@x>", "<gone@x>"], "turns": 3, "stop_reason": "answered",
-        "inbox": ANN, "date": "2001-05-02",
-    }  # fmt: skip
+    assert code == 0 and record.pop("seconds") > 0 and "Source:" not in err  # only the steps
+    spent = {"turns": 3, "stop_reason": "answered", "inbox": ANN, "date": "2001-05-02"}
+    assert record == {"answer": "On 31 May 2002.", "sources": ["<m0@x>", "<gone@x>"]} | spent
 
 
 def test_the_date_hides_emails_from_that_day_on_and_one_before_the_mailbox_is_warned_of(

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from cli.conftest import Terminal
 from rich.console import Console
+from tiny import make_metadata
 
-from emailrl.checkpoints import Metadata, list_checkpoints, read_checkpoint, write_checkpoint
+from emailrl.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
 from emailrl.cli.checkpoints import checkpoints_table
 from emailrl.settings import load_settings
 
@@ -24,12 +25,8 @@ KINDS = {"checkpoint-10": 10, "best_model": 10, "checkpoint-20": 20, "checkpoint
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "outputs" / "grpo_masked"
     for name, step in KINDS.items():
-        metadata = Metadata(
-            run_id="grpo_masked", kind=name.partition("_")[0].partition("-")[0],  # type: ignore[arg-type]
-            step=step, mode="masked", algorithm="grpo", base_model="nano", lora={},
-            metrics={"accuracy": step / 100, "reward": 0.5}, settings={}, parent=None, seed=42, versions={},
-            database_fingerprint="", questions_fingerprint="", git_commit=None,
-        )  # fmt: skip
+        kind, metrics = name.partition("_")[0].partition("-")[0], {"accuracy": step / 100, "reward": 0.5}
+        metadata = make_metadata(run_id="grpo_masked", kind=kind, step=step, metrics=metrics)
         write_checkpoint(folder / name, metadata, lambda into: (into / "adapter").write_text("weights"))  # type: ignore[arg-type, return-value]
     return folder
 

@@ -60,8 +60,6 @@ def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, to
     assert "token ids only: no matching tokenizer found" in text
     assert "1 2 3 ⟨-0.25⟩0 ⟨-0.01⟩5 6 4 ⟨-3.50⟩" in text
 
-
-def test_tokens_that_nothing_was_trained_on_are_called_sampled(trajectory: Trajectory) -> None:
     for where in ({"origin": "evaluation at step 0"}, {"note": TrainingNote(id="t", dropped="low_std")}):
         text = shown(trajectory, verbose=True, **where)
         assert "4 of 8 sampled (50.0%), mean log-probability -1.065" in text

@@ -271,7 +271,7 @@ def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: 
         asked(**own | {"questions": tmp_path / "unsplit.jsonl"})
     for changes, taught in ({}, "Label"), ({"output_field": "ask"}, "Ask"):
         settings = make_settings(**own, answer_field="label", max_turns=10, **changes)
-        spoken = [messages[-1].content for _, messages in conversations(settings, seed=1)]
+        spoken = [messages[-1].content for _, messages in conversations(settings, seed=1)[0]]
         assert spoken and all(f'"answer": "{taught} ' in text for text in spoken)
 
 

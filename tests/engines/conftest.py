@@ -27,7 +27,7 @@ def make_model() -> Callable[..., Qwen3ForCausalLM]:
                 "num_hidden_layers": 2,
                 "head_dim": 8,
             }
-            heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+            heads = {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
             others = {"initializer_range": 0.3, "eos_token_id": STOP, "bos_token_id": None, "pad_token_id": 0}
             config = Qwen3Config(**sizes | heads | others | changes)
             return Qwen3ForCausalLM(config).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from itertools import count
 
@@ -15,9 +16,9 @@ from transformers import Qwen3ForCausalLM
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.budget import BLOCK, GIB, blocks_of, blocks_within, default_budget, gib_for, token_bytes_of
+from emailrl.engines.budget import BLOCK, GIB, blocks_of, blocks_within, gib_for
 from emailrl.engines.local import passes
-from emailrl.engines.local.cache import BlockCache, BlockLayer, groups_of, new_table
+from emailrl.engines.local.cache import BlockCache, BlockLayer, groups_of
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.passes import Conversation, Schedule
 
@@ -28,9 +29,11 @@ def model(make_model: Callable[..., Qwen3ForCausalLM]) -> Qwen3ForCausalLM:
     return make_model(eos_token_id=None)
 
 
-def test_bytes_and_blocks_by_hand(model: Qwen3ForCausalLM) -> None:
-    assert token_bytes_of(model.config, torch.float32) == TOKEN
-    assert token_bytes_of(model.config, torch.bfloat16) == TOKEN / 2
+def test_bytes_and_blocks_by_hand(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine(model, [39], max_rows=1)
+    monkeypatch.setattr("emailrl.model.layout.available_memory", lambda: 2 * bytes_for(7))
+    engine.generate(requests(5, max_tokens=1))
+    assert engine.cache.most == 7  # by default half of what is free on a CPU
     assert [blocks_of(tokens) for tokens in (0, 1, 32, 33)] == [0, 1, 1, 2]
     # 1 MiB / (32 · 256 · 5/4) = 102.4; one block takes padding.
     assert blocks_within(1 << 20, 2, TOKEN) == 101
@@ -43,22 +46,12 @@ def test_bytes_and_blocks_by_hand(model: Qwen3ForCausalLM) -> None:
     assert gib_for(2021, 40, 163_840) == "10.1"
 
 
-def test_the_default_is_a_share_of_what_is_free_and_torchs_reserve_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emailrl.model.layout.available_memory", lambda: 1000)
-    assert default_budget(torch.device("cpu")) == 500
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 2000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 900)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 500)
-    assert default_budget(torch.device("cuda")) == 800  # 80 % of 600 + 900 - 500
-
-
 def test_blocks_are_taken_shared_and_given_back() -> None:
     cache = BlockCache(1, 1)
     cache.most = 4
-    one, other = new_table(), new_table()
-    assert cache.is_empty
+    one, other = array("q"), array("q")
     assert cache.extend(one, 65)
-    assert list(one) == [1, 2, 3] and not cache.is_empty
+    assert list(one) == [1, 2, 3]
     assert not cache.extend(other, 33) and not other  # two blocks; one is left
     assert not cache.extend(other, 32, spare=1) and not other
     cache.share(one[:2], other)
@@ -102,9 +95,11 @@ def test_rows_of_about_one_length_are_gathered_together() -> None:
     assert groups_of([100, 200, 250, 270], on_cpu=False) == [slice(0, 3), slice(3, 4)]  # 170 + 70 + 20
 
 
-def counted_peak(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of the cache's tensors, at every moment when one of them grows, the old one and the new."""
-    peaks = [0]
+def counted(
+    engine: TransformersEngine, asked: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Completion], int]:
+    """The completions, and the most bytes of the cache's tensors; while one grows, there are the old and the new."""
+    peaks, original = list[int](), BlockLayer.grown
 
     def held() -> int:
         layers = [layer for layer in engine.cache.layers if layer.is_initialized]
@@ -115,45 +110,27 @@ def counted_peak(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) ->
         peaks.append(held() + grown.nbytes)
         return grown
 
-    original = BlockLayer.grown
-    place = engine.cache.place
-
-    def placing(*args: object, **kwargs: object) -> torch.Tensor:
-        peaks.append(held())
-        return place(*args, **kwargs)  # type: ignore[arg-type]
-
     monkeypatch.setattr(BlockLayer, "grown", growing)
-    monkeypatch.setattr(engine.cache, "place", placing)
-    return peaks
+    done = engine.generate(asked)
+    return done, max([held(), *peaks])
 
 
 def test_one_long_trajectory_takes_no_more_than_it_holds(
     model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [*requests(*[10] * 7, max_tokens=20), Request("long", SamplingParams(60), prompt(9, 180), seed=9)]
-    engine = TransformersEngine(model, [39], max_rows=8)
-    peaks = counted_peak(engine, monkeypatch)
-    unbounded = engine.generate(asked)
+    with monkeypatch.context() as patch:
+        unbounded, peak = counted(TransformersEngine(model, [39], max_rows=8), asked, patch)
     longest = max(180 + len(unbounded[-1].token_ids), 181)
     # Seven of at most 30 tokens, one block each; the long one; block 0; half as much again where it grew.
     blocks = 7 + blocks_of(longest) + 1
-    assert 0 < max(peaks) <= 1.5 * blocks * BLOCK * TOKEN * 5 / 4
-    assert max(peaks) < 8 * longest * TOKEN / 2  # what slots as long as the longest would take, by far
+    assert 0 < peak <= 1.5 * blocks * BLOCK * TOKEN * 5 / 4
+    assert peak < 8 * longest * TOKEN / 2  # what slots as long as the longest would take, by far
 
     budget = bytes_for(9)
-    tight = TransformersEngine(model, [39], max_rows=8, cache_bytes=budget)
-    peaks = counted_peak(tight, monkeypatch)
-    same(tight.generate(asked), unbounded)
-    assert 0.6 * budget < max(peaks) <= budget
-
-
-def test_a_group_holds_its_prompt_once(model: Qwen3ForCausalLM) -> None:
-    engine, users = TransformersEngine(model, [39], max_rows=8), list[list[int]]()
-    asked = [Request(str(i), SamplingParams(1), prompt(0, 100), seed=i) for i in range(6)]
-    engine.generate(asked, lambda completion: users.append(list(engine.cache.users)))  # type: ignore[func-returns-value]
-    # Three whole blocks in all six tables; the fourth, with the last token and what is sampled, is each one's own.
-    assert sorted(filter(None, users[0])) == [1] * 6 + [6] * 3
-    assert not any(engine.cache.users)
+    tight, peak = counted(TransformersEngine(model, [39], max_rows=8, cache_bytes=budget), asked, monkeypatch)
+    same(tight, unbounded)
+    assert 0.6 * budget < peak <= budget
 
 
 def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:
@@ -171,15 +148,15 @@ def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalL
 
 
 def test_a_changed_history_leaves_those_who_share_it_alone(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [39], max_rows=4)
     first = Request("a", SamplingParams(4), prompt(0, 70))
     second = Request("b", SamplingParams(20, 0.0), prompt(0, 70), seed=1)
     changed = prompt(0, 70)
     changed[10] = (changed[10] - 1) % 38 + 2
     turns = {"a": Request("a", SamplingParams(4), changed)}
+    engine = TransformersEngine(model, [39], max_rows=4)
     done = engine.generate([first, second], lambda completion: turns.pop(completion.trajectory_id, None))
-    [last] = [each for each in done if each.trajectory_id == "b"]
-    same([last], TransformersEngine(model, [39], max_rows=1).generate([second]))
+    expected = TransformersEngine(model, [39], max_rows=1).generate([second])
+    same([each for each in done if each.trajectory_id == "b"], expected)
 
 
 TOKEN = 256  # bytes of a token in the tests' model: keys and values, 2 layers, 2 heads of 8, 4 bytes
@@ -193,10 +170,6 @@ def bytes_for(blocks: int) -> int:
 def requests(*lengths: int, max_tokens: int = 100, temperature: float = 1.0) -> list[Request]:
     sampling = SamplingParams(max_tokens, temperature)
     return [Request(str(i), sampling, prompt(i, length), seed=i) for i, length in enumerate(lengths)]
-
-
-def sampled(completions: list[Completion]) -> list[list[int]]:
-    return [completion.token_ids for completion in completions]
 
 
 def same(some: list[Completion], others: list[Completion]) -> None:
@@ -277,7 +250,7 @@ def test_what_outgrows_the_whole_cache_is_truncated_and_said(
     said = capsys.readouterr().err
     assert said.count("truncated at 64 tokens") == 1 and "KV_CACHE_GIB" in said and "MAX_MODEL_LEN=64" in said
     within = TransformersEngine(model, [39], max_rows=4, max_model_len=64, cache_bytes=bytes_for(2))
-    assert sampled(within.generate(requests(50, max_tokens=60, temperature=0))) == [ended[0].token_ids]
+    assert within.generate(requests(50, max_tokens=60, temperature=0))[0].token_ids == ended[0].token_ids
     assert capsys.readouterr().err == ""  # the context window's own end needs no word
 
 
@@ -303,10 +276,7 @@ def run_out(monkeypatch: pytest.MonkeyPatch) -> RunOut:
 
 
 def test_out_of_memory_makes_the_cache_smaller_and_goes_on(
-    model: Qwen3ForCausalLM,
-    alone: list[Completion],
-    run_out: RunOut,
-    capsys: pytest.CaptureFixture[str],
+    model: Qwen3ForCausalLM, alone: list[Completion], run_out: RunOut, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
     run_out(lambda step, rows: rows > 3)
@@ -361,15 +331,6 @@ def test_out_of_memory_with_one_trajectory_is_an_error(model: Qwen3ForCausalLM, 
     with pytest.raises(EmailRLError, match="one trajectory of 9 tokens") as caught:
         engine.generate(requests(9, 9))
     assert caught.value.hint is not None and "MAX_MODEL_LEN" in caught.value.hint
-
-
-def test_an_out_of_memory_later_on_loses_no_number(
-    model: Qwen3ForCausalLM, alone: list[Completion], run_out: RunOut
-) -> None:
-    engine = TransformersEngine(model, [39], max_rows=8)
-    run_out(lambda step, rows: step in (5, 9))
-    same(engine.generate(requests(*LENGTHS)), alone)
-    assert engine.cache.most < 17
 
 
 def test_a_cache_that_others_had_filled_is_given_back_first(

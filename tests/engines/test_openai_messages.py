@@ -61,39 +61,35 @@ def failure(url: str, tmp_path: Path, *, key: str | None = KEY, timeout: float =
     return error.replace(url, "URL")
 
 
+LATER, WRONG = "Try again later, or check the server's log.", "Check OPENAI_BASE_URL (URL): most addresses end in /v1."
+OFF = "Check OPENAI_BASE_URL, and that the server runs."
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
         (echo_key, "HTTP 401: Incorrect API key: ***. Check OPENAI_API_KEY."),
-        (send(401, b""), "HTTP 401: Unauthorized. Check OPENAI_API_KEY."),
         (refuse(402, "No credit"), "HTTP 402: No credit. Add credit to the account."),
         (refuse(403, "Not yours"), "HTTP 403: Not yours. Check what the key in OPENAI_API_KEY may use."),
         (refuse(404, "No model"), "HTTP 404: No model. Check --model (org/big) and OPENAI_BASE_URL (URL)."),
-        (send(404, b'{"detail": "No route"}'),
-         "HTTP 404: No route. Check --model (org/big) and OPENAI_BASE_URL (URL)."),
-        (send(400, b'[{"error": {"message": "No tools"}}]'),
-         "HTTP 400: No tools. Check that org/big supports tool calls and the sampling settings."),
+        (
+            send(400, b'[{"error": {"message": "No tools"}}]'),
+            "HTTP 400: No tools. Check that org/big supports tool calls and the sampling settings.",
+        ),
         (refuse(429, "Slow down"), "HTTP 429: Slow down. Try again later, or lower ROLLOUT_CONCURRENCY."),
-        (send(500, b"Out of memory"), "HTTP 500: Out of memory. Try again later, or check the server's log."),
-        (send(502, b"<html><h1>nginx</h1></html>"),
-         "HTTP 502: Bad Gateway. Try again later, or check the server's log."),
-        (send(599, b"[[[[[[1]]]]]]"), "HTTP 599: no message. Try again later, or check the server's log."),
+        (send(502, b"<html><h1>nginx</h1></html>"), f"HTTP 502: Bad Gateway. {LATER}"),
+        (send(599, b"[[[[[[1]]]]]]"), f"HTTP 599: no message. {LATER}"),
         (send(302, b""), "HTTP 302: Found. The server redirects requests: check OPENAI_BASE_URL (URL)."),
-        (send(200, b"<html>Log in</html>"),
-         "the server's reply cannot be read: it is not JSON, but '<html>Log in</html>'. "
-         "Check OPENAI_BASE_URL (URL): most addresses end in /v1."),
-        (send(200, b"\xff\xfe"),
-         "the server's reply cannot be read: it is not JSON, but '\ufffd\ufffd'. "
-         "Check OPENAI_BASE_URL (URL): most addresses end in /v1."),
-        (send(200, b""),
-         "the server's reply cannot be read: it is empty. Check OPENAI_BASE_URL (URL): most addresses end in /v1."),
-        (send(200, b'{"choices": [', length=500),
-         "the reply was cut off (URL/chat/completions). Check OPENAI_BASE_URL (URL): most addresses end in /v1."),
-        (hang_up,
-         "Server disconnected without sending a response (URL/chat/completions). "
-         "Check OPENAI_BASE_URL, and that the server runs."),
+        (
+            send(200, b"<html>Log in</html>"),
+            f"the server's reply cannot be read: it is not JSON, but '<html>Log in</html>'. {WRONG}",
+        ),
+        (send(200, b"\xff\xfe"), f"the server's reply cannot be read: it is not JSON, but '\ufffd\ufffd'. {WRONG}"),
+        (send(200, b""), f"the server's reply cannot be read: it is empty. {WRONG}"),
+        (send(200, b'{"choices": [', length=500), f"the reply was cut off (URL/chat/completions). {WRONG}"),
+        (hang_up, f"Server disconnected without sending a response (URL/chat/completions). {OFF}"),
     ],
-)  # fmt: skip
+)
 def test_a_failing_server(serve: Callable[[Answer], str], tmp_path: Path, answer: Answer, error: str) -> None:
     assert failure(serve(answer), tmp_path) == error
 
@@ -104,13 +100,10 @@ def test_a_missing_key_a_late_reply_and_servers_that_cannot_be_reached(
     error = failure(serve(refuse(401, "No key")), tmp_path, key=None)
     assert error == "HTTP 401: No key. Set OPENAI_API_KEY to a key of this server."
     error = failure(serve(lambda _: time.sleep(1)), tmp_path, timeout=0.2)
-    assert error == (
-        "no complete reply within 0.2 s (URL/chat/completions). If the server is only slow, raise LITELLM_TIMEOUT."
-    )
-    check = "Check OPENAI_BASE_URL, and that the server runs."
-    assert failure("http://127.0.0.1:9", tmp_path) == f"connection refused (URL/chat/completions). {check}"
+    assert error.startswith("no complete reply within 0.2 s (URL/") and error.endswith("raise LITELLM_TIMEOUT.")
+    assert failure("http://127.0.0.1:9", tmp_path) == f"connection refused (URL/chat/completions). {OFF}"
     unknown = failure("http://no-such-host.invalid", tmp_path)
-    assert unknown == f"the host name cannot be resolved (URL/chat/completions). {check}"
+    assert unknown == f"the host name cannot be resolved (URL/chat/completions). {OFF}"
     plain = serve(hang_up).replace("http:", "https:")
     assert failure(plain, tmp_path).startswith("TLS failed: ")
     with pytest.raises(UsageError, match="OPENAI_BASE_URL is localhost:1/v1, which does not start with http"):

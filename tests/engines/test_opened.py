@@ -26,10 +26,9 @@ def parts(tmp_path: Path) -> tuple[Any, Path]:
 def test_it_plays_the_adapter_on_the_bare_base_within_the_models_own_limit(parts: tuple[Any, Path]) -> None:
     settings, adapter = parts
     (Path(settings.model.name) / "generation_config.json").write_text('{"max_new_tokens": 7}')
-    opened = open_policy(settings, adapter)
-    assert (opened.engine.version, opened.engine.adapter_sha256) == (str(adapter), adapter_sha256(adapter))
-    assert not opened.policy.trainable and opened.settings.agent.max_tokens == 7
-    opened.close()
+    settings, policy, engine = open_policy(settings, adapter)
+    assert (engine.version, engine.adapter_sha256) == (str(adapter), adapter_sha256(adapter))
+    assert not policy.trainable and settings.agent.max_tokens == 7
 
 
 def test_an_adapter_that_cannot_be_had_leaves_no_engine_open(
@@ -44,9 +43,9 @@ def test_an_adapter_that_cannot_be_had_leaves_no_engine_open(
 
 
 def test_servers_take_more_conversations_at_once_unless_told_and_small_models_are_merged() -> None:
-    assert rows_per_server(AgentSettings()) == 256 and most_requests(AgentSettings(), 3) == 768
     few = AgentSettings(max_batch_trajectories=8)
-    assert rows_per_server(few) == 8 and most_requests(few, 3) == 24
+    assert (rows_per_server(AgentSettings()), rows_per_server(few)) == (256, 8)
+    assert (most_requests(AgentSettings(), 3), most_requests(few, 3)) == (768, 24)
     assert most_requests(AgentSettings(rollout_concurrency=10), 3) == 10
     assert merges(10**9, quantized=False)
     assert not merges(10**9 + 1, quantized=False) and not merges(1, quantized=True)

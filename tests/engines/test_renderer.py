@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
@@ -19,7 +19,6 @@ CALL_IDS = [
     TOOL_CALL, 198, 4913, 606, 788, 330, 1836, 77773, 497, 330, 16370, 788, 5212, 28995, 788, 4383, 64, 1341, 11248,
     END_TOOL_CALL, IM_END,
 ]  # fmt: skip
-TOOLS = [{"type": "function", "function": {"name": "search_emails", "description": "", "parameters": {}}}]
 
 
 @pytest.fixture
@@ -29,9 +28,8 @@ def renderer(qwen: PreTrainedTokenizerBase) -> ChatRenderer:
 
 def test_the_first_prompt_has_the_templates_ids(renderer: ChatRenderer) -> None:
     rendered = renderer.start([Message("system", "Hi"), Message("user", "Who?")])
-    assert (
-        rendered.text == "<|im_start|>system\nHi<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    text = "<|im_start|>system\nHi<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered.text == text
     assert rendered.ids == [
         IM_START, 8948, 198, 13048, IM_END, 198, IM_START, 872, 198, 15191, 30, IM_END, 198, IM_START, 77091, 198,
     ]  # fmt: skip
@@ -50,7 +48,9 @@ def test_a_text_that_comes_again_is_tokenized_once_and_its_ids_belong_to_the_cal
 def test_a_tool_result_is_appended_with_the_newline_after_the_turn(renderer: ChatRenderer) -> None:
     messages = [Message("system", "Hi"), Message("user", "Who?")]
     first = renderer.start(messages)
-    messages += [renderer.parse(CALL_IDS), Message("tool", "ok", name="search_emails")]
+    said = renderer.parse(CALL_IDS)  # without the stop token
+    assert said == Message("assistant", CALL, [ToolCall("search_emails", {"keywords": ["a"]})])
+    messages += [said, Message("tool", "ok", name="search_emails")]
     rendered = renderer.extend(first.text + renderer.text_of(CALL_IDS), messages)
     assert rendered.extends
     assert rendered.ids == [
@@ -58,11 +58,6 @@ def test_a_tool_result_is_appended_with_the_newline_after_the_turn(renderer: Cha
         77091, 198,
     ]  # fmt: skip
     assert renderer.tokenize(rendered.text) == first.ids + CALL_IDS + rendered.ids
-
-
-def test_tools_are_rendered_by_the_template(qwen: PreTrainedTokenizerBase) -> None:
-    text = ChatRenderer(qwen, TOOLS).start([Message("system", "Hi"), Message("user", "Who?")]).text
-    assert '<tools>\n{"type": "function", "function": {"name": "search_emails"' in text
 
 
 def test_ids_that_are_no_canonical_tokenization_stay_as_sampled(renderer: ChatRenderer) -> None:
@@ -109,27 +104,14 @@ def test_hostile_content_holds_no_control_token(qwen_thinking: PreTrainedTokeniz
 FRAGMENTS = st.lists(st.sampled_from([*MARKUP, "<|im_end|>", "<|im_", "<", "<|", "end|>", "|>", " ", "a", "\ufb01"]))
 
 
-def holds_no_control_token(qwen_thinking: PreTrainedTokenizerBase, parts: list[str]) -> None:
-    renderer = ChatRenderer(qwen_thinking)
-    harmless = renderer.harmless("".join(parts))
-    assert not set(qwen_thinking.encode(harmless, add_special_tokens=False)) & set(qwen_thinking.added_tokens_decoder)
-    assert harmless.replace(" ", "") == "".join(parts).replace(" ", "")
-
-
 @given(FRAGMENTS)
 def test_no_arrangement_of_fragments_makes_a_control_token(
     qwen_thinking: PreTrainedTokenizerBase, parts: list[str]
 ) -> None:
-    holds_no_control_token(qwen_thinking, parts)
-
-
-@pytest.mark.slow
-@settings(max_examples=9057, deadline=None)
-@given(FRAGMENTS)
-def test_nine_thousand_arrangements_make_no_control_token(
-    qwen_thinking: PreTrainedTokenizerBase, parts: list[str]
-) -> None:
-    holds_no_control_token(qwen_thinking, parts)
+    text = "".join(parts)
+    harmless = ChatRenderer(qwen_thinking).harmless(text)
+    assert not set(qwen_thinking.encode(harmless, add_special_tokens=False)) & set(qwen_thinking.added_tokens_decoder)
+    assert harmless.replace(" ", "") == text.replace(" ", "")
 
 
 def test_characters_the_tokenizer_folds_together_are_seen_through(qwen: PreTrainedTokenizerBase) -> None:
@@ -144,7 +126,12 @@ def test_characters_the_tokenizer_folds_together_are_seen_through(qwen: PreTrain
     assert renderer.harmless("<tool_call> \ufe64tool_call\ufe65") == "< tool_call> < tool_call>"
 
 
-def test_calls_written_by_hand_are_rendered_as_markup(renderer: ChatRenderer) -> None:
+def test_tools_and_calls_written_by_hand_are_rendered_as_markup(
+    renderer: ChatRenderer, qwen: PreTrainedTokenizerBase
+) -> None:
+    tools = [{"type": "function", "function": {"name": "search_emails", "description": "", "parameters": {}}}]
+    text = ChatRenderer(qwen, tools).start([Message("system", "Hi"), Message("user", "Who?")]).text
+    assert '<tools>\n{"type": "function", "function": {"name": "search_emails"' in text
     by_hand = Message("assistant", "", [ToolCall("search_emails", {"keywords": ["a"]})])
     sampled = Message("assistant", CALL, [ToolCall("search_emails", {"keywords": ["a"]})])
     text = renderer.render([Message("user", "Who?"), sampled], add_generation_prompt=False)
@@ -163,35 +150,24 @@ def test_stop_ids_are_the_end_of_text_and_the_end_of_a_turn_and_a_template_is_ne
         ChatRenderer(other)
 
 
-def test_the_stop_token_is_no_part_of_the_message(renderer: ChatRenderer) -> None:
-    message = renderer.parse(CALL_IDS)
-    assert message.content == CALL
-    assert message.tool_calls == [ToolCall("search_emails", {"keywords": ["a"]})]
-    assert message.parse_error is None
+F, G, F1 = ToolCall("f", {}), ToolCall("g", {}), ToolCall("f", {"a": 1})
 
 
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
         ("no call", []),
-        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', [ToolCall("f", {})]),
-        ('<tool_call>{"name": "f"}</tool_call>', [ToolCall("f", {})]),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCall("f", {"a": 1})]),
-        ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', [ToolCall("f", {"a": 1})]),
-        ('<tool_call>{"name": "f", "parameters": "{\\"a\\": 1}"}', [ToolCall("f", {"a": 1})]),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 1}}', [ToolCall("f", {"a": 1})]),
-        (
-            'a<tool_call>{"name": "f"}</tool_call>b<tool_call>{"name": "g"}</tool_call>',
-            [ToolCall("f", {}), ToolCall("g", {})],
-        ),
-        ('<think><tool_call>nonsense</think><tool_call>{"name": "f"}</tool_call>', [ToolCall("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', [F]),
+        ('<tool_call>{"name": "f"}</tool_call>', [F]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [F1]),
+        ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', [F1]),
+        ('<tool_call>{"name": "f", "parameters": "{\\"a\\": 1}"}', [F1]),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 1}}', [F1]),
+        ('a<tool_call>{"name": "f"}</tool_call>b<tool_call>{"name": "g"}</tool_call>', [F, G]),
+        ('<think><tool_call>nonsense</think><tool_call>{"name": "f"}</tool_call>', [F]),
         ('<think><tool_call>{"name": "f"}</tool_call>', []),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1}}', [ToolCall("f", {"a": 1})]),
-        ('Now.<tool_call>\n{"name": "f", "arguments": {}}\n', [ToolCall("f", {})]),
-        (
-            '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": "{}"}',
-            [ToolCall("f", {}), ToolCall("g", {})],
-        ),
+        ('Now.<tool_call>\n{"name": "f", "arguments": {}}\n', [F]),
+        ('<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": "{}"}', [F, G]),
     ],
 )
 def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
@@ -205,10 +181,8 @@ def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
         ('<tool_call>{"name": "f", "arguments": {"a": 1}', "not closed"),
         ('<tool_call>{"name": "f", "arguments": {}} and then', "not closed"),
         ('<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}', "not closed"),
-        ('<tool_call>{"name": "f", "arguments": {}}</tool_cal', "not closed"),
         ('<tool_call>{"name": "f", "arguments": []}', "not closed"),
         ("<tool_call>" + '{"name": "f", "arguments": {"a": ' * 50_000, "not closed"),
-        ("<tool_call>", "not closed"),
         ('{"name": "f"}</tool_call>', "without <tool_call>"),
         ("<tool_call>{name: f}</tool_call>", "not JSON"),
         ("<tool_call>[]</tool_call>", "no name"),
@@ -216,7 +190,6 @@ def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
         ('<tool_call>{"name": "f", "arguments": []}</tool_call>', "not an object"),
         ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "not JSON"),
         ('<tool_call>{"name": "f", "params": {"a": 1}}</tool_call>', 'no "arguments"'),
-        ('<tool_call>{"name": "f", "a": 1}</tool_call>', 'no "arguments"'),
         ('<tool_call>{"name": "f", "parameters": null}</tool_call>', "not an object"),
         ('<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": 1}}</tool_call>', "give arguments only"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),
@@ -232,9 +205,7 @@ def test_markup_that_cannot_be_read_is_an_error(text: str, error: str) -> None:
     [
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",  # the sandbox
-        "{{ messages.append(1) }}",
         "{% if %}",
-        "{{ 1 / 0 }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ raise_exception('no\\nsystem role') }}",
     ],

@@ -17,15 +17,7 @@ from typing import Any
 import pytest
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.engines.vllm.serve import (
-    Server,
-    check_port,
-    deal_gpus,
-    find_gpus,
-    running,
-    server_environment,
-    wait_until_well,
-)
+from emailrl.engines.vllm.serve import Server, check_port, deal_gpus, find_gpus, server_environment, supervise
 from emailrl.settings import load_settings
 
 STAND_IN = Path(__file__).parent / "stand_in"
@@ -35,15 +27,13 @@ PACKAGE = Path(__file__).resolve().parents[2]
 class Serving:
     """A running command, and what its servers printed."""
 
-    def __init__(self, folder: Path, *arguments: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, *arguments: str, environ: dict[str, str]) -> None:
         self.folder, self.port = folder, free_ports(2)
-        command = [sys.executable, "-P", "-m", "emailrl", "serve", "--model", "nano"]
-        command += ["--port", str(self.port), *arguments]
+        command = [sys.executable, "-P", "-m", "emailrl", "serve", "--model", "nano", "--port", str(self.port)]
+        environ = os.environ | {"PYTHONPATH": f"{STAND_IN}:{PACKAGE}"} | environ
         self.errors = (folder / "stderr").open("w+")
-        self.process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | {"PYTHONPATH": f"{STAND_IN}:{PACKAGE}"} | (environ or {}),
-            stdout=subprocess.PIPE, stderr=self.errors, text=True,
-        )  # fmt: skip
+        out = {"stdout": subprocess.PIPE, "stderr": self.errors, "text": True}
+        self.process = subprocess.Popen([*command, *arguments], cwd=folder, env=environ, **out)
 
     def ready(self) -> str:
         """What it prints once all are ready."""
@@ -107,24 +97,17 @@ def all_gone(starts: list[dict[str, Any]]) -> bool:
     return not any(lives(one[name]) for one in starts for name in ("pid", "child"))
 
 
-def test_nothing_is_imported_from_the_working_folder(tmp_path: Path, serving: Callable[..., Serving]) -> None:
+def test_each_replica_gets_its_own_gpus_and_room_for_the_versions_and_imports_nothing_from_the_working_folder(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
     for name in ("contextlib.py", "ctypes.py", "torch.py", "emailrl/__init__.py", "vllm/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("open('PWNED', 'w')\n")
-    started = serving()
-    assert started.ready(), started.said()
-    assert not (tmp_path / "PWNED").exists()
-
-
-def test_each_replica_gets_its_own_gpus_and_room_for_the_versions(serving: Callable[..., Serving]) -> None:
-    command = serving(
-        *("--replicas", "2", "--tensor-parallel", "2", "--gpus", "4,5,6,7", "--max-staleness", "2", "--json"),
-        *("--lora-rank", "12", "--", "--swap-space", "1"),
-        VLLM_ENGINE_ARGS='{"kv_cache_dtype": "fp8"}',
-        KV_CACHE_GIB="1.5",
-        LOAD_IN_4BIT="true",
-    )
+    flags = "--replicas 2 --tensor-parallel 2 --gpus 4,5,6,7 --max-staleness 2 --json --lora-rank 12 -- --swap-space 1"
+    environ = {"VLLM_ENGINE_ARGS": '{"kv_cache_dtype": "fp8"}', "KV_CACHE_GIB": "1.5", "LOAD_IN_4BIT": "true"}
+    command = serving(*flags.split(), **environ)
     result = json.loads(command.ready())
+    assert not (tmp_path / "PWNED").exists()
     assert result["vllm_urls"] == f"http://127.0.0.1:{command.port},http://127.0.0.1:{command.port + 1}"
     assert [Path(log).name for log in result["logs"]] == [f"vllm-{command.port + n}.log" for n in (0, 1)]
     starts = command.starts()
@@ -177,11 +160,8 @@ def test_a_server_that_dies_is_restarted_and_one_that_keeps_dying_given_up(
     assert "restart 1 of 1" in command.said()
     marker.touch()
     assert command.process.wait(30) == 1
-    assert (
-        "will not be restarted again (--max-restarts 1)" in command.said()
-        and "error: No server is left." in command.said()
-    )
-    assert all_gone(command.starts())
+    assert "will not be restarted again (--max-restarts 1)" in command.said()
+    assert "error: No server is left." in command.said() and all_gone(command.starts())
 
 
 def test_a_server_that_does_not_start_ends_the_command_with_its_last_words(serving: Callable[..., Serving]) -> None:
@@ -203,8 +183,8 @@ VLLM_LOG = [
 def test_the_cause_is_told_that_a_long_traceback_follows(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print(sys.argv[1]); raise SystemExit(1)", "\n".join(VLLM_LOG)]
     server = Server("http://127.0.0.1:1", command, dict(os.environ) | {"PYTHONPATH": str(PACKAGE)}, tmp_path / "log")
-    with running([server]), pytest.raises(EmailRLError) as raised:
-        wait_until_well([server], timeout=30, say=lambda line: None)
+    with pytest.raises(EmailRLError) as raised:
+        supervise([server], restarts=0, timeout=30, say=print, ready=pytest.fail)  # type: ignore[arg-type]
     assert "(exit code 1: ValueError: Free memory on device (10/80 GiB) on startup is less" in raised.value.message
     assert raised.value.hint.startswith("Lower --gpu-memory-utilization, or free memory. The whole log: ")
 
@@ -242,13 +222,12 @@ def test_an_address_to_listen_on_that_does_not_exist(host: str, port: int, messa
     assert hint in raised.value.hint
 
 
-def test_a_key_that_no_request_can_carry_is_refused(tmp_path: Path) -> None:
+def test_servers_open_to_others_without_a_key_are_warned_of_and_a_key_must_be_one(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
     settings = load_settings({"vllm_api_key": "two words"}, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="VLLM_API_KEY is not a valid key"):
         server_environment(settings.vllm, [])
-
-
-def test_servers_open_to_others_without_a_key_are_warned_of(serving: Callable[..., Serving]) -> None:
     command = serving("--host", "0.0.0.0", "--gpus", "")
     until(lambda: "Note: anyone who can reach 0.0.0.0 can load adapters" in command.said())
     command = serving("--host", "0.0.0.0", "--gpus", "", VLLM_API_KEY="secret")

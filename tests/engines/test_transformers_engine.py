@@ -83,9 +83,8 @@ def test_conversations_of_many_turns_equal_the_plain_forward_pass(model: Qwen3Fo
 
 def test_greedy_equals_generate(model: Qwen3ForCausalLM) -> None:
     engine = TransformersEngine(model, [STOP], max_rows=8)
-    for request, completion in zip(
-        requests(5, temperature=0), engine.generate(requests(5, temperature=0)), strict=True
-    ):
+    asked = requests(5, temperature=0)
+    for request, completion in zip(asked, engine.generate(asked), strict=True):
         ids = torch.tensor([request.prompt_ids])
         whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
         assert completion.token_ids == whole[0, len(request.prompt_ids) :].tolist()
@@ -95,107 +94,100 @@ def test_the_same_requests_give_the_same_bits_and_one_asked_twice_keeps_its_plac
     first, second = requests(2)
     done = TransformersEngine(model, [STOP], max_rows=2).generate([first, second, first])
     assert [completion.trajectory_id for completion in done] == ["0", "1", "0"]
-    one, other = (TransformersEngine(model, [STOP], max_rows=4).generate(requests(9)) for _ in range(2))
-    assert [(c.token_ids, c.logprobs) for c in one] == [(c.token_ids, c.logprobs) for c in other]
+    one, other = (TransformersEngine(model, [STOP], max_rows=9) for _ in range(2))
+    said = one.generate(requests(9))
+    assert [(c.token_ids, c.logprobs) for c in said] == [(c.token_ids, c.logprobs) for c in other.generate(requests(9))]
+    assert isinstance(one, LocalEngine) and one.steps == max(len(each.token_ids) for each in said)
+    one.release()
+    assert one.cache.layers[0].keys.numel() == 0 < other.cache.layers[0].keys.numel()
+    one.resume()
+    assert [c.token_ids for c in one.generate(requests(9))] == [c.token_ids for c in said]
 
 
-def count_read_tokens(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of tokens, padding left out, that each later pass over prompts reads."""
-    read: list[int] = []
-    original = engine.passes.read_shortest
-
-    def counting(unread: list[Conversation]) -> None:
-        before = sum(each.unread for each in unread)
-        original(unread)
-        read.append(before - sum(each.unread for each in unread))
-
-    monkeypatch.setattr(engine.passes, "read_shortest", counting)
-    return read
+Reading = Callable[..., tuple[TransformersEngine, list[int]]]
 
 
-def test_members_of_a_group_read_their_prompt_once(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TransformersEngine(model, [STOP], max_rows=8)
-    read = count_read_tokens(engine, monkeypatch)
-    group = [Request(str(i), SamplingParams(9), prompt(0, 100), seed=i) for i in range(6)]
-    done = engine.generate(group)
+@pytest.fixture
+def reading(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """An engine, and the number of tokens, padding left out, that each of its passes over prompts reads."""
+
+    def make(max_rows: int = 8) -> tuple[TransformersEngine, list[int]]:
+        engine, read = TransformersEngine(model, [STOP], max_rows=max_rows), list[int]()
+        original = engine.passes.read_shortest
+
+        def counting(unread: list[Conversation]) -> None:
+            before = sum(each.unread for each in unread)
+            original(unread)
+            read.append(before - sum(each.unread for each in unread))
+
+        monkeypatch.setattr(engine.passes, "read_shortest", counting)
+        return engine, read
+
+    return make
+
+
+def test_members_of_a_group_read_their_prompt_once(model: Qwen3ForCausalLM, reading: Reading) -> None:
+    engine, read = reading()
+    group, users = [Request(str(i), SamplingParams(9), prompt(0, 100), seed=i) for i in range(6)], list[list[int]]()
+    ended = engine.generate(group, lambda _: users.append(list(engine.cache.users)))  # type: ignore[func-returns-value]
+    done = sorted(ended, key=lambda completion: completion.trajectory_id)
     # The first reads all but the last token; the others begin with its three blocks of 32.
     assert read == [99, 5 * 3]
+    # These are in all six tables; the fourth, with the last token and what is sampled, is each one's own.
+    assert sorted(filter(None, users[0]))[:9] == [1] * 6 + [6] * 3
+    assert not any(engine.cache.users)
     for request, completion in zip(group, done, strict=True):
         same(completion, model, request)
     assert len({tuple(completion.token_ids) for completion in done}) > 1
 
 
-def test_a_latecomer_takes_its_beginning_from_one_that_runs(
-    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = TransformersEngine(model, [39], max_rows=2)
-    read = count_read_tokens(engine, monkeypatch)
-    common = prompt(0, 64)
-    tokens = (9, 3, 5)
-    three = [Request(str(i), SamplingParams(tokens[i], 0.0), [*common, 2 + i, 7]) for i in range(3)]
+def test_a_latecomer_takes_its_beginning_from_one_that_runs(model: Qwen3ForCausalLM, reading: Reading) -> None:
+    engine, read = reading(max_rows=2)
+    three = [Request(str(i), SamplingParams((9, 3, 5)[i], 0.0), [*prompt(0, 64), 2 + i, 7]) for i in range(3)]
     for request, completion in zip(three, engine.generate(three), strict=True):
         same(completion, model, request)
     assert read == [65, 1, 1]
 
 
-def test_a_later_turn_reads_only_what_is_new(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TransformersEngine(model, [39], max_rows=8)
-    read = count_read_tokens(engine, monkeypatch)
-    first = Request("a", SamplingParams(4), prompt(0, 30))
-    turns: list[Request] = []
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_later_turn_reads_only_what_is_new(model: Qwen3ForCausalLM, reading: Reading, changed: bool) -> None:
+    engine, read = reading()
+    first, turns = Request("a", SamplingParams(4), prompt(0, 80)), list[Request]()
 
     def advance(completion: Completion) -> Request | None:
-        if turns:
-            return None
-        turns.append(
-            Request("a", SamplingParams(4), [*first.prompt_ids, *completion.token_ids, *prompt(1, 10)], seed=1)
-        )
-        return turns[0]
+        ids = [*first.prompt_ids, *completion.token_ids, *prompt(1, 10)]
+        ids[70] = (ids[70] - 1) % 38 + 2 if changed else ids[70]
+        turns.append(Request("a", SamplingParams(4), ids, seed=1))
+        return turns[0] if len(turns) == 1 else None
 
-    same(engine.generate([first], advance)[1], model, turns[0])
-    # The last sampled token and 9 of the 10 new ones; the tenth is read by the step that samples.
-    assert read == [29, 10]
+    _, completion = engine.generate([first], advance)
+    same(completion, model, turns[0])
+    # What was sampled last and 9 of the 10 new tokens: the tenth is read by the step that samples. A changed history is
+    # read from the beginning of the block in which it changed.
+    assert read == [79, len(turns[0].prompt_ids) - 1 - 64 if changed else 10]
 
 
-def test_a_changed_history_is_read_from_where_it_changed(
-    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+def test_long_prompts_are_read_in_pieces(
+    model: Qwen3ForCausalLM, reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = TransformersEngine(model, [STOP], max_rows=8)
-    read = count_read_tokens(engine, monkeypatch)
-    changed = prompt(0, 80)
-    changed[70] = (changed[70] - 1) % 38 + 2
-    request = Request("a", SamplingParams(4), changed)
-    turns = iter([request, None])
-    done = engine.generate([Request("a", SamplingParams(4), prompt(0, 80))], lambda _: next(turns))
-    same(done[1], model, request)
-    assert read == [79, 79 - 64]  # from the beginning of its block
-
-
-def test_long_prompts_are_read_in_pieces(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(passes.PREFILL_TOKENS, "cpu", 16)
-    engine = TransformersEngine(model, [STOP], max_rows=8)
-    read = count_read_tokens(engine, monkeypatch)
+    engine, read = reading()
     request = Request("a", SamplingParams(4), prompt(0, 40))
     same(engine.generate([request])[0], model, request)
     assert read == [16, 16, 7]
 
 
 def test_a_follow_up_joins_while_others_still_sample(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [39], max_rows=8)
-    order = []
+    order = list[str]()
 
     def advance(completion: Completion) -> Request | None:
         order.append(completion.trajectory_id)
         short = completion.trajectory_id == "short" and order.count("short") < 3
         return Request("short", SamplingParams(2, 0.0), [*prompt(0, 5), *completion.token_ids, 3]) if short else None
 
-    engine.generate(
-        [
-            Request("long", SamplingParams(20, 0.0), prompt(1, 5)),
-            Request("short", SamplingParams(2, 0.0), prompt(0, 5)),
-        ],
-        advance,
-    )
+    long, short = Request("long", SamplingParams(20, 0.0), prompt(1, 5)), SamplingParams(2, 0.0)
+    engine = TransformersEngine(model, [39], max_rows=8)
+    engine.generate([long, Request("short", short, prompt(0, 5))], advance)
     assert order == ["short", "short", "short", "long"]
 
 
@@ -210,16 +202,6 @@ def test_the_context_window_bounds_a_completion(make_model: Callable[..., Qwen3F
     turns = iter([Request("a", sampling, prompt(0, 30)), None])  # a follow-up beyond it ends there
     ended = engine.generate([Request("a", SamplingParams(2), prompt(0, 5))], lambda _: next(turns))
     assert [(one.prompt_tokens, bool(one.token_ids), one.finish_reason) for one in ended[1:]] == [(30, False, "length")]
-
-
-def test_release_frees_the_cache_and_the_engine_goes_on(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [STOP], max_rows=4)
-    first = engine.generate(requests(3))
-    assert engine.cache.layers[0].keys.numel() > 0
-    engine.release()
-    assert engine.cache.layers[0].keys.numel() == 0
-    engine.resume()
-    assert [c.token_ids for c in engine.generate(requests(3))] == [c.token_ids for c in first]
 
 
 class Interrupting(BlockCache):
@@ -239,7 +221,7 @@ def test_an_interrupt_inside_the_cache_leaves_nothing_behind(model: Qwen3ForCaus
     with pytest.raises(KeyboardInterrupt):
         engine.generate([Request("long", SamplingParams(4), prompt(9, 90))])
     cache.__class__ = BlockCache
-    assert cache.is_empty
+    assert cache.users == [0]
     for request, completion in zip(requests(6), engine.generate(requests(6)), strict=True):
         same(completion, model, request)
 
@@ -248,9 +230,3 @@ def test_a_model_with_sliding_windows_is_refused(make_model: Callable[..., Qwen3
     sliding = make_model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
     with pytest.raises(EmailRLError, match="full attention"):
         TransformersEngine(sliding, [STOP], max_rows=1)
-
-
-def test_it_counts_its_steps(model: Qwen3ForCausalLM) -> None:
-    engine = TransformersEngine(model, [], max_rows=8)
-    completions = engine.generate(requests(3, max_tokens=5))
-    assert isinstance(engine, LocalEngine) and engine.steps == max(len(each.token_ids) for each in completions)

@@ -21,12 +21,14 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from tiny import make_metadata
 
-from emailrl.checkpoints import Metadata, write_checkpoint
+from emailrl.checkpoints import write_checkpoint
 from emailrl.engines import PolicyEngine, build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import TEXT, Probe
+from emailrl.engines.vllm.serve import Server
 from emailrl.measure.export import export_checkpoint
 from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
@@ -44,8 +46,6 @@ ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
     "HF_HUB_OFFLINE": "1",
 }
-START_SECONDS = 300
-GPU_SCRIPTS = Path(__file__).parents[1] / "gpu"
 CUDA = torch.cuda.is_available()
 DTYPE = "bfloat16" if CUDA else "float32"
 LARGEST_GAP, MEAN_GAP = (0.6, 0.05) if CUDA else (1e-3, 1e-4)
@@ -80,7 +80,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @contextmanager
-def served(model: Path, *arguments: str) -> Iterator[str]:
+def served(model: Path, log: Path, *arguments: str) -> Iterator[str]:
     """A vLLM server of ``model``; its address."""
     with closing(socket.create_server(("127.0.0.1", 0))) as probe:
         port = probe.getsockname()[1]
@@ -90,31 +90,21 @@ def served(model: Path, *arguments: str) -> Iterator[str]:
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--logprobs-mode", "processed_logprobs",
         "--enable-lora", "--max-lora-rank", "16", *arguments,
     ]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    server, until = Server(f"http://127.0.0.1:{port}", command, os.environ | ENVIRONMENT, log), time.monotonic() + 300
     try:
-        until = time.monotonic() + START_SECONDS
-        while not is_well(url):
-            if server.poll() is not None or time.monotonic() > until:
-                server.kill()
-                pytest.fail(f"vLLM did not start: {server.stdout.read().decode()[-3000:]}")  # type: ignore[union-attr]
+        server.start()
+        while not server.was_well:
+            why = server.check() or "in vain" * (time.monotonic() > until)
+            assert not why, f"vLLM did not start: {why}"
             time.sleep(1)
-        yield url
+        yield server.url
     finally:
-        server.terminate()
-        server.communicate(timeout=60)
-
-
-def is_well(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
+        server.end()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with served(NANO_DIR, "--served-model-name", "nano") as url:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(NANO_DIR, tmp_path_factory.mktemp("log") / "log", "--served-model-name", "nano") as url:
         yield url
 
 
@@ -193,22 +183,6 @@ def test_greedy_log_probs_are_untempered_and_the_stop_token_is_there(engine: Pol
     assert stops and set(stops) == {policy.tokenizer.eos_token_id}
 
 
-def test_follow_ups_join_and_a_full_window_is_told(engine: PolicyEngine, policy: Policy) -> None:
-    turns: dict[str, int] = {}
-
-    def advance(completion: Completion) -> Request | None:
-        name = completion.trajectory_id
-        turns[name] = turns.get(name, 0) + 1
-        wanted = 3 if name == "long" else 1
-        return Request(name, SamplingParams(4, 0.7), [5, 6, 7], seed=9) if turns[name] < wanted else None
-
-    first = [Request(name, SamplingParams(4, 0.7), [5, 6, 7], seed=1) for name in ("long", "b", "c")]
-    full = Request("full", SamplingParams(4, 0.7), [5] * 4096)
-    ended = engine.generate([*first, full], advance)
-    assert turns == {"long": 3, "b": 1, "c": 1, "full": 1} and len(ended) == 6
-    assert next(c for c in ended if c.trajectory_id == "full").finish_reason == "length"
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo mailbox, its questions and settings, in a folder."""
@@ -233,29 +207,35 @@ def emailrl(folder: Path, *arguments: object, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_run_trains_with_vllm_in_process(world: Path) -> None:
-    result = emailrl(world, "train", "--engine", "vllm", "--out", "in_process")
-    steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+def lines_of(file: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def train(world: Path, *arguments: object, **environment: str) -> tuple[Path, list[dict[str, Any]]]:
+    """A run's directory and its two steps, whose log-probabilities are the trainer's."""
+    result = emailrl(world, "train", "--engine", "vllm", *arguments, **environment)
+    run = Path(result["run_dir"])
+    steps = lines_of(run / "metrics.jsonl")
     assert result["steps"] == len(steps) == 2
-    assert any("sampler_gap_max" in step for step in steps)  # a step whose groups all agree trains nothing
     assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
+    return run, steps
+
+
+def test_a_run_trains_with_vllm_in_process(world: Path) -> None:
+    _, steps = train(world, "--out", "in_process")
+    assert any("sampler_gap_max" in step for step in steps)  # a step whose groups all agree trains nothing
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="every rank needs a GPU of its own")
 def test_two_ranks_train_with_an_engine_each(world: Path) -> None:
-    result = emailrl(world, "train", "--engine", "vllm", "--nproc", 2, "--out", "ranks")
-    run = Path(result["run_dir"])
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert result["steps"] == len(steps) == 2 and all(step["num_trajectories"] == 24 for step in steps)
-    assert all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
+    run, steps = train(world, "--nproc", 2, "--out", "ranks")
+    assert all(step["num_trajectories"] == 24 for step in steps)
     assert "rollouts run on 2 engines, each on 1 of 2 ranks" in (run / "training.log").read_text()
 
 
 def test_a_run_trains_on_a_server_and_leaves_it_clean(world: Path, server: str) -> None:
     before = models(server)
-    result = emailrl(world, "train", "--engine", "vllm", "--out", "servers", VLLM_URLS=server)
-    steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
-    assert result["steps"] == 2 and all(step.get("sampler_gap_max", 0.0) < LARGEST_GAP for step in steps)
+    train(world, "--out", "servers", VLLM_URLS=server)
     assert models(server) == before
 
 
@@ -270,8 +250,10 @@ def test_a_run_overlaps_with_a_server_that_is_killed_and_restarted(world: Path) 
     try:
         assert serving.stdout is not None
         url = json.loads(serving.stdout.readline())["vllm_urls"]
-        train = [sys.executable, "-m", "emailrl", "train", "--engine", "vllm", "--max-steps", "5", "--out", "kill"]
-        training = subprocess.Popen(train, cwd=world, env=environ | {"VLLM_URLS": url})
+        words = ["--engine", "vllm", "--max-steps", "5", "--out", "kill"]
+        training = subprocess.Popen(
+            [sys.executable, "-m", "emailrl", "train", *words], cwd=world, env=environ | {"VLLM_URLS": url}
+        )
         metrics = world / "kill_masked/metrics.jsonl"
         while not metrics.is_file() or len(metrics.read_text().splitlines()) < 2:
             assert training.poll() is None
@@ -279,7 +261,7 @@ def test_a_run_overlaps_with_a_server_that_is_killed_and_restarted(world: Path) 
         [keeper] = children(serving.pid)
         os.kill(children(keeper)[0], signal.SIGKILL)
         assert training.wait(400) == 0
-        steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+        steps = lines_of(metrics)
         assert [step["policy_age_max"] for step in steps] == [0, 1, 1, 1, 1]
         assert all(step["exceptions"] == 0 for step in steps)
         assert models(url) == ["nano"]
@@ -302,8 +284,9 @@ def models(server: str) -> list[str]:
 
 def calls(record: dict[str, Any]) -> list[list[tuple[str, Any]]]:
     """What was called in each trajectory of a benchmark."""
-    lines = Path(record["trajectories"]).read_text().splitlines()
-    return [[(turn["tool_name"], turn["tool_args"]) for turn in json.loads(line)["turns"]] for line in lines]
+    return [
+        [(turn["tool_name"], turn["tool_args"]) for turn in one["turns"]] for one in lines_of(record["trajectories"])
+    ]
 
 
 def test_the_packaged_policy_plays_alike_behind_a_chat_server(world: Path, server: str) -> None:
@@ -320,11 +303,7 @@ def test_the_packaged_policy_plays_alike_behind_a_chat_server(world: Path, serve
 
 
 def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: list[Path]) -> None:
-    metadata = Metadata(
-        run_id="run", kind="final", step=1, mode="masked", algorithm="grpo", base_model="nano", lora={"rank": 8},
-        metrics={}, settings={}, parent=None, seed=1, versions={}, database_fingerprint="", questions_fingerprint="",
-        git_commit=None,
-    )  # fmt: skip
+    metadata = make_metadata(kind="final", step=1, lora={"rank": 8})
     trained = load_policy(settings_for(world), adapter=adapters[0])
     checkpoint = write_checkpoint(world / "checkpoint", metadata, trained.save_adapter)
     merged = export_checkpoint(checkpoint, world / "merged", format="merged").out
@@ -332,18 +311,10 @@ def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: 
     own = emailrl(world, "benchmark", "--checkpoint", checkpoint.path, "--limit", 8)
     both = ("--lora-modules", f"mail-agent={adapter}")
     for model, name, arguments in ((merged, str(merged), ()), (NANO_DIR, "mail-agent", both)):
-        with served(model, *arguments) as url:
+        with served(model, world / "log", *arguments) as url:
             record = emailrl(
                 world, "benchmark", "--engine", "openai", "--model", name, "--limit", 8, OPENAI_BASE_URL=f"{url}/v1"
             )
         alike = sum(one == other for one, other in zip(calls(record), calls(own), strict=True))
         # Merged weights are rounded to the base's 16 bits: a near tie may fall the other way.
         assert record["exceptions"] == 0 and alike >= (8 if name == "mail-agent" and not CUDA else 6)
-
-
-def test_a_benchmark_that_looks_into_the_engine_rehearses(tmp_path: Path) -> None:
-    words = ["--smoke", "--steps", "2", "--out", "steps.jsonl"]
-    command = [sys.executable, str(GPU_SCRIPTS / "bench_grpo_step.py"), *words]
-    environ = os.environ | ENVIRONMENT | {"PYTHONPATH": str(GPU_SCRIPTS.parents[1])}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

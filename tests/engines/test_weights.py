@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ from tiny import cut_matrices
 from transformers import Qwen3ForCausalLM
 
 from emailrl.base.errors import EmailRLError
+from emailrl.checkpoints import WEIGHTS
 from emailrl.engines.base import Request, SamplingParams
 from emailrl.engines.local import weights
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.model.adapter import WEIGHTS
 
 IDS = torch.tensor([[5, 9, 11, 30, 2]])
 
@@ -54,7 +54,10 @@ def save(peft: PeftModel, path: Path) -> Path:
     return path
 
 
-def test_merged_weights_compute_what_the_adapter_does(trainer: PeftModel, tmp_path: Path) -> None:
+def test_merged_weights_compute_what_the_adapter_does_and_leave_the_frozen_ones_alone(
+    trainer: PeftModel, tmp_path: Path
+) -> None:
+    before = {name: parameter.detach().clone() for name, parameter in trainer.named_parameters()}
     merged = weights.MergedWeights(trainer.get_base_model())
     with trainer.disable_adapter():
         base = logits(trainer)
@@ -62,6 +65,10 @@ def test_merged_weights_compute_what_the_adapter_does(trainer: PeftModel, tmp_pa
     merged.load(save(trainer, tmp_path / "1"))
     torch.testing.assert_close(logits(merged.model), logits(trainer), rtol=0, atol=1e-5)
     assert not torch.allclose(logits(merged.model), base, atol=0.1)
+    assert merged.model.get_input_embeddings().weight is trainer.get_base_model().get_input_embeddings().weight
+    assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.named_parameters())
+    assert trainer.training and not merged.model.training
+    assert not any("lora" in name for name, _ in merged.model.named_modules())
 
 
 def test_a_version_is_the_same_bits_whatever_came_before_it(trainer: PeftModel, tmp_path: Path) -> None:
@@ -78,16 +85,6 @@ def test_a_version_is_the_same_bits_whatever_came_before_it(trainer: PeftModel, 
     assert torch.equal(logits(merged.model), alone)
     merged.load(None)
     assert torch.equal(logits(merged.model), base)
-
-
-def test_merging_shares_the_frozen_tensors_and_never_writes_them(trainer: PeftModel, tmp_path: Path) -> None:
-    before = {name: parameter.detach().clone() for name, parameter in trainer.named_parameters()}
-    merged = weights.MergedWeights(trainer.get_base_model())
-    merged.load(save(trainer, tmp_path / "1"))
-    assert merged.model.get_input_embeddings().weight is trainer.get_base_model().get_input_embeddings().weight
-    assert all(torch.equal(parameter, before[name]) for name, parameter in trainer.named_parameters())
-    assert trainer.training and not merged.model.training
-    assert all(isinstance(m, torch.nn.Module) and "lora" not in n for n, m in merged.model.named_modules())
 
 
 def test_a_large_model_is_lent_and_given_back_as_it_was(trainer: PeftModel, tmp_path: Path) -> None:
@@ -112,75 +109,55 @@ def test_a_large_model_is_lent_and_given_back_as_it_was(trainer: PeftModel, tmp_
         assert torch.equal(logits(shared.model), base)
 
 
-def test_both_kinds_sample_the_same(trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save(trainer, tmp_path / "1")
-    requests = [Request(str(i), SamplingParams(8), [5, 9, 11 + i], seed=i) for i in range(4)]
-    merged = TransformersEngine(copy.deepcopy(trainer), [1], max_rows=4)
-    merged.load_adapter(path, "v1")
-    monkeypatch.setattr("emailrl.engines.budget.MERGE_LIMIT", 0)
-    shared = TransformersEngine(trainer, [1], max_rows=4)
-    shared.load_adapter(path, "v1")
-    assert isinstance(shared.weights, weights.SharedWeights)
-    for one, other in zip(merged.generate(requests), shared.generate(requests), strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+REQUEST = [Request("a", SamplingParams(8), [5, 9, 11])]
+
+
+def fresh(trainer: PeftModel, path: Path) -> list[float]:
+    """What an engine that knew no other version samples."""
+    engine = TransformersEngine(trainer, [1], max_rows=4)
+    engine.load_adapter(path, "x")
+    return engine.generate(REQUEST)[0].logprobs
 
 
 def test_completions_carry_the_version_and_the_hash_of_its_file(trainer: PeftModel, tmp_path: Path) -> None:
-    path = save(trainer, tmp_path / "1")
-    engine = TransformersEngine(trainer, [1], max_rows=4)
-    request = [Request("a", SamplingParams(8), [5, 9, 11])]
+    path, engine = save(trainer, tmp_path / "1"), TransformersEngine(trainer, [1], max_rows=4)
     engine.load_adapter(None, "base")
-    base = engine.generate(request)[0]
+    base = engine.generate(REQUEST)[0]
     assert (base.policy_version, base.adapter_sha256) == ("base", None)
     engine.load_adapter(path, "step-1")
-    tuned = engine.generate(request)[0]
+    tuned = engine.generate(REQUEST)[0]
     digest = hashlib.sha256((path / "adapter_model.safetensors").read_bytes()).hexdigest()
     assert (tuned.policy_version, tuned.adapter_sha256) == ("step-1", digest)
     # The keys of the old weights are forgotten with them: the same prompt is read anew.
-    assert tuned.logprobs != base.logprobs
-    assert tuned.logprobs == _fresh(trainer, path, request)
+    assert tuned.logprobs != base.logprobs and tuned.logprobs == fresh(trainer, path)
 
 
-def _fresh(trainer: PeftModel, path: Path, request: list[Request]) -> list[float]:
-    engine = TransformersEngine(trainer, [1], max_rows=4)
-    engine.load_adapter(path, "x")
-    return engine.generate(request)[0].logprobs
-
-
-@pytest.mark.parametrize("kind", [weights.MergedWeights, weights.SharedWeights])
-def test_matrices_of_one_number_are_refused_and_not_broadcast(trainer: PeftModel, tmp_path: Path, kind: type) -> None:
-    path = cut_matrices(save(trainer, tmp_path / "1"))
-    taken = kind(trainer.get_base_model() if kind is weights.MergedWeights else trainer)
-    with pytest.raises(EmailRLError, match="have size 1 × 1, but the layer is"):
-        taken.load(path)
+def spoil_last(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    save_file(tensors | {max(key for key in tensors if "lora_A" in key): torch.ones(3, 7)}, path / WEIGHTS)
 
 
 @pytest.mark.parametrize("kind", [weights.MergedWeights, weights.SharedWeights])
+@pytest.mark.parametrize(("damage", "error"), [(spoil_last, "7"), (cut_matrices, "have size 1 × 1, but the layer is")])
 def test_an_adapter_that_fails_leaves_the_version_before_it(
-    trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+    trainer: PeftModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, damage: Any, error: str
 ) -> None:
-    first = save(trainer, tmp_path / "1")
     monkeypatch.setattr("emailrl.engines.budget.MERGE_LIMIT", 0 if kind is weights.SharedWeights else 10**9)
     engine = TransformersEngine(trainer, [1], max_rows=4)
-    request = [Request("a", SamplingParams(8), [5, 9, 11])]
-    engine.load_adapter(first, "v1")
+    engine.load_adapter(save(trainer, tmp_path / "1"), "v1")
     assert isinstance(engine.weights, kind)
-    before = engine.generate(request)[0]
+    before = engine.generate(REQUEST)[0]
     shake(trainer)
-    second = save(trainer, tmp_path / "2")
-    tensors = load_file(second / WEIGHTS)
-    last = max(key for key in tensors if "lora_A" in key)
-    save_file(tensors | {last: torch.ones(3, 7)}, second / WEIGHTS)
+    damage(save(trainer, tmp_path / "2"))
     trainer.train()
-    with pytest.raises(EmailRLError, match="7"):
-        engine.load_adapter(second, "v2")
+    with pytest.raises(EmailRLError, match=error):
+        engine.load_adapter(tmp_path / "2", "v2")
     assert trainer.training and trainer.active_adapter == "default"
-    after = engine.generate(request)[0]
+    after = engine.generate(REQUEST)[0]
     assert (after.policy_version, after.adapter_sha256) == ("v1", before.adapter_sha256)
     assert after.logprobs == before.logprobs
     engine.load_adapter(save(trainer, tmp_path / "3"), "v3")
-    assert engine.generate(request)[0].logprobs == _fresh(trainer, tmp_path / "3", request)
+    assert engine.generate(REQUEST)[0].logprobs == fresh(trainer, tmp_path / "3")
 
 
 def test_a_large_models_next_version_is_copied_into_the_adapter_of_the_last(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,13 +20,38 @@ from engines.chat_server import StubServer
 from emailrl.base.process import bounded
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.weights import Weights, sampling_weights
+from emailrl.engines.local.weights import sampling_weights
 from emailrl.engines.renderer import stop_ids
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.policy import Policy
 from emailrl.settings import Settings, load_settings
 
 BASE = "the-base"
+
+
+class Model:
+    """What samples behind both stubs; log-probabilities are computed apart from the samples."""
+
+    def __init__(self, policy: Policy, stops: Collection[int]) -> None:
+        self.engine = TransformersEngine(policy.model, stops, max_rows=8)
+        self.weights = sampling_weights(policy.model)
+
+    def sample(
+        self, adapter: Path | None, prompts: Sequence[list[int]], sampling: SamplingParams, seed: int, stated: float
+    ) -> list[Completion]:
+        """A completion of each prompt, with log-probabilities at temperature ``stated``."""
+        self.engine.load_adapter(adapter, "x")
+        self.weights.load(adapter)
+        asked = [Request(str(number), sampling, prompt, seed=seed) for number, prompt in enumerate(prompts)]
+        completions = self.engine.generate(asked)
+        for prompt, completion in zip(prompts, completions, strict=True):
+            tokens = torch.tensor([[*prompt, *completion.token_ids]])
+            mask = torch.zeros_like(tokens)
+            mask[:, len(prompt) :] = 1
+            with torch.inference_mode(), self.weights.active():
+                scored = token_logprobs(self.weights.model, tokens, mask, temperature=stated)
+            completion.logprobs = scored.logprobs[0, len(prompt) :].tolist()
+        return completions
 
 
 class VllmStub:
@@ -44,9 +69,7 @@ class VllmStub:
         """Called with each adapter's name before it is loaded, while other requests are answered."""
         self.untempered = False
         self.window = 2048
-        self._policy = policy
-        self.engine = TransformersEngine(policy.model, stop_ids(policy.tokenizer), max_rows=8)
-        self._weights = sampling_weights(policy.model)
+        self.model = Model(policy, stop_ids(policy.tokenizer))
         self._lock = threading.Lock()
         self.http = StubServer(self._reply, delay=delay)
         self.url = self.http.url
@@ -100,38 +123,23 @@ class VllmStub:
         if not body.get("return_tokens_as_token_ids"):
             return 400, {"error": {"message": "Unable to get tokenizer because `skip_tokenizer_init=True`"}}
         path = None if self.ignore_adapters else self.adapter_instead or self.adapters[name]
-        self.engine.load_adapter(path, name)
-        self._weights.load(path)
-        batch = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+        is_batch = isinstance(body["prompt"][0], list)
+        prompts = body["prompt"] if is_batch else [body["prompt"]]
         sampling = SamplingParams(body["max_tokens"], body["temperature"])
-        asked = [Request(str(n), sampling, prompt, seed=body["seed"]) for n, prompt in enumerate(batch)]
-        completions = self.engine.generate(asked)
-        choices = [self._choice(body, *pair) for pair in zip(batch, completions, strict=True)]
-        if not isinstance(body["prompt"][0], list):
+        stated = 1.0 if self.untempered else body["temperature"]
+        completions = self.model.sample(path, prompts, sampling, body["seed"], stated)
+        choices = []
+        for prompt, one in zip(prompts, completions, strict=True):
+            ids = {"token_ids": one.token_ids, "prompt_token_ids": prompt, "finish_reason": one.finish_reason}
+            choices.append(ids | {"logprobs": {"token_logprobs": one.logprobs}})
+        if not is_batch:
             self.served.append(name)
         return 200, {"model": name, "choices": choices}
-
-    def _choice(self, body: dict[str, Any], prompt: list[int], completion: Completion) -> dict[str, Any]:
-        temperature = 1.0 if self.untempered else body["temperature"]
-        sampled = completion.token_ids
-        return {
-            "finish_reason": completion.finish_reason,
-            "token_ids": sampled,
-            "prompt_token_ids": prompt,
-            "logprobs": {"token_logprobs": self._score([*prompt, *sampled], len(prompt), temperature)},
-        }
-
-    def _score(self, ids: list[int], start: int, temperature: float) -> list[float]:
-        return score(self._weights, ids, start, temperature)
 
 
 def settings_for(folder: Path, **overrides: Any) -> Settings:
     given = {"engine": "vllm", "model_name": str(folder), "temperature": 1.0, "lora_rank": 4}
     return load_settings(given | overrides, environ={}, cwd=folder)
-
-
-class Params(SimpleNamespace):
-    """``vllm.SamplingParams``."""
 
 
 class StandIn:
@@ -146,18 +154,16 @@ class StandIn:
         np.random.seed(0)
         torch.manual_seed(0)
         self.arguments = arguments
-        self.model_config = SimpleNamespace(
-            max_model_len=arguments.max_model_len or 2048, enable_sleep_mode=arguments.enable_sleep_mode
-        )
+        window, may_sleep = arguments.max_model_len or 2048, arguments.enable_sleep_mode
+        self.model_config = SimpleNamespace(max_model_len=window, enable_sleep_mode=may_sleep)
         self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(max_lora_rank=arguments.max_lora_rank))
         self.scheduler = SimpleNamespace(update_from_output=lambda scheduled, output: {})
         core = SimpleNamespace(scheduler=self.scheduler)
         self.engine_core = SimpleNamespace(shutdown=lambda: self.log.append("shutdown"), engine_core=core)
         self.log: list[Any] = []
         self.ignores = False
-        self.waiting: dict[str, tuple[list[int], Params, Any]] = {}
-        self._weights = sampling_weights(self.policy.model)
-        self._sampler = TransformersEngine(self.policy.model, [1], max_rows=8)
+        self.waiting: dict[str, tuple[list[int], Any, Any]] = {}
+        self._model = Model(self.policy, [1])
         self._asleep = False
         StandIn.started.append(self)
 
@@ -192,7 +198,7 @@ class StandIn:
         for name in names:
             self.waiting.pop(name, None)
 
-    def add_request(self, name: str, prompt: dict[str, list[int]], params: Params, lora_request: Any) -> None:
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: Any, lora_request: Any) -> None:
         assert not self._asleep
         self.waiting[name] = prompt["prompt_token_ids"], params, lora_request
 
@@ -200,39 +206,23 @@ class StandIn:
         name, (ids, params, lora) = next(iter(self.waiting.items()))
         del self.waiting[name]
         path = None if lora is None or self.ignores else Path(lora.lora_path)
-        self._sampler.load_adapter(path, "x")
-        self._weights.load(path)
         sampling = SamplingParams(params.max_tokens, params.temperature)
-        [said] = self._sampler.generate([Request("x", sampling, ids, seed=params.seed)])
+        [said] = self._model.sample(path, [ids], sampling, params.seed, params.temperature)
         scheduled = SimpleNamespace(
             num_scheduled_tokens={name: len(ids)}, total_num_scheduled_tokens=len(ids),
             scheduled_spec_decode_tokens={}, preempted_req_ids=None,
         )  # fmt: skip
         self.scheduler.update_from_output(scheduled, SimpleNamespace(sampled_token_ids=[said.token_ids]))
-        logprobs = self._entries([*ids, *said.token_ids], len(ids), params.temperature)
-        output = SimpleNamespace(token_ids=said.token_ids, logprobs=logprobs, finish_reason=said.finish_reason)
+        entries = [{i: SimpleNamespace(logprob=v)} for i, v in zip(said.token_ids, said.logprobs, strict=True)]
+        output = SimpleNamespace(token_ids=said.token_ids, logprobs=entries, finish_reason=said.finish_reason)
         return [SimpleNamespace(request_id=name, finished=True, outputs=[output])]
-
-    def _entries(self, ids: list[int], start: int, temperature: float) -> list[dict[int, Any]]:
-        scored = score(self._weights, ids, start, temperature)
-        return [{i: SimpleNamespace(logprob=v)} for i, v in zip(ids[start:], scored, strict=True)]
-
-
-def score(weights: Weights, ids: list[int], start: int, temperature: float) -> list[float]:
-    """The log-probabilities of ``ids[start:]``."""
-    tokens = torch.tensor([ids])
-    mask = torch.zeros_like(tokens)
-    mask[:, start:] = 1
-    with torch.inference_mode(), weights.active():
-        scored = token_logprobs(weights.model, tokens, mask, temperature=temperature)
-    return scored.logprobs[0, start:].tolist()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
     """Put the stand-in where vLLM is imported from, sampling from the policy's base model."""
     StandIn.policy, StandIn.started = policy, []
     modules: dict[str, dict[str, Any]] = {
-        "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": Params},
+        "vllm": {"EngineArgs": SimpleNamespace, "SamplingParams": SimpleNamespace},
         "vllm.usage": {},
         "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="offline")},
         "vllm.v1": {},
@@ -240,9 +230,7 @@ def install(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
         "vllm.v1.engine.llm_engine": {"LLMEngine": StandIn},
         "vllm.lora": {},
         "vllm.lora.request": {
-            "LoRARequest": lambda name, number, path: SimpleNamespace(
-                lora_name=name, lora_int_id=number, lora_path=path
-            )
+            "LoRARequest": lambda _, number, path: SimpleNamespace(lora_int_id=number, lora_path=path)
         },
         "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
         "vllm.distributed": {},

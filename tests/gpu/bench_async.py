@@ -12,9 +12,8 @@ than MAX_STALENESS, and no server has an adapter left after each run.
 
 Figures are means over the steps after the second, without the last MAX_STALENESS ones, which share the servers with no
 later rollouts. ``step`` is the total without evaluation; ``cut`` the share of tokens whose importance weight was
-bounded. What the clocks of taking turns let expect is (rollout + update) / max(rollout, update); loading the adapter
-overlaps with sampling above 0, so it is no bound. Servers, and vLLM in process, have ``--start`` seconds to start, and
-a run ``--run-limit`` seconds besides. What a run has reached counts.
+bounded. Servers, and vLLM in process, have ``--start`` seconds to start, and a run ``--run-limit`` seconds besides.
+What a run has reached counts.
 """
 
 from __future__ import annotations
@@ -149,18 +148,6 @@ def figures(steps: Sequence[Row], name: str) -> Row:
     return row | {"ratio_max": max(step.get("correction_max", 1) for step in counted)}
 
 
-def add_speeds(rows: list[Row]) -> None:
-    """How many times as fast as taking turns, and what its clocks let expect."""
-    by_run = {row["run"]: row for row in rows if "step" in row}
-    turns = by_run.get("0")
-    for name, row in by_run.items():
-        if name.isdigit():
-            row |= {f"x_{one}": by_run[one]["step"] / row["step"] for one in ("one", "turns") if one in by_run}
-        if turns and name.isdigit() and name != "0":
-            row["x_0"] = turns["step"] / row["step"]
-            row["expected"] = (turns["rollout"] + turns["update"]) / max(turns["rollout"], turns["update"])
-
-
 GPUS = {"type": lambda text: text.split(","), "metavar": "0,1"}
 BENCH = Bench(
     __file__,
@@ -168,8 +155,7 @@ BENCH = Bench(
     measure,
     {"run": "run", "steps": "steps", "of": "all"} | {phase: f"{phase}:.2f" for phase in PHASES} | {
         "age": "age:.2f", "ratio min": "ratio_min:.3f", "max": "ratio_max:.2f", "cut": "cut:.4f",
-        "reward": "reward:.3f", "x S=0": "x_0:.2f", "expected": "expected:.2f", "x one GPU": "x_one:.2f",
-        "x in turns": "x_turns:.2f",
+        "reward": "reward:.3f",
     },
     {
         "--model": {"default": "nano", "help": "nano, smol-base or a folder"},
@@ -193,7 +179,6 @@ BENCH = Bench(
     cases,
     smoke={"steps": 4, "questions": 2, "rollouts": 3, "turns": 2, "update_epochs": 1, "run_limit": 600},
     shapes=lambda given: [given.shape] if given.shape else [],
-    add=add_speeds,
     gpus="all",
     limit=900,
 )  # fmt: skip

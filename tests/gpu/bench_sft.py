@@ -13,6 +13,7 @@ as a system prompt with tools does; emailrl computes them once a micro-batch.
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | Non
     fitter = Fitter(
         load_policy(settings, trainable=True, full=full), settings.training, settings.sft, settings.agent.temperature
     )
-    batches = batches_of(lambda number: groups, len(groups), BATCH, 1, 0)
+    batches = batches_of(itertools.repeat(groups), len(groups), BATCH, 1, 0)
     tokens, seconds, loss = 0, 0.0, 0.0
     for step in range(1, WARMUP + STEPS + 1):
         start = now()
@@ -173,25 +174,16 @@ def result(tokens: int, seconds: float, loss: float) -> dict[str, Any]:
             "peak_gib": round(peak_gib(), 1), "loss": round(loss, 3)}  # fmt: skip
 
 
-def add_rates(rows: list[Row]) -> None:
-    for trains in {row["trains"] for row in rows}:
-        alike = [row for row in rows if row["trains"] == trains and "error" not in row]
-        best = max((row["tokens_per_second"] for row in alike if "way" in row), default=None)
-        for row in alike if best else ():
-            row["of_trl"] = row["tokens_per_second"] / best
-
-
 BENCH = Bench(
     __file__,
     __doc__,
     measure,
     {
-        "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,", "of TRL's best": "of_trl:.2f",
+        "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,",
         "s a step": "step_seconds:.3f", "peak GiB": "peak_gib:.1f", "loss": "loss:.3f",
     },
     cases=cases,
     shapes=lambda given: ["smoke" if given.smoke else "135M"],
-    add=add_rates,
     seconds=400,
 )  # fmt: skip
 

@@ -32,14 +32,10 @@ def need(*modules: str) -> None:
             pytest.skip(f"{module} is not installed")
 
 
-@pytest.fixture(autouse=True)
-def a_gpu() -> None:
-    need()
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def needs() -> Callable[..., None]:
-    """``needs("unsloth")`` skips the test where the package is missing."""
+    """Every test needs a GPU; ``needs("unsloth")`` also skips it where the package is missing."""
+    need()
     return need
 
 

@@ -125,19 +125,6 @@ def test_a_build_that_fails_leaves_the_old_database(tmp_path: Path, email: Make,
     assert only(tmp_path) == ["mail.db"] and db.read_bytes() == content
 
 
-def test_a_database_is_not_written_through_a_link(tmp_path: Path, email: Make) -> None:
-    mine, link = tmp_path / "disk" / "mine.db", tmp_path / "mail.db"
-    build_database([email(1)], mine)
-    before = mine.read_bytes()
-    for target in (mine, mine.with_name("new.db")):
-        link.symlink_to(target)
-        for flags in ({}, {"overwrite": True}, {"append": True}):
-            with pytest.raises(UsageError, match=f"--db {target}"):
-                build_database([email(2)], link, **flags)
-        link.unlink()
-    assert mine.read_bytes() == before and only(tmp_path / "disk") == ["mine.db"]
-
-
 def test_memory_stays_flat_and_progress_counts_up_in_both_phases(tmp_path: Path, email: Make) -> None:
     body, calls = "word " * 900, list[tuple[str, int, int | None]]()
     mails = (email(n, subject=f"s{n}", body=f"{n} {body}") for n in range(7500))

@@ -19,7 +19,7 @@ from emailrl.cli.inputs import choose_subjects
 from emailrl.measure import benchmark
 from emailrl.measure.benchmark import Report, Subject, is_unfinished, run_benchmark
 from emailrl.measure.journal import Busy
-from emailrl.model.adapter import Adapter
+from emailrl.model.resolve import Adapter
 from emailrl.records import read_trajectories
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.settings import Settings

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import Checkpoint, read_checkpoint, sha256_of, verify, write_checkpoint
 from emailrl.measure.export import export_checkpoint, model_card
-from emailrl.model.adapter import Adapter, find_adapter
+from emailrl.model.resolve import Adapter, find_adapter
 
 METRICS = {"accuracy": 0.8, "accuracy_low": 0.7112, "accuracy_high": 0.8666, "num_questions": 100, "reward": 0.912}
 FORMATS: tuple[Literal["adapter", "merged"], ...] = ("adapter", "merged")

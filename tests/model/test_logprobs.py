@@ -8,53 +8,53 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.load import load_policy
 from emailrl.model.logprobs import check_projection, hidden_states, token_logprobs
-from emailrl.settings import Settings
+from tests.model.test_load import loaded
 
 IDS = torch.randint(0, 257, (3, 12), generator=torch.Generator().manual_seed(1))
 MASK = torch.zeros(3, 12, dtype=torch.bool)
 MASK[0, 3:7] = MASK[1, 1] = MASK[1, 9:] = True  # the third row trains nothing
+SIZES = {
+    "vocab_size": 257, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
 
 
 def full_logits(model: Any, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies the plain way: all logits, all tokens."""
-    logits = model(input_ids=IDS).logits.float() / temperature
-    log_softmax = logits.log_softmax(-1)
-    logprobs = torch.zeros(IDS.shape)
-    entropy = torch.zeros(IDS.shape)
+    log_softmax = (model(input_ids=IDS).logits.float() / temperature).log_softmax(-1)
+    logprobs, entropy = torch.zeros(IDS.shape), torch.zeros(IDS.shape)
     for b, t in MASK.nonzero().tolist():
         logprobs[b, t] = log_softmax[b, t - 1, IDS[b, t]]
         entropy[b, t] = -(log_softmax[b, t - 1].exp() * log_softmax[b, t - 1]).sum()
     return logprobs, entropy
 
 
-def random_lora(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(2))
-
-
 @pytest.fixture
 def lora_model(tiny_model: Path) -> Any:
-    policy = load_policy(Settings.model_validate({"model": {"name": str(tiny_model)}}), trainable=True)
-    random_lora(policy.model)
+    policy = loaded(tiny_model, trainable=True)
+    for name, parameter in policy.trainable_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(2))
     return policy.model
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_elements", [2**25, 257 * 3, 1])
-def test_equals_full_logits_in_value_and_gradient(lora_model: Any, temperature: float, chunk_elements: int) -> None:
+def test_equals_full_logits_in_value_and_gradient(
+    lora_model: Any, temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emailrl.model.logprobs.CHUNK_ELEMENTS", chunk_elements)
     parameters = [parameter for parameter in lora_model.parameters() if parameter.requires_grad]
     weight = torch.randn(IDS.shape, generator=torch.Generator().manual_seed(3))
     expected, expected_entropy = full_logits(lora_model, temperature)
     expected_gradient = torch.autograd.grad((weight * (expected + expected_entropy)).sum(), parameters)
-    scored = token_logprobs(
-        lora_model, IDS, MASK, temperature=temperature, entropy=True, entropy_grad=True, chunk_elements=chunk_elements
-    )
+    scored = token_logprobs(lora_model, IDS, MASK, temperature=temperature, entropy=True, entropy_grad=True)
     assert scored.entropy is not None
     gradient = torch.autograd.grad((weight * (scored.logprobs + scored.entropy)).sum(), parameters)
     torch.testing.assert_close(scored.logprobs, expected, atol=1e-5, rtol=0)
@@ -65,13 +65,7 @@ def test_equals_full_logits_in_value_and_gradient(lora_model: Any, temperature: 
 
 
 def test_untied_embeddings_and_a_uniform_head() -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=257, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config).eval()
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, tie_word_embeddings=False)).eval()
     torch.testing.assert_close(token_logprobs(model, IDS, MASK).logprobs, full_logits(model, 1.0)[0], atol=1e-5, rtol=0)
     nn.init.zeros_(model.lm_head.weight)
     scored = token_logprobs(model, IDS, MASK, entropy=True)
@@ -81,6 +75,8 @@ def test_untied_embeddings_and_a_uniform_head() -> None:
 
 
 def test_entropy_is_for_the_asking_and_temperature_zero_is_untempered(lora_model: Any) -> None:
+    with pytest.raises(ValueError, match="first token"):
+        token_logprobs(lora_model, IDS, torch.ones(3, 12))
     scored = token_logprobs(lora_model, IDS, MASK, temperature=0.0, entropy=True)
     assert scored.entropy is not None and not scored.entropy.requires_grad and scored.logprobs.requires_grad
     plain = token_logprobs(lora_model, IDS, MASK, temperature=1.0)
@@ -96,39 +92,26 @@ def test_padding_and_batch_mates_change_nothing(lora_model: Any) -> None:
     assert not beside[~MASK].any()
 
 
-def test_only_trainable_positions_reach_the_head(lora_model: Any) -> None:
+def test_only_trainable_positions_reach_the_head(lora_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
+    monkeypatch.setattr("emailrl.model.logprobs.CHUNK_ELEMENTS", 257 * 3)
     head = lora_model.get_base_model().get_output_embeddings()
     hook = head.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[0]))
-    token_logprobs(lora_model, IDS, MASK, chunk_elements=257 * 3)
+    token_logprobs(lora_model, IDS, MASK)
     hook.remove()
     assert seen == [3, 3, 2]
 
 
-def test_the_first_token_has_no_logprob(lora_model: Any) -> None:
-    with pytest.raises(ValueError, match="first token"):
-        token_logprobs(lora_model, IDS, torch.ones(3, 12))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_arithmetic_type(tiny_model: Path, dtype: torch.dtype) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
-    expected = torch.float64 if dtype == torch.float64 else torch.float32
-    assert token_logprobs(model, IDS, MASK).logprobs.dtype == expected
+def test_arithmetic_type(tiny_model: Path) -> None:
+    for dtype, expected in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
+        assert token_logprobs(model, IDS, MASK).logprobs.dtype == expected
 
 
 def test_soft_cap_and_logit_scale_are_respected() -> None:
-    from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
-
-    sizes = {
-        "vocab_size": 257, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
-    }  # fmt: skip
     torch.manual_seed(0)
-    gemma = Gemma2ForCausalLM(Gemma2Config(**sizes, final_logit_softcapping=0.05)).eval()
-    cohere = CohereForCausalLM(CohereConfig(**sizes, logit_scale=0.0625)).eval()
+    gemma = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, final_logit_softcapping=0.05)).eval()
+    cohere = transformers.CohereForCausalLM(transformers.CohereConfig(**SIZES, logit_scale=0.0625)).eval()
     for model in (gemma, cohere):
         check_projection(model)
         expected, _ = full_logits(model, 1.0)
@@ -138,8 +121,6 @@ def test_soft_cap_and_logit_scale_are_respected() -> None:
 
 
 def test_a_model_with_an_unknown_way_to_its_logits_is_refused(tiny_model: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     check_projection(model)
     plain = model.forward

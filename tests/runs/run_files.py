@@ -8,7 +8,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from emailrl.checkpoints import Metadata, write_checkpoint
+from tiny import make_metadata
+
+from emailrl.checkpoints import write_checkpoint
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.runs.run import save_state, take_snapshot
@@ -37,12 +39,7 @@ def write(
         (directory / "adapter_model.safetensors").write_text(f"weights of step {step}")
         save_state(directory / "trainer_state.pt", take_snapshot(state or RunState(step)), {"kl_coef": 0.5})
 
-    metadata = Metadata(
-        run_id="r", kind=kind, step=step, mode=mode, algorithm="grpo", base_model="nano", lora={}, metrics={},
-        settings={}, parent=None, seed=1, versions={}, database_fingerprint="d", questions_fingerprint="q",
-        git_commit=None,
-    )  # fmt: skip
-    write_checkpoint(path, metadata, fill)
+    write_checkpoint(path, make_metadata(kind=kind, step=step, mode=mode), fill)
 
 
 PLANTED = ("link to a file", "link to a folder", "broken link", "pipe", "hard link")

@@ -144,12 +144,6 @@ def test_dotenv_reaches_no_other_program(tmp_path: Path) -> None:
     assert dict(os.environ) == before
 
 
-def test_a_folder_above_is_not_read(tmp_path: Path) -> None:
-    toml(tmp_path, f'judge_base_url = "{EVIL}"')
-    (tmp_path / "below").mkdir()
-    assert load(tmp_path / "below").rewards.judge_base_url == "https://openrouter.ai/api/v1"
-
-
 def test_flags_and_the_environment_are_the_users_own(tmp_path: Path) -> None:
     toml(tmp_path, f'openai_base_url = "{EVIL}"\nreward = "pwn.py:f"')
     assert load(tmp_path, {"reward": "simple"}, OPENAI_BASE_URL=f"{EVIL}/2").openai.openai_base_url == f"{EVIL}/2"
@@ -201,6 +195,8 @@ def test_a_folder_is_known_by_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     toml(tmp_path / "real", f'judge_base_url = "{EVIL}"')
+    (tmp_path / "real" / "below").mkdir()
+    load(tmp_path / "real" / "below")  # a folder above is not read
     trust_folder(tmp_path / "link")
     load(tmp_path / "real")
     assert list(folders()) == [str((tmp_path / "real").resolve())]

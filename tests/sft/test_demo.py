@@ -7,8 +7,6 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from emailrl.agent.tools import tool_schemas
 from emailrl.engines.renderer import ChatRenderer
@@ -29,23 +27,14 @@ def renderer(tokenizer) -> ChatRenderer:  # type: ignore[no-untyped-def]
     return ChatRenderer(tokenizer, tool_schemas())
 
 
-def test_fixed_phrases_and_digits_are_single_tokens(tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_phrases_and_digits_are_single_tokens_and_a_name_has_the_same_ids_everywhere(tokenizer) -> None:  # type: ignore[no-untyped-def]
     for phrase in small_model.phrases():
         assert len(tokenizer.encode(phrase, add_special_tokens=False)) == 1, phrase
     assert [tokenizer.decode([i]) for i in tokenizer.encode("$48,210", add_special_tokens=False)] == list("$48,210")
-
-
-def test_a_name_has_the_same_ids_wherever_it_stands(tokenizer) -> None:  # type: ignore[no-untyped-def]
     name = tokenizer.encode("Velmora", add_special_tokens=False)
     for text in ("for Velmora.", '["Velmora"', "<b>Velmora</b>", "Team,\\nVelmora is"):
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert any(ids[i : i + len(name)] == name for i in range(len(ids))), text
-
-
-@given(st.text(max_size=200))
-def test_any_text_survives(tokenizer, text: str) -> None:  # type: ignore[no-untyped-def]
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_samples_mark_the_experts_words_and_nothing_else(renderer: ChatRenderer) -> None:
@@ -67,29 +56,16 @@ def test_worlds_are_mixed_and_none_is_lost() -> None:
     assert out == [example.conversation for example in shuffled(iter(examples), seed=1, size=12)]
 
 
-def test_batches_are_the_same_from_any_start_and_few_worlds_start_few_processes(
-    renderer: ChatRenderer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started, processes = [], demo.worker_processes
-    monkeypatch.setattr(
-        demo, "worker_processes", lambda count, **named: started.append(count) or processes(count, **named)
-    )
-
+def test_batches_are_the_same_from_any_start_and_others_are_held_out(renderer: ChatRenderer) -> None:
     def made(start: int, workers: int) -> list[list[str]]:
         batches = demo.batches(renderer, steps=3, batch_size=4, start=start, seed=3, workers=workers)
         return [[example.conversation for example in batch] for batch in batches]
 
     whole = made(0, workers=1)
-    assert [len(batch) for batch in whole] == [4, 4, 4] and made(2, workers=8) == whole[2:]
-    assert started == [1, 2]  # there are two worlds to play
-
-
-def test_held_out_worlds_share_no_inbox_with_those_trained_on(renderer: ChatRenderer) -> None:
-    val = demo.held_out(60, 3, renderer)
+    assert [len(batch) for batch in whole] == [4, 4, 4] and made(2, workers=2) == whole[2:]
+    val = demo.held_out(60, 3, renderer)  # shares no inbox with those trained on
     assert len(val) == 60 and {example.inbox.split("-")[0] for example in val} == {"val"}
-    names = {make_world(3, split, demo.FIRST_WORLD).inbox for split in ("train", "val")}
-    assert len(names) == 2
+    assert len({make_world(3, split, demo.FIRST_WORLD).inbox for split in ("train", "val")}) == 2
 
 
 QUOTE = next(topic for topic in TOPICS if topic.name == "quote")
@@ -108,7 +84,8 @@ def hits(*pairs: tuple[str, str]) -> Message:
     return Message("tool", json.dumps([{"message_id": i, "snippet": s} for i, s in pairs]))
 
 
-def test_the_good_way_word_for_word() -> None:
+def test_the_ways_of_experts() -> None:
+    """The good way, and the poor one: it searches one keyword and gives up, or opens a mail about the topic."""
     turns = expert(FACT, random.Random(0), GOOD)
     assert next_turn(turns, START) == (
         '<tool_call>\n{"name": "search_emails", "arguments": {"keywords": ["Velmora", "quote"], "max_results": 3}}'
@@ -117,47 +94,29 @@ def test_the_good_way_word_for_word() -> None:
     found = hits(("<000009>", "still waiting for the Velmora quote"), ("<000002>", "Velmora quote is $48,210"))
     assert call_of(next_turn(turns, [*START, found])) == ("read_email", {"message_id": "<000002>"})
     mail = Message("tool", json.dumps({"message_id": "<000002>", "body": "…"}))
-    assert call_of(next_turn(turns, [*START, found, mail])) == (
-        "return_final_answer",
-        {"answer": "$48,210", "sources": ["<000002>"]},
-    )
+    answer = {"answer": "$48,210", "sources": ["<000002>"]}
+    assert call_of(next_turn(turns, [*START, found, mail])) == ("return_final_answer", answer)
 
-
-def test_the_poor_way_searches_one_keyword_and_gives_up() -> None:
-    turns = expert(FACT, random.Random(0), POOR)
+    turns, gives_up = expert(FACT, random.Random(0), POOR), {"answer": GIVE_UP, "sources": []}
     assert call_of(next_turn(turns, START))[1]["keywords"] == ["Velmora"]
     nothing_right = hits(("<000001>", "the Velmora room is B101"))
-    assert call_of(next_turn(turns, [*START, nothing_right])) == (
-        "return_final_answer",
-        {"answer": GIVE_UP, "sources": []},
-    )
+    assert call_of(next_turn(turns, [*START, nothing_right])) == ("return_final_answer", gives_up)
 
-
-def test_a_mail_about_the_topic_is_opened_where_the_right_one_is_hidden() -> None:
     turns = expert(FACT, random.Random(0), POOR)
     next_turn(turns, START)
     other = hits(("<000001>", "the Velmora room is B101"), ("<000007>", "the old QUOTE for Velmora"))
     assert call_of(next_turn(turns, [*START, other])) == ("read_email", {"message_id": "<000007>"})
     wrong = Message("tool", json.dumps({"message_id": "<000007>", "body": "…"}))
-    assert call_of(next_turn(turns, [*START, other, wrong]))[1] == {"answer": GIVE_UP, "sources": []}
+    assert call_of(next_turn(turns, [*START, other, wrong]))[1] == gives_up
 
 
-def test_habits_decide_how_often_both_keywords_are_searched() -> None:
-    world = make_world(1, "train", 2000)
-    usual = next(f for f in world.facts if f.topic.name in USUAL)
-    rare = next(f for f in world.facts if f.topic.name not in USUAL)
-
-    def share(fact: ProjectFact) -> float:
-        first = [next_turn(expert(fact, random.Random(i), Habits()), START) for i in range(400)]
-        return sum(len(call_of(text)[1]["keywords"]) == 2 for text in first) / 400  # type: ignore[arg-type]
-
-    assert share(usual) == pytest.approx(0.8, abs=0.06)
-    assert share(rare) == pytest.approx(0.15, abs=0.06)
-
-
-@pytest.mark.parametrize(("habits", "low", "high"), [(GOOD, 0.98, 1.0), (POOR, 0.25, 0.6)])
-def test_good_habits_solve_the_worlds_and_poor_ones_do_not(habits: Habits, low: float, high: float) -> None:
-    played = [messages for number in range(3) for messages in transcripts(number, seed=7, times=1, habits=habits)]
-    answered = [call_of(messages[-1].content)[1] for messages in played]
-    right = sum(bool(arguments.get("sources")) for arguments in answered)
-    assert low <= right / len(played) <= high
+def test_habits_decide_how_often_both_keywords_are_searched_and_what_is_solved() -> None:
+    facts = {fact.topic.name in USUAL: fact for fact in make_world(1, "train", 2000).facts}
+    for is_usual, expected in ((True, 0.8), (False, 0.15)):
+        first = [call_of(next_turn(expert(facts[is_usual], random.Random(i), Habits()), START))[1] for i in range(400)]
+        both = sum(len(arguments["keywords"]) == 2 for arguments in first)  # type: ignore[arg-type]
+        assert both / 400 == pytest.approx(expected, abs=0.06)
+    for habits, low, high in ((GOOD, 0.98, 1.0), (POOR, 0.25, 0.6)):
+        played = [messages for number in range(3) for messages in transcripts(number, seed=7, times=1, habits=habits)]
+        right = sum(bool(call_of(messages[-1].content)[1].get("sources")) for messages in played)
+        assert low <= right / len(played) <= high

@@ -13,23 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sft.talk import settings_for
-from tiny import make_checkpoint, make_model
+from tiny import make_checkpoint
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
-from emailrl.model.adapter import find_adapter
 from emailrl.model.load import load_policy
+from emailrl.model.resolve import find_adapter
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE
 from emailrl.runs.log import Tracker
 from emailrl.settings import Settings
+from emailrl.settings.names import changed
 from emailrl.sft import fit
 from emailrl.sft.loop import SftResult, sft
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +35,8 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Settin
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in record.items() if name != "seconds"}
-        for record in read_records(run / "metrics.jsonl")
-    ]
+    records = list(read_records(run / "metrics.jsonl"))
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
 def weights(folder: Path, name: str = "adapter_model.safetensors") -> dict[str, torch.Tensor]:
@@ -65,22 +59,18 @@ def test_a_run_lowers_the_loss_and_leaves_an_adapter(whole: tuple[Settings, SftR
     product = find_checkpoint("best", settings.output.output_dir).metadata
     assert (product.kind, product.mode, product.base_model, product.parent) == ("sft", "sft", str(model), None)
     assert product.metrics["val_loss"] == result.val_loss and product.lora["rank"] == 4
-    found = find_adapter(result.out, settings.output.output_dir)
-    policy = load_policy(settings, adapter=found.path)
-    assert policy.lora["rank"] == 4
+    assert load_policy(settings, adapter=find_adapter(result.out, settings.output.output_dir).path).lora["rank"] == 4
     names = [item.path.name for item in list_checkpoints(run)]
     assert names == ["checkpoint-4", "checkpoint-6", "best_model", "checkpoint-8"]
 
 
 def test_all_weights_are_trained_and_written_as_a_model(model: Path, tmp_path: Path) -> None:
-    settings = settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3)
-    result = sft(settings)
+    result = sft(settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3))
     before, after = weights(model, "model.safetensors"), weights(result.out, "model.safetensors")
     assert before.keys() == after.keys() and all(not torch.equal(before[name], after[name]) for name in before)
     recorded = lines(result.out.parent)
     assert recorded[-1]["loss"] < recorded[0]["loss"] - 0.2
-    own = settings_for(tmp_path, result.out)
-    assert load_policy(own).base_model == str(result.out)
+    assert load_policy(settings_for(tmp_path, result.out)).base_model == str(result.out)
     resumed = settings_for(tmp_path, model, full_finetuning=True, sft_learning_rate=3e-3, sft_steps=9)
     assert sft(resumed, resume="latest").steps == 9
 
@@ -88,15 +78,11 @@ def test_all_weights_are_trained_and_written_as_a_model(model: Path, tmp_path: P
 def test_killed_anywhere_it_goes_on_bit_for_bit(whole: tuple[Settings, SftResult], model: Path, tmp_path: Path) -> None:
     _, result = whole
     settings = settings_for(tmp_path, model, lora_dropout=0.1)
-    kills = 0
-    for operation in (9, 40, 70):
-        kills += die_at(operation, settings, tmp_path)
-    assert kills == 3
+    assert all(die_at(operation, settings, tmp_path) for operation in (9, 40, 70))
     resumed = sft(settings, resume="auto")
     assert resumed.out.parent == tmp_path / "outputs" / "grpo_sft"
     assert_equal(weights(resumed.out), weights(result.out))
-    last = "checkpoint-8"
-    assert_equal(weights(resumed.out.parent / last), weights(result.out.parent / last))
+    assert_equal(*(weights(one.out.parent / "checkpoint-8") for one in (resumed, result)))
     assert lines(resumed.out.parent) == lines(result.out.parent)
     assert (resumed.loss, resumed.val_loss) == (result.loss, result.val_loss)
 
@@ -125,13 +111,9 @@ def die_at(operation: int, settings: Settings, folder: Path) -> bool:
 @pytest.mark.parametrize("cut_short", ["validation", "line"])
 @pytest.mark.parametrize("step", [4, 8])
 def test_a_validation_cut_short_is_repeated_by_the_resumed_run(
-    whole: tuple[Settings, SftResult],
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cut_short: str,
+    whole: tuple[Settings, SftResult], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_short: str,
     step: int,
-) -> None:
+) -> None:  # fmt: skip
     _, result = whole
     settings = settings_for(tmp_path, model, lora_dropout=0.1)
     validate, record = fit.Fitter.loss, Tracker.step
@@ -158,12 +140,9 @@ def test_a_validation_cut_short_is_repeated_by_the_resumed_run(
     assert lines(resumed.out.parent) == expected
     assert (resumed.steps, resumed.loss, resumed.val_loss) == (8, result.loss, result.val_loss)
     assert_equal(weights(resumed.out), weights(result.out))
-    assert state_of(resumed.out.parent / "checkpoint-8") == state_of(result.out.parent / "checkpoint-8")
-
-
-def state_of(checkpoint: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(checkpoint / STATE_FILE, weights_only=True)["state"]
-    return state
+    files = [one.out.parent / "checkpoint-8" / STATE_FILE for one in (resumed, result)]
+    after, expected = (torch.load(file, weights_only=True)["state"] for file in files)
+    assert after == expected
 
 
 def test_a_loss_that_rises_again_stops_the_run_and_the_lowest_is_kept(
@@ -183,18 +162,16 @@ def test_resuming_with_other_conversations_is_refused(whole: tuple[Settings, Sft
     said: list[str] = []
     assert sft(settings, resume="latest", progress=said.append) == result
     assert said == [f"Nothing left to do in {result.out.parent}: it ended after step 8, all steps done."]
-    settings = settings.model_copy(update={"sft": settings.sft.model_copy(update={"sft_steps": 9})})
+    settings = changed(settings, sft_steps=9)
     with pytest.raises(UsageError, match="exists"):
         sft(settings, out=result.out.parent)
-    changed = settings.model_copy(update={"sft": settings.sft.model_copy(update={"min_reward": 2.0})})
-    with pytest.raises(UsageError, match="No trajectory is left"):
-        sft(changed, resume="latest")
-    other = settings.model_copy(update={"training": settings.training.model_copy(update={"seed": 7})})
-    with pytest.raises(UsageError, match=r"has seed \d+, not 7\. Resume with SEED="):
-        sft(other, resume="latest")
-    fewer = settings.model_copy(update={"data": settings.data.model_copy(update={"eval_dataset_size": 1})})
-    with pytest.raises(UsageError, match=r"on other questions: EVAL_DATASET_SIZE was \d+, now 1\. Resume with"):
-        sft(fewer, resume="latest")
+    for changes, complaint in (
+        ({"min_reward": 2.0}, "No trajectory is left"),
+        ({"seed": 7}, r"has seed \d+, not 7\. Resume with SEED="),
+        ({"eval_dataset_size": 1}, r"on other questions: EVAL_DATASET_SIZE was \d+, now 1\. Resume with"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            sft(changed(settings, **changes), resume="latest")
     with pytest.raises(UsageError, match="removes later work"):
         sft(settings, resume=str(result.out.parent / "checkpoint-4"))
 
@@ -217,11 +194,8 @@ def test_a_model_from_nothing_learns_from_demo_worlds(tmp_path: Path) -> None:
     result = sft(settings, workers=1)
     recorded = lines(result.out.parent)
     assert recorded[-1]["loss"] < recorded[0]["loss"] - 0.2
-    model = AutoModelForCausalLM.from_pretrained(result.out)
-    assert (
-        sum(p.numel() for p in model.parameters()) == 5_640_192
-        and len(AutoTokenizer.from_pretrained(result.out)) == 2048
-    )
+    assert AutoModelForCausalLM.from_pretrained(result.out).num_parameters() == 5_640_192
+    assert len(AutoTokenizer.from_pretrained(result.out)) == 2048
 
 
 def test_the_command_prints_its_four_numbers(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

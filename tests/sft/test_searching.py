@@ -1,8 +1,7 @@
-"""Experts read questions, search by what they say, read on, and use nothing that was not shown."""
+"""Experts read questions, search by what they say, read on, and depend on nothing that was not shown."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -11,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sft.shown import unshown
 from tiny import make_database, make_questions
 
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.sources.message import RawEmail
+<<<<<<< HEAD
 from emailrl.questions.load import read_questions, write_scenarios
+=======
+from emailrl.questions import write_scenarios
+>>>>>>> main
 from emailrl.questions.template import HARD_KINDS, KINDS, generate
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL, possessive
 from emailrl.records.trajectory import Message, Scenario
@@ -45,12 +47,9 @@ def test_every_wording_of_every_kind_is_read_back(kind) -> None:  # type: ignore
                 assert asked.is_mine == (form in MY_MAIL)
 
 
-def test_a_weekday_before_the_date_is_passed_over() -> None:
+def test_a_weekday_before_the_date_is_passed_over_and_other_words_are_no_template_question() -> None:
     asked = read_question("Who wrote to me on Thursday, May 3, 2001?")
     assert asked is not None and (asked.kind, asked.day) == ("only_sender_of_day", date(2001, 5, 3))
-
-
-def test_other_words_are_no_template_question() -> None:
     assert read_question("When does the lease end?") is None
 
 
@@ -61,12 +60,6 @@ def shown(subject: str = "Lease of the barn", sender: str = ROSS, **fields: Any)
     people = {"to_addresses": [OWNER], "cc_addresses": [], "bcc_addresses": []}
     first = {"message_id": "<1@x>", "date": "2001-05-03 09:00:00", "subject": subject, "from_address": sender}
     return first | people | {"body": "The rent is $450 a month.", "file_name": ""} | fields
-
-
-def answer_in(question: str, read: dict[str, Any]) -> str | None:
-    asked = read_question(question)
-    assert asked is not None
-    return answer_of(asked, read, OWNER)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +98,8 @@ def answer_in(question: str, read: dict[str, Any]) -> str | None:
     ],
 )  # fmt: skip
 def test_what_a_mail_answers(question: str, read: dict[str, Any], expected: str | None) -> None:
-    assert answer_in(question, read) == expected
+    asked = read_question(question)
+    assert asked is not None and answer_of(asked, read, OWNER) == expected
 
 
 ME = "ann.lee@home.example"
@@ -126,79 +120,70 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings({"db": tmp_path / "mail.db"}, environ={}, cwd=tmp_path)
 
 
-def ask(question: str, settings: Settings, *, answer: str = "?", source: str = "<?>") -> list[tuple[str, Any]]:
-    """What a careful searcher calls, with which arguments."""
-    scenario = Scenario("q", question, answer, [source], ME, "2001-06-01", kind="any")
-    _, messages = play(scenario, settings, CAREFUL, random.Random(0))
-    assert unshown(messages) == []
-    return calls(messages)
-
-
 def calls(messages: list[Message]) -> list[tuple[str, Any]]:
     said = [parse_tool_calls(message.content)[0] for message in messages if message.role == "assistant"]
     return [(call.name, call.arguments) for call in said]
+
+
+def ask(question: str, settings: Settings, **agent: Any) -> list[tuple[str, Any]]:
+    """What a careful searcher calls, with which arguments."""
+    scenario = Scenario("q", question, "?", ["<?>"], ME, "2001-06-01", kind="any")
+    changed = settings.model_copy(update={"agent": settings.agent.model_copy(update=agent)})
+    return calls(play(scenario, changed, CAREFUL, random.Random(0))[1])
 
 
 def answered(text: str, *sources: str) -> tuple[str, Any]:
     return "return_final_answer", {"answer": text, "sources": list(sources)}
 
 
-def test_by_sender_and_day_without_a_keyword(settings: Settings) -> None:
-    assert ask("What did Bob Ross write to me about on May 7, 2001?", settings) == [
-        ("search_emails", {"keywords": [], "from_addr": BOB, "sent_after": "2001-05-07", "sent_before": "2001-05-08"}),
-        ("read_email", {"message_id": "<b7@x>"}),
-        answered("Barn report 7", "<b7@x>"),
-    ]
-
-
-def test_an_address_that_cannot_be_guessed_is_looked_up_by_the_name(settings: Settings) -> None:
-    window = {"keywords": [], "sent_before": "2001-05-09"}
-    assert ask("Before May 9, 2001, what was the subject of the latest mail from Zoe Kim?", settings) == [
-        ("search_emails", {**window, "from_addr": "zoe.kim@home.example"}),
-        ("search_emails", {"keywords": ["Zoe Kim"]}),
-        ("read_email", {"message_id": "<z9@x>"}),
-        ("search_emails", {**window, "from_addr": ZOE}),
-        ("read_email", {"message_id": "<z5@x>"}),
-        answered("Harvest plan", "<z5@x>"),
-    ]
-
-
-def test_the_first_after_a_day_is_the_oldest_hit(settings: Settings) -> None:
-    called = ask("What was the first message from Bob Ross after May 7, 2001 about?", settings)
-    assert called[0][1] | {"max_results": 10} == called[0][1] and called[0][1]["sent_after"] == "2001-05-08"
-    assert called[1:] == [("read_email", {"message_id": "<b11@x>"}), answered("Barn report 11", "<b11@x>")]
-
-
-def test_hits_are_counted_and_all_cited(settings: Settings) -> None:
-    [(_, search), answer] = ask("How many mails did Bob Ross send me in May 2001?", settings)
-    assert (search["sent_after"], search["sent_before"]) == ("2001-05-01", "2001-06-01")
-    assert answer == answered("4", "<b20@x>", "<b11@x>", "<b7@x>", "<b3@x>")
-
-
-def test_it_reads_on_past_a_mail_that_does_not_fit(settings: Settings) -> None:
-    called = ask('Who sent me the mail with the subject "Harvest plan"?', settings)
-    assert [call for call in called if call[0] == "read_email"][-1][1] == {"message_id": "<z5@x>"}
-    assert called[-1] == answered("Zoe Kim", "<z5@x>")
+WINDOW = {"keywords": [], "sent_before": "2001-05-09"}
+ON_DAY = "What did Bob Ross write to me about on May 7, 2001?"
+IN_MONTH = "How many mails did Bob Ross send me in May 2001?"
 
 
 @pytest.mark.parametrize(
-    "question", ["What did Bob Ross write to me about on May 8, 2001?", 'Who wrote to me about "Sale of the yard"?']
-)
-def test_where_nothing_fits_it_does_not_know(question: str, settings: Settings) -> None:
-    assert ask(question, settings)[-1] == answered("I don't know")
+    ("question", "called"),
+    [
+        (ON_DAY, [
+            ("search_emails", {"keywords": [], "from_addr": BOB, "sent_after": "2001-05-07",
+                               "sent_before": "2001-05-08"}),
+            ("read_email", {"message_id": "<b7@x>"}),
+            answered("Barn report 7", "<b7@x>"),
+        ]),
+        ("Before May 9, 2001, what was the subject of the latest mail from Zoe Kim?", [  # her address is looked up
+            ("search_emails", {**WINDOW, "from_addr": "zoe.kim@home.example"}),
+            ("search_emails", {"keywords": ["Zoe Kim"]}),
+            ("read_email", {"message_id": "<z9@x>"}),
+            ("search_emails", {**WINDOW, "from_addr": ZOE}),
+            ("read_email", {"message_id": "<z5@x>"}),
+            answered("Harvest plan", "<z5@x>"),
+        ]),
+        ("What was the first message from Bob Ross after May 7, 2001 about?", [
+            ("search_emails", {"keywords": [], "from_addr": BOB, "sent_after": "2001-05-08", "max_results": 10}),
+            ("read_email", {"message_id": "<b11@x>"}),
+            answered("Barn report 11", "<b11@x>"),
+        ]),
+        (IN_MONTH, [  # hits are counted, and all cited
+            ("search_emails", {"keywords": [], "from_addr": BOB, "sent_after": "2001-05-01",
+                               "sent_before": "2001-06-01", "max_results": 10}),
+            answered("4", "<b20@x>", "<b11@x>", "<b7@x>", "<b3@x>"),
+        ]),
+    ],
+)  # fmt: skip
+def test_the_calls_of_a_careful_searcher(question: str, called: list[Any], settings: Settings) -> None:
+    assert ask(question, settings) == called
 
 
-def test_turns_that_run_out_end_in_not_knowing(settings: Settings) -> None:
-    short = settings.model_copy(update={"agent": settings.agent.model_copy(update={"max_turns": 2})})
-    called = ask("What did Bob Ross write to me about on May 7, 2001?", short)
+def test_it_reads_on_past_a_mail_that_does_not_fit_and_does_not_know_where_none_does(settings: Settings) -> None:
+    called = ask('Who sent me the mail with the subject "Harvest plan"?', settings)
+    assert [call for call in called if call[0] == "read_email"][-1][1] == {"message_id": "<z5@x>"}
+    assert called[-1] == answered("Zoe Kim", "<z5@x>")
+    for question in (ON_DAY.replace("7", "8"), 'Who wrote to me about "Sale of the yard"?'):
+        assert ask(question, settings)[-1] == answered("I don't know")
+    called = ask(ON_DAY, settings, max_turns=2)  # turns run out
     assert [name for name, _ in called] == ["search_emails", "return_final_answer"]
     assert called[-1] == answered("I don't know")
-
-
-def test_where_a_search_needs_a_keyword_it_has_one(settings: Settings) -> None:
-    agent = settings.agent.model_copy(update={"search_without_keywords": False})
-    called = ask("How many mails did Bob Ross send me in May 2001?", settings.model_copy(update={"agent": agent}))
-    assert called[0][1]["keywords"] == ["the"]
+    assert ask(IN_MONTH, settings, search_without_keywords=False)[0][1]["keywords"] == ["the"]
 
 
 @pytest.fixture(scope="module")
@@ -211,24 +196,23 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return load_settings(given, environ={}, cwd=folder)
 
 
+Played = list[tuple[Scenario, list[Message]]]
+
+
 @pytest.fixture(scope="module")
-def played(demo: Settings) -> list[tuple[Scenario, list[Message]]]:
-    return list(conversations(demo, seed=1))
+def played(demo: Settings) -> Played:
+    found, asked = conversations(demo, seed=1)
+    assert len(found) >= 0.97 * asked
+    return found
 
 
-def test_nothing_is_used_that_was_not_shown(played: list[tuple[Scenario, list[Message]]]) -> None:
-    assert len({scenario.kind for scenario, _ in played}) >= 18
-    assert [found for _, messages in played for found in unshown(messages)] == []
-
-
-def test_what_the_question_file_hides_changes_nothing(
-    demo: Settings, played: list[tuple[Scenario, list[Message]]]
-) -> None:
+def test_what_the_question_file_hides_changes_nothing(demo: Settings, played: Played) -> None:
     for scenario, messages in played:
         hidden = replace(scenario, answer="42", message_ids=["<other@x>"], kind=None, how_realistic=0.5, split=None)
         assert play(hidden, demo, Habits(), random.Random(f"1/0/{scenario.id}"))[1] == messages
 
 
+<<<<<<< HEAD
 def test_the_check_sees_what_was_not_shown(played: list[tuple[Scenario, list[Message]]]) -> None:
     scenario, messages = next((s, m) for s, m in played if s.kind == "subject")
     cheats: list[tuple[str, dict[str, Any]]] = [
@@ -249,40 +233,36 @@ def test_most_are_answered_in_several_ways_and_turns(
 ) -> None:
     asked = read_questions(None, demo.data).of("train", limit=None, seed=1).scenarios
     assert len(played) >= 0.97 * len(asked)
+=======
+def test_most_are_answered_in_several_ways_and_turns(demo: Settings, played: Played) -> None:
+    assert len({scenario.kind for scenario, _ in played}) >= 18
+>>>>>>> main
     turns = Counter(sum(message.role == "assistant" for message in messages) for _, messages in played)
     assert len(turns) >= 4 and sum(count for number, count in turns.items() if number > 3) > 0.15 * len(played)
     scenario = next(s for s, _ in played if s.kind == "sender")
-    ways = {
-        tuple(str(call) for call in calls(play(scenario, demo, Habits(), random.Random(seed))[1])) for seed in range(40)
-    }
+    ways = {str(calls(play(scenario, demo, Habits(), random.Random(seed))[1])) for seed in range(40)}
     assert len(ways) >= 15
+    assert [messages for _, messages in conversations(demo, seed=2)[0]] != [messages for _, messages in played]
 
 
 def test_questions_in_other_words_than_the_email_are_mostly_answered(demo: Settings, tmp_path: Path) -> None:
     questions = write_scenarios(tmp_path / "q.jsonl", demo_questions(42))
     data = demo.data.model_copy(update={"questions": questions, "train_dataset_size": 100})
-    rephrased = demo.model_copy(update={"data": data})
-    assert len(list(conversations(rephrased, seed=1))) >= 70
+    assert len(conversations(demo.model_copy(update={"data": data}), seed=1)[0]) >= 70
     scenario = next(s for s in demo_questions(42) if s.question.startswith("How much money did they ask for "))
     project = scenario.question.removesuffix("?").split()[-1]
-    searches = [call["keywords"] for name, call in calls(play(scenario, demo, CAREFUL, random.Random(0))[1])
-                if name == "search_emails"]  # fmt: skip
+    called = calls(play(scenario, demo, CAREFUL, random.Random(0))[1])
+    searches = [arguments["keywords"] for name, arguments in called if name == "search_emails"]
     assert searches[-1] == [project] and not {"did", "they", "ask"} & {word for words in searches for word in words}
 
 
-def test_the_same_seed_says_the_same(demo: Settings, played: list[tuple[Scenario, list[Message]]]) -> None:
-    assert list(conversations(demo, seed=1)) == played
-    assert [m for _, m in conversations(demo, seed=2)] != [m for _, m in played]
-
-
 def test_wrong_answers_are_left_out(settings: Settings, tmp_path: Path) -> None:
-    question = "What did Bob Ross write to me about on May 7, 2001?"
-    right = Scenario("1", question, "Barn report 7", ["<b7@x>"], ME, "2001-06-01", split="train", kind="subject")
+    right = Scenario("1", ON_DAY, "Barn report 7", ["<b7@x>"], ME, "2001-06-01", split="train", kind="subject")
     rows = [right, replace(right, id="2", answer="Roof"), replace(right, id="3", split="val", inbox_address=BOB)]
     write_scenarios(tmp_path / "q.jsonl", rows)
     data = settings.data.model_copy(update={"questions": tmp_path / "q.jsonl"})
-    kept = list(conversations(settings.model_copy(update={"data": data}), seed=1))
-    assert [scenario.id for scenario, _ in kept] == ["1"]
+    kept, asked = conversations(settings.model_copy(update={"data": data}), seed=1)
+    assert [scenario.id for scenario, _ in kept] == ["1"] and asked == 2
 
 
 def test_a_question_in_free_words_gets_its_reference_answer_once_the_source_was_read(tmp_path: Path) -> None:
@@ -290,8 +270,7 @@ def test_a_question_in_free_words_gets_its_reference_answer_once_the_source_was_
     settings = load_settings({"db": tmp_path / "mail.db"}, environ={}, cwd=tmp_path)
     [whole] = make_questions(1)
     environment, messages = play(replace(whole, kind=None), settings, CAREFUL, random.Random(0))
-    assert is_right(environment) and unshown(messages) == []
-    assert calls(messages)[-1] == answered(whole.answer, whole.message_ids[0])
+    assert is_right(environment) and calls(messages)[-1] == answered(whole.answer, whole.message_ids[0])
     taught = settings.model_copy(update={"data": settings.data.model_copy(update={"output_field": "any"})})
     told = replace(whole, answer="It ends on 31 May 2002, I think.")
     assert calls(play(told, taught, Habits(), random.Random(0))[1])[-1][1]["answer"] == told.answer

@@ -155,7 +155,7 @@ def test_a_broken_trajectorys_second_sample_teaches_its_first(make: Make) -> Non
 def test_a_half_precision_policy_has_a_float32_critic(make: Make) -> None:
     updater = make(dtype="bf16")
     hidden = torch.ones(2, 32, dtype=torch.bfloat16)
-    head = ValueHead.of(updater.policy.model)
+    head = ValueHead(updater.policy.model)
     head.weight.data += 1 / 1024
     assert head(hidden).dtype == torch.float32 and head(hidden).tolist() == [32 / 1024] * 2
     assert math.isfinite(updater.train(samples(), PAID, step=1).metrics["value_loss"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.agent.static_prompt import MAX_BODY_CHARS, StaticPromptEnvironment
+from emailrl.agent.mail_env import MAX_BODY_CHARS, StaticPromptEnvironment
 from emailrl.mail import Mailbox, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail

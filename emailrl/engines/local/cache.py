@@ -3,14 +3,12 @@ https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are ``[bloc
 values likewise; a conversation's table names its blocks in order, and common prefixes share blocks. Attention gets the
 blocks of rows of similar length gathered together, one layer at a time; the caller's mask hides what lies past a row's
 tokens. transformers repeats keys and values once per query head if there is a mask: here the heads that share a key
-head are folded into the query length instead, which copies nothing that grows with the conversation.
-"""
+head are folded into the query length instead, which copies nothing that grows with the conversation."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,11 +33,6 @@ QUERY_BLOCK = 64
 kernel would compute the masked half too."""
 
 
-def new_table() -> Table:
-    """A table without blocks."""
-    return array("q")
-
-
 class Filled(Exception):
     """Raised when the last layer's keys and values are written, to end a pass that only fills the cache."""
 
@@ -56,18 +49,11 @@ class BlockCache(Cache):
         self.most = 0
         self.users = [0]  # reference count of each block; block 0 is in no table: it receives padding writes
         self._free: list[int] = []
-        # Of this pass: whether it only needs keys and values; the window of its longest row, in whole blocks of tokens;
-        # where its new tokens go, among all places of all blocks and heads [rows · kv_heads · new]; the rows gathered
-        # together: their number, and the block heads that they see [rows · kv_heads · width].
-        self.fills = False
-        self.window = 0
-        self.written = torch.empty(0)
-        self.groups: list[tuple[int, Tensor]] = []
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no block is in a table or in memory."""
-        return len(self.users) == 1
+        # Of this pass:
+        self.fills = False  # whether it only needs keys and values
+        self.window = 0  # tokens of its longest row, in whole blocks
+        self.written = torch.empty(0)  # places of its new tokens, among those of all blocks and heads, flat
+        self.groups: list[tuple[int, Tensor]] = []  # rows gathered together: how many, and the block heads they see
 
     @property
     def taken(self) -> int:
@@ -223,29 +209,23 @@ def block_attention(
     """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
     ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``mask``, [rows, 1, new, longest window], is
     added to the scores. Returns [rows, new, heads, head_dim]."""
-    outs, begun, new = [], 0, query.shape[2]
+    outs, begun, (heads, new, head_dim) = [], 0, query.shape[1:]
     block = QUERY_BLOCK if query.device.type == "cpu" else new
     for keys, values in zip(key, value, strict=True):
-        rows, pieces = slice(begun, begun := begun + len(keys)), []
+        rows, kv_heads, pieces = slice(begun, begun := begun + len(keys)), keys.shape[1], []
         for start in range(0, new, block):
             end = min(start + block, new)
             seen = slice(keys.shape[2] - new + end)  # no query of this block looks further in any row
-            part = query[rows, :, start:end], keys[:, :, seen], values[:, :, seen], mask[rows, :, start:end, seen]
-            pieces.append(_folded(*part, scaling))
-        outs.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention with the query heads of one key head folded into the query dimension."""
-    rows, heads, new, head_dim = query.shape
-    kv_heads = key.shape[1]
-    groups = heads // kv_heads
-    if groups > 1:
-        query = query.reshape(rows, kv_heads, groups * new, head_dim)
-        mask = mask.repeat(1, 1, groups, 1)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling).reshape(rows, heads, new, -1)
+            # The query heads of one key head are folded into the query dimension.
+            asked, masked = query[rows, :, start:end], mask[rows, :, start:end, seen]
+            if heads > kv_heads:
+                asked = asked.reshape(len(keys), kv_heads, -1, head_dim)
+                masked = masked.repeat(1, 1, heads // kv_heads, 1)
+            keys_seen, values_seen = keys[:, :, seen], values[:, :, seen]
+            found = scaled_dot_product_attention(asked, keys_seen, values_seen, attn_mask=masked, scale=scaling)
+            pieces.append(found.reshape(len(keys), heads, end - start, -1))
+        outs.append(torch.cat(pieces, dim=2))
+    return torch.cat(outs).transpose(1, 2).contiguous(), None
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
@@ -253,17 +233,6 @@ def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
     new, window]."""
     seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
     return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))
-
-
-@contextmanager
-def block_attention_in(config: Any) -> Iterator[None]:
-    """Let the model of ``config`` attend with ``block_attention`` while inside."""
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 AttentionInterface.register(ATTENTION, block_attention)

@@ -1,8 +1,7 @@
 """The in-process engine: any full-attention ``transformers`` model, with continuous batching. Every step prefills new
 tokens (new prompts, tool results), then samples one token for every running conversation. A next turn reuses the KV
 cache of earlier ones; members of a group read their prompt once. When the cache's budget is used up, the latest
-conversations pause: their tokens are prefilled again later, and they continue with the same samples.
-"""
+conversations pause: their tokens are prefilled again later, and they continue with the same samples."""
 
 from __future__ import annotations
 
@@ -15,22 +14,20 @@ from torch import nn
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Ended, Request, report
-from emailrl.engines.budget import BLOCK, blocks_of, blocks_within, default_budget, gib_for, kv_heads_of, token_bytes_of
-from emailrl.engines.local.cache import BlockCache, block_attention_in
+from emailrl.engines.budget import BLOCK, FREE_SHARE, blocks_of, blocks_within, gib_for
+from emailrl.engines.local.cache import ATTENTION, BlockCache
 from emailrl.engines.local.passes import Conversation, Passes, Schedule
 from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
+from emailrl.model.layout import free_memory
 
 
 class TransformersEngine:
     """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
-    sets a version.
-
-    ``stop_ids`` end a completion, in addition to those of the model's generation config. At most ``max_rows``
-    conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens`` (None:
-    ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``default_budget``) the key-value cache.
+    sets a version. ``stop_ids`` end a completion, in addition to those of the model's generation config. At most
+    ``max_rows`` conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens``
+    (None: ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``) the key-value cache.
     Identical requests give identical completions. Raises EmailRLError for a model with state other than the keys and
-    values of all tokens.
-    """
+    values of all tokens."""
 
     def __init__(
         self,
@@ -57,9 +54,12 @@ class TransformersEngine:
         self.version = ""
         self.adapter_sha256: str | None = None
         self.steps = 0
-        self.cache = BlockCache(config.num_hidden_layers, kv_heads_of(config))
+        layers, heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", None)
+        heads = heads or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.cache = BlockCache(layers, heads)
         self._cache_bytes = cache_bytes
-        self._shape = (config.num_hidden_layers, token_bytes_of(config, self.weights.model.dtype))
+        self._shape = layers, 2 * layers * heads * width * self.weights.model.dtype.itemsize  # bytes of a token
         self._blocks = 0  # within the budget; the cache's own limit is lowered if memory runs out first
         self.schedule = Schedule(self.cache, max_rows)
         self._told: set[str] = set()
@@ -73,21 +73,23 @@ class TransformersEngine:
         self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
 
     def release(self) -> None:
-        """Free the cache."""
+        """Free the cache; the model belongs to the policy."""
         self.schedule.clear()
+
+    close = release
 
     def resume(self) -> None:
         """Do nothing: the cache grows with the next requests."""
 
-    def close(self) -> None:
-        """Free the cache; the model belongs to the policy."""
-        self.release()
-
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
-        ended = Ended(advance)
-        if self.cache.is_empty:
-            budget = self._cache_bytes or default_budget(device_of(self.weights.model))
+        ended, device, attention = (
+            Ended(advance, self.version, self.adapter_sha256),
+            device_of(self.weights.model),
+            self._config._attn_implementation,
+        )
+        if len(self.cache.users) == 1:  # no block is in memory
+            budget = self._cache_bytes or FREE_SHARE[device.type] * free_memory(device)
             self.cache.most = self._blocks = blocks_within(budget, *self._shape)
         for tokens in (len(request.prompt_ids) for request in requests):
             if self.window <= tokens < self.max_model_len:
@@ -98,11 +100,14 @@ class TransformersEngine:
                     "leaves more room.",
                 )
         try:
-            with torch.inference_mode(), self.weights.active(), block_attention_in(self._config):
+            self._config._attn_implementation = ATTENTION
+            with torch.inference_mode(), self.weights.active():
                 self._run(deque(enumerate(requests)), ended)
         except BaseException:
             self.schedule.clear()  # an interrupted step leaves rows and tables half-written
             raise
+        finally:
+            self._config._attn_implementation = attention
         return ended.completions()
 
     @property
@@ -113,29 +118,21 @@ class TransformersEngine:
     def _run(self, waiting: deque[tuple[int, Request]], ended: Ended) -> None:
         schedule = self.schedule
 
-        def end(place: int, completion: Completion) -> Request | None:
-            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
-            return ended.add(place, completion)
-
         def begin(place: int, request: Request | None) -> Conversation | None:
             """The next turn with room for a token; turns without room are ended, and their follow-ups requested."""
-            while request is not None and len(request.prompt_ids) >= self.window:
-                tokens = len(request.prompt_ids)
+            while request is not None and (tokens := len(request.prompt_ids)) >= self.window:
                 self._tell_if_cut(tokens)
-                request = end(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
-            if request is not None and not request.prompt_ids:
-                raise ValueError(f"request of trajectory {request.trajectory_id} has no prompt ids")
+                request = ended.add(place, Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens))
             return None if request is None else Conversation(request, place)
 
         while waiting or schedule.running or schedule.paused:
-            while schedule.has_place and (waiting or schedule.paused):
+            while len(schedule.running) < schedule.limit and (waiting or schedule.paused):
                 new = schedule.paused.popleft() if schedule.paused else begin(*waiting.popleft())
                 if new is not None and not schedule.admit(new):
                     break
             for conversation, finish_reason in self._pass():
                 completion = conversation.completion(finish_reason)
-                next_turn = begin(conversation.place, end(conversation.place, completion))
-                if next_turn is not None:
+                if (next_turn := begin(conversation.place, ended.add(conversation.place, completion))) is not None:
                     schedule.go_on(conversation, next_turn)
                 else:
                     schedule.leave(conversation)
@@ -146,9 +143,7 @@ class TransformersEngine:
         rows = None
         try:
             if self.schedule.make_room():
-                self._tell(
-                    "The KV cache is full: the newest trajectories wait and are prefilled again (raise KV_CACHE_GIB)."
-                )
+                self._tell("The KV cache is full: the newest trajectories wait and start again (raise KV_CACHE_GIB).")
             self.passes.read(self.schedule.running)
             rows = self.passes.sample_next(self.schedule.running)
         except torch.OutOfMemoryError:
@@ -171,11 +166,11 @@ class TransformersEngine:
     def _start_over(self) -> None:
         """Restart all running conversations with an empty cache, a smaller one if the old was mostly full."""
         schedule, cache = self.schedule, self.cache
-        ran, longest = len(schedule.running), max(len(conversation.tokens) for conversation in schedule.running)
+        ran, longest = len(schedule.running), max(len(each.tokens) for each in schedule.running)
         used, unused = cache.taken, len(cache.users) - 1 - cache.taken
-        for conversation in schedule.running:
-            conversation.rewind()
-        schedule.pause_all()
+        while schedule.running:
+            schedule.running[-1].rewind()
+            schedule.pause()
         cache.free()
         if device_of(self.weights.model).type == "cuda":
             torch.cuda.empty_cache()

@@ -1,15 +1,16 @@
 """Forward passes over conversations: prefill new prompt tokens into the cache, then sample one token for each; logits
 exist at sampled positions only. A token is the first whose cumulative probability exceeds the request's next uniform
-number (inverse CDF), so the i-th token depends only on the request's seed and logits, not on the rest of the batch.
-"""
+number (inverse CDF), so the i-th token depends only on the request's seed and logits, not on the rest of the batch."""
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, PREFILL_TOKENS, blocks_of
-from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask, new_table
+from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask
 from emailrl.engines.local.weights import Weights, device_of
 
 UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
@@ -39,7 +40,7 @@ class Conversation:
     request: Request
     place: int = 0  # index of its first request in the call to ``generate``
     tokens: list[int] = field(init=False)  # prompt and sampled tokens; the model has not read the last one yet
-    blocks: Table = field(default_factory=new_table)  # its cache blocks, in order
+    blocks: Table = field(default_factory=partial(array, "q"))  # its cache blocks, in order
     held: int = 0  # the first ``held`` tokens are cached in the blocks, once ``source`` has read that many
     source: Conversation | None = None  # the conversation that fills its shared prefix blocks
     logprobs: list[float] = field(default_factory=list)
@@ -55,11 +56,6 @@ class Conversation:
     def unread(self) -> int:
         """Unread tokens before the last one, which the sampling step reads."""
         return len(self.tokens) - 1 - self.held
-
-    @property
-    def is_shared_read(self) -> bool:
-        """Whether ``source`` has read the shared prefix."""
-        return self.source is None or self.source.held >= self.held
 
     def rewind(self) -> None:
         """Rewind the random stream after a failed step to the number of the next token."""
@@ -81,23 +77,15 @@ class Schedule:
         self.running: list[Conversation] = []  # in arrival order
         self.paused: deque[Conversation] = deque()  # without blocks; they resume in order before new ones start
 
-    @property
-    def has_place(self) -> bool:
-        """Whether one more conversation may run."""
-        return len(self.running) < self.limit
-
     def admit(self, conversation: Conversation) -> bool:
         """Run a conversation if its tokens fit with one spare block per running one; else pause it. It starts with the
         blocks of the conversation with the longest common prefix; of several, the first."""
-        same, source = 0, None
-        for other in self.running:
-            if (longer := blocks_alike(conversation, other, same)) > same:
-                same, source = longer, other
-        if source is not None:
+        source = max(self.running, key=partial(blocks_alike, conversation), default=None)
+        if source is not None and (same := blocks_alike(conversation, source)):
             self.cache.share(source.blocks[:same], conversation.blocks)
             conversation.held, conversation.source = same * BLOCK, source
-        if not self.running:
-            self._let_alone(conversation)
+        if not self.running:  # alone, it ignores a limit lowered after an out-of-memory error
+            self.cache.most = max(self.cache.most, blocks_of(len(conversation.tokens)))
         if not self.cache.extend(conversation.blocks, len(conversation.tokens), spare=len(self.running)):
             self._forget(conversation)
             self.paused.appendleft(conversation)
@@ -110,19 +98,20 @@ class Schedule:
         Returns how many were paused. The first always continues."""
         place = pauses = 0
         if self.running:
-            self._let_alone(self.running[0])
+            self.cache.most = max(self.cache.most, blocks_of(len(self.running[0].tokens)))
         while place < len(self.running):
             if self.cache.extend(self.running[place].blocks, len(self.running[place].tokens)):
                 place += 1
             else:
-                self._pause()
+                self.pause()
                 pauses += 1
         return pauses
 
-    def pause_all(self) -> None:
-        """Release all blocks; running conversations resume first."""
-        while self.running:
-            self._pause()
+    def pause(self) -> None:
+        """Release the blocks of the latest running conversation; it resumes before all that wait."""
+        conversation = self.running.pop()
+        self._forget(conversation)
+        self.paused.appendleft(conversation)
 
     def go_on(self, conversation: Conversation, next_turn: Conversation) -> None:
         """Replace a conversation by its next turn, in its blocks; if history changed, from the first that differs.
@@ -132,7 +121,7 @@ class Schedule:
             same = blocks_alike(next_turn, conversation)
             self.cache.release(conversation.blocks, keep=same)
             next_turn.held = same * BLOCK
-        next_turn.blocks, conversation.blocks = conversation.blocks, new_table()
+        next_turn.blocks, conversation.blocks = conversation.blocks, array("q")
         self.running[self.running.index(conversation)] = next_turn
 
     def leave(self, conversation: Conversation) -> None:
@@ -146,30 +135,17 @@ class Schedule:
         self.paused.clear()
         self.cache.free()
 
-    def _let_alone(self, first: Conversation) -> None:
-        """Ignore a limit lowered after an out-of-memory error when only one conversation runs."""
-        self.cache.most = max(self.cache.most, blocks_of(len(first.tokens)))
-
-    def _pause(self) -> None:
-        conversation = self.running.pop()
-        self._forget(conversation)
-        self.paused.appendleft(conversation)
-
     def _forget(self, conversation: Conversation) -> None:
         self.cache.release(conversation.blocks)
         conversation.held, conversation.source = 0, None
 
 
-def blocks_alike(new: Conversation, other: Conversation, least: int = 0) -> int:
-    """The number of another's blocks that a new conversation can share, at least ``least``. Only whole blocks, which
-    their owner no longer writes to once it has read its tokens."""
+def blocks_alike(new: Conversation, other: Conversation) -> int:
+    """The number of another's blocks that a new conversation can share. Only whole blocks, which their owner no longer
+    writes to once it has read its tokens."""
     most = min((len(new.tokens) - 1) // BLOCK, (len(other.tokens) - 1) // BLOCK, len(other.blocks))
-    if least >= most or new.tokens[: least * BLOCK] != other.tokens[: least * BLOCK]:
-        return least
-    for start in range(least * BLOCK, most * BLOCK, BLOCK):
-        if new.tokens[start : start + BLOCK] != other.tokens[start : start + BLOCK]:
-            return start // BLOCK
-    return most
+    parts = (slice(start, start + BLOCK) for start in range(0, most * BLOCK, BLOCK))
+    return next((number for number, part in enumerate(parts) if new.tokens[part] != other.tokens[part]), most)
 
 
 class Passes:
@@ -187,20 +163,18 @@ class Passes:
         """Fill the cache with all tokens but the last, shared prefixes first."""
         unread = [each for each in running if each.unread]
         while unread:
-            ready = [each for each in unread if each.is_shared_read]
-            assert ready, "sources are running and precede the conversations that share their blocks"
-            waiting = [each for each in unread if each not in ready]
+            # Sources are running, and precede the conversations that share their blocks.
+            ready = [each for each in unread if each.source is None or each.source.held >= each.held]
+            unread = [each for each in unread if each not in ready]
             while ready:
                 self.read_shortest(ready)
                 ready = [each for each in ready if each.unread]
-            unread = waiting
         for each in running:
             each.source = None  # it may end before the next read
 
     def read_shortest(self, unread: Sequence[Conversation]) -> None:
         """One pass over the shortest unread prompts."""
-        rows: list[Conversation] = []
-        total = 0
+        rows, total = list[Conversation](), 0
         for row in sorted(unread, key=lambda row: row.unread):
             total += row.unread
             padded = (len(rows) + 1) * row.unread
@@ -264,9 +238,8 @@ def sample(
         # Float64: a float32 sum over 150,000 words loses the rare ones, and u · total must stay below the total.
         cdf = _filtered(logprobs.exp(), sampling).double().cumsum(-1)
         targets = cdf.new_tensor(draws)[:, None] * cdf[:, -1:]
-        tokens = torch.searchsorted(cdf, targets, right=True)[:, 0]
-        if any(greedy):
-            tokens = torch.where(torch.tensor(greedy, device=tokens.device), best, tokens)
+        drawn = torch.searchsorted(cdf, targets, right=True)[:, 0]
+        tokens = torch.where(torch.tensor(greedy, device=best.device), best, drawn)
     return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
 

@@ -1,7 +1,6 @@
 """The weights the in-process engine samples from. Small models get a separate copy with merged weights, which decodes
 faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
-accumulate. Large models are used directly, with the version's adapter active while sampling.
-"""
+accumulate. Large models are used directly, with the version's adapter active while sampling."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import cast
 
 import torch
 from peft import PeftModel
@@ -19,8 +17,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from emailrl.checkpoints import WEIGHTS
 from emailrl.engines.budget import merges
-from emailrl.model.adapter import WEIGHTS
 from emailrl.model.fused import disable_fused
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
 from emailrl.model.shard import is_sharded
@@ -74,7 +72,16 @@ class SharedWeights:
     def load(self, path: Path | None) -> None:
         """Load the version's adapter under a separate name; the trainer's is untouched."""
         if path is not None and not self._overwrite(read_plain_lora(path, self.model)):
-            self._add(path)
+            if isinstance(self.model, PeftModel):
+                training = self.model.training  # PEFT switches to evaluation when it loads
+                if SAMPLER in self.model.peft_config:
+                    self.model.delete_adapter(SAMPLER)
+                # On the CPU: else it loads on GPU 0, as in policy.load.
+                self.model.load_adapter(str(path), adapter_name=SAMPLER, torch_device="cpu")
+                self.model.train(training)
+            else:
+                wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER, torch_device="cpu")
+                self.model = wrapped  # type: ignore[assignment]
         self._bare = path is None
 
     def _overwrite(self, lora: PlainLora) -> bool:
@@ -92,35 +99,23 @@ class SharedWeights:
                 layers[name].scaling[SAMPLER] = lora.scale
         return True
 
-    def _add(self, path: Path) -> None:
-        if not isinstance(self.model, PeftModel):
-            wrapped = PeftModel.from_pretrained(self.model, str(path), adapter_name=SAMPLER, torch_device="cpu")
-            self.model = wrapped  # type: ignore[assignment]
-            return
-        training = self.model.training  # PEFT switches to evaluation when it loads
-        if SAMPLER in self.model.peft_config:
-            self.model.delete_adapter(SAMPLER)
-        self.model.load_adapter(str(path), adapter_name=SAMPLER, torch_device="cpu")  # else on GPU 0, as in policy.load
-        self.model.train(training)
-
     @contextmanager
     def active(self) -> Iterator[None]:
         """Switch to evaluation mode and the version's adapter; restore both afterwards."""
-        training, own = self.model.training, None
+        model, training, own = self.model, self.model.training, None
         if training:  # thousands of modules, most often in evaluation mode already
-            self.model.eval()
+            model.eval()
         try:
-            if isinstance(self.model, PeftModel) and not self._bare:
-                own = self.model.active_adapter
-                self.model.set_adapter(SAMPLER, inference_mode=True)
-            off = isinstance(self.model, PeftModel) and self._bare
-            with cast("PeftModel", self.model).disable_adapter() if off else nullcontext():
+            if isinstance(model, PeftModel) and not self._bare:
+                own = model.active_adapter
+                model.set_adapter(SAMPLER, inference_mode=True)
+            with model.disable_adapter() if isinstance(model, PeftModel) and self._bare else nullcontext():
                 yield
         finally:
             if own is not None:
-                self.model.set_adapter(own)
+                model.set_adapter(own)
             if training:
-                self.model.train()
+                model.train()
 
 
 Weights = MergedWeights | SharedWeights
@@ -130,10 +125,9 @@ Weights = MergedWeights | SharedWeights
 def sampling_weights(model: nn.Module) -> Weights:
     """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
     base = causal_lm(model)
-    parameters = sum(parameter.numel() for parameter in base.parameters())
     quantized = getattr(base, "quantization_method", None) is not None
-    merged = merges(parameters, quantized=quantized) and not is_sharded(base)
-    return MergedWeights(base) if merged else SharedWeights(model)
+    merged = merges(sum(parameter.numel() for parameter in base.parameters()), quantized=quantized)
+    return MergedWeights(base) if merged and not is_sharded(base) else SharedWeights(model)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -1,8 +1,6 @@
-"""What vLLM is started with, in this process and in servers, from the settings; does not import vLLM.
-
-Whether in-process vLLM sleeps while the trainer works, and for how many tokens it captures CUDA graphs on large GPUs,
-is decided here too, for the engine and for ``emailrl plan``.
-"""
+"""What vLLM is started with, in this process and in servers, from the settings; does not import vLLM. Whether
+in-process vLLM sleeps while the trainer works, and for how many tokens it captures CUDA graphs on large GPUs, is
+decided here too, for the engine and for ``emailrl plan``."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ import httpx
 
 from emailrl.base.credentials import check_key, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import read_adapter_config
 from emailrl.engines.budget import GIB
-from emailrl.model.adapter import read_adapter_config
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.alone import Place
 from emailrl.settings import AgentSettings, ModelSettings, PolicySettings, TrainingSettings, VllmSettings
@@ -47,10 +45,8 @@ SET_BY = {
     "max_lora_rank": "LORA_RANK",
     "kv_cache_memory_bytes": "KV_CACHE_GIB",
 }
-"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead."""
-_OWN = (
-    "served_model_name config host port enable_lora logprobs_mode skip_tokenizer_init disable_log_stats"  # no setting
-)
+"""Engine arguments that VLLM_ENGINE_ARGS may not set, with the setting to use instead; ``_OWN`` have none."""
+_OWN = "served_model_name config host port enable_lora logprobs_mode skip_tokenizer_init disable_log_stats"
 VLLM_WORK: Final = 2 * GIB  # part of vLLM's share reserved for activations and CUDA graphs; assumed
 ADAPTER_BYTES: Final = 24
 """Per parameter: float32 weight, gradient, two moments and the sampler's copy, and one in the base's dtype."""
@@ -160,18 +156,16 @@ def is_filtered(agent: AgentSettings) -> bool:
 
 
 def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
-    """Raise for every problem that can be detected before a model is loaded. EmailRLError if in-process vLLM is not
-    installed; UsageError for unusable addresses, keys, paths and sampling settings, for the Unsloth backend with
-    in-process vLLM (its patches affect vLLM's model too), and for ranks of a host that cannot be divided into
-    engines."""
+    """Raise for every problem that can be detected before a model is loaded: EmailRLError if in-process vLLM is not
+    installed, else UsageError."""
     agent, vllm = settings.agent, settings.vllm
     # vLLM returns log-probabilities before temperature, or after top-p and top-k; training needs those in between.
     if is_filtered(agent) and agent.temperature not in (0, 1):
-        raise UsageError(
-            f"vLLM returns log-probabilities either before temperature or after top-p and top-k, so TEMPERATURE="
-            f"{agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained.",
-            "Use TOP_P=1 and TOP_K=0, or TEMPERATURE=1.",
+        given = (
+            f"TEMPERATURE={agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained"
         )
+        hint = "vLLM states log-probabilities of one or the other: use TOP_P=1 and TOP_K=0, or TEMPERATURE=1."
+        raise UsageError(f"On vLLM, {given}.", hint)
     if trainable and vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
         hint = "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse."
         raise UsageError("STALE_SPANS=correct needs an importance correction.", hint)
@@ -180,7 +174,7 @@ def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
     if read_urls(vllm.vllm_urls):
         check_key("VLLM_API_KEY", api_key(vllm))
         return
-    if settings.model.backend == "unsloth":
+    if settings.model.backend == "unsloth":  # its patches affect vLLM's model too
         hint = "Set VLLM_URLS, or use --backend transformers or --engine transformers."
         raise UsageError("The unsloth backend does not work with vLLM in the same process.", hint)
     if find_spec("vllm") is None:
@@ -188,10 +182,8 @@ def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
         raise EmailRLError("The vllm engine is not installed.", hint)
     ranks, per_engine = Place.here().local_world, vllm.vllm_tensor_parallel_size
     if Place.here().world > 1 and ranks % per_engine:
-        raise UsageError(
-            f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}.",
-            f"Start a multiple of {per_engine} with --nproc, or set VLLM_URLS.",
-        )
+        what = f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}"
+        raise UsageError(f"{what}.", f"Start a multiple of {per_engine} with --nproc, or set VLLM_URLS.")
 
 
 def api_key(vllm: VllmSettings) -> str:
@@ -205,24 +197,18 @@ def read_urls(text: str) -> list[str]:
     for number, address in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
         try:
             parts = urlsplit(address)
-            wrong = {
-                "it does not start with http:// or https://": parts.scheme not in ("http", "https"),
-                "it has a space or a control character": not address.isprintable() or " " in address,
-                "it has a query or a fragment": "?" in address or "#" in address,
-                "it has no host name": not parts.hostname,
-                "port 0 cannot be used": parts.port == 0,  # the attribute raises for all other invalid ports
-            }
-            for reason in (reason for reason, holds in wrong.items() if holds):
-                raise ValueError(reason)
+            is_plain = address.isprintable() and not any(character in address for character in " ?#")
+            if not is_plain or parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise ValueError
             userinfo, at, host = parts.netloc.rpartition("@")
             host = httpx.URL(f"{parts.scheme}://{host}").netloc.decode()
             urls.append(f"{parts.scheme}://{userinfo}{at}{host}{parts.path.rstrip('/').removesuffix('/v1')}")
-        except (ValueError, httpx.InvalidURL) as error:
+        except (ValueError, httpx.InvalidURL):  # the port's attribute raises for all that are not one, save 0
             if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
                 hint = "Expected http://user:password@host:8000, percent-encoded."
                 raise UsageError(f"VLLM_URLS: address {number} is not valid.", hint) from None
-            what = f"{without_credentials(address)!r} is not a server's address ({error})"
-            raise UsageError(f"VLLM_URLS: {what}.", "Expected http://host:8000.") from None
+            hint = "Expected http://host:8000, without a query or a fragment."
+            raise UsageError(f"VLLM_URLS: {without_credentials(address)!r} is not a server's address.", hint) from None
     return list(dict.fromkeys(urls))
 
 
@@ -283,11 +269,9 @@ def sleeps(agent: AgentSettings, vllm: VllmSettings, trainer: Trainer | None, ca
     with ``auto``, unless both are known to fit."""
     if vllm.vllm_enable_sleep != "auto" or trainer is None:
         return vllm.vllm_enable_sleep != "off"
-    both: float = trainer.weights + trainer.adapter + trainer.activations
-    both += vllm_share(agent, vllm, trainer.weights, card_bytes)
-    if capture_sizes(agent, vllm, card_bytes):
-        both += trainer.graphs
-    return both > SHARE_FOR_BOTH * card_bytes
+    graphs = trainer.graphs if capture_sizes(agent, vllm, card_bytes) else 0
+    both = trainer.weights + trainer.adapter + trainer.activations + graphs
+    return both + vllm_share(agent, vllm, trainer.weights, card_bytes) > SHARE_FOR_BOTH * card_bytes
 
 
 def vllm_share(agent: AgentSettings, vllm: VllmSettings, weight_bytes: int, card_bytes: float) -> float:

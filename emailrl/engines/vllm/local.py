@@ -1,10 +1,8 @@
 """vLLM in this process, on the trainer's GPU: it samples while the trainer waits, and sleeps while the trainer works.
-
 With several ranks, each group of VLLM_TENSOR_PARALLEL_SIZE neighbors shares one engine (vLLM's ``external_launcher``):
 they start and stop it together, and make the same calls in the same order. Adapters are loaded under a new id for each
 version and after each wake, never merged or updated in place, and their log-probabilities are verified before sampling
-(``probe``): vLLM has served stale and damaged adapters (#42125, #53888).
-"""
+(``probe``): vLLM has served stale and damaged adapters (#42125, #53888)."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ import gc
 import os
 import random
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from emailrl.base.errors import EmailRLError, UsageError
@@ -24,7 +22,7 @@ from emailrl.base.process import bounded
 from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, report
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import Probe
-from emailrl.model.device import card_bytes
+from emailrl.model.load import card_bytes
 from emailrl.model.policy import Policy
 from emailrl.settings import PolicySettings
 
@@ -71,21 +69,18 @@ class VllmEngine:
         if not self._proven:
             self._prove()
         running: dict[str, tuple[int, Request, float]] = {}
-        ended = Ended(advance)
+        ended = Ended(advance, self.version, self.adapter_sha256)
 
         def begin(place: int, request: Request | None) -> None:
             while request is not None:
-                room = int(self._engine.model_config.max_model_len) - len(request.prompt_ids)
+                tokens = len(request.prompt_ids)
+                room = int(self._engine.model_config.max_model_len) - tokens
                 if room >= 1:
                     params = self._params(request.sampling, request.seed, min(request.sampling.max_tokens, room))
                     running[self._add(request.prompt_ids, params)] = place, request, time.perf_counter()
                     return
-                request = end(place, Completion(request.trajectory_id, [], [], "length"), request)
-
-        def end(place: int, completion: Completion, request: Request) -> Request | None:
-            completion.prompt_tokens = len(request.prompt_ids)
-            completion.policy_version, completion.adapter_sha256 = self.version, self.adapter_sha256
-            return ended.add(place, completion)
+                full = Completion(request.trajectory_id, [], [], "length", prompt_tokens=tokens)
+                request = ended.add(place, full)
 
         try:
             for place, request in enumerate(requests):
@@ -93,13 +88,12 @@ class VllmEngine:
             while running:
                 for output in self._step():
                     place, request, started = running.pop(output.request_id)
-                    drawn, ids = output.outputs[0], list(output.outputs[0].token_ids)
-                    completion = Completion(request.trajectory_id, ids, logprobs_of(drawn), str(drawn.finish_reason))
-                    completion.seconds = time.perf_counter() - started
-                    if drawn.finish_reason not in ("stop", "length"):
-                        completion.finish_reason = "error"
-                        completion.error = f"vLLM ended a completion by {drawn.finish_reason!r}"
-                    begin(place, end(place, completion, request))
+                    drawn, seconds = output.outputs[0], time.perf_counter() - started
+                    ids, reason, error = list(drawn.token_ids), str(drawn.finish_reason), None
+                    if reason not in ("stop", "length"):
+                        reason, error = "error", f"vLLM ended a completion by {drawn.finish_reason!r}"
+                    parts = request.trajectory_id, ids, logprobs_of(drawn), reason, seconds, len(request.prompt_ids)
+                    begin(place, ended.add(place, Completion(*parts, error=error)))
         except BaseException:
             self._engine.abort_request(list(running))
             raise
@@ -152,11 +146,12 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        rank = max(self._lora_rank, adapter_rank(self._path) if self._path else 0)
         arguments = engine_arguments(
             self._settings,
             model=self._model,
             dtype=self._dtype,
-            lora_rank=max(self._lora_rank, adapter_rank(self._path) if self._path else 0),
+            lora_rank=rank,
             on_gpu=self.can_sleep,
             sleeps=self._may_sleep,
             graphs=self._graphs,
@@ -165,14 +160,19 @@ class VllmEngine:
             engine_args = EngineArgs(**arguments)
         except TypeError as error:
             raise UsageError(f"vLLM does not take an argument of VLLM_ENGINE_ARGS: {error}.") from error
-        with generators_kept():
-            try:
+        # vLLM seeds the global generators, and a run's draws must not depend on it.
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
                 # As for vllm.LLM, prompts are read in steps of 8,192 or 16,384 tokens; without a context in 2,048.
                 self._engine = LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
-            except (RuntimeError, ValueError, OSError) as error:
-                reason = " ".join(str(error).split())[:300]
-                hint = "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true."
-                raise EmailRLError(f"vLLM failed to start: {reason}", hint) from error
+        except (RuntimeError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())[:300]
+            hint = "Try another VLLM_GPU_MEMORY_UTILIZATION or MAX_MODEL_LEN, or VLLM_ENFORCE_EAGER=true."
+            raise EmailRLError(f"vLLM failed to start: {reason}", hint) from error
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
     def _prove(self) -> None:
         """Load the current adapter into vLLM under a new id, and compare its log-probabilities with the trainer's."""
@@ -228,17 +228,3 @@ class VllmEngine:
 def logprobs_of(sampled: Any) -> list[float]:
     """The log-probabilities of the sampled tokens."""
     return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore the global generators, which vLLM seeds at startup; a run's draws must not depend on it."""
-    import numpy as np
-
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

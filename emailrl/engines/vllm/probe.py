@@ -2,8 +2,7 @@
 prefixes of a text: they must agree with those of the trainer's own model to rounding; and if the trainer's changed
 between two adapters, bit-identical output means unchanged weights. A silently ignored or stale adapter is the costliest
 failure of a separate sampler (verl #7495, vLLM #42125, #53888). The log-probabilities of a prompt would say as much,
-but asking for them beside other requests may crash vLLM (#16668).
-"""
+but asking for them beside other requests may crash vLLM (#16668)."""
 
 from __future__ import annotations
 
@@ -95,11 +94,8 @@ class Probe:
         # After a step without an update the adapter is unchanged, so identical output is correct.
         changed = expected.adapter_sha256 != before.adapter_sha256 and moved > self.tolerance / STALE
         if changed and answer == [list(drawn), list(logprobs)]:
-            raise ProbeError(
-                f"{who} did not load the new adapter: its output is bit-identical, "
-                f"while the trainer's moved by {moved:.2g}.",
-                "Restart it.",
-            )
+            same = f"its output is bit-identical, while the trainer's moved by {moved:.2g}"
+            raise ProbeError(f"{who} did not load the new adapter: {same}.", "Restart it.")
         self._answers[who] = expected, list(drawn), list(logprobs)
 
     def check_completion(
@@ -113,17 +109,12 @@ class Probe:
         gap = mean_gap(logprobs, own(self.temperature))
         if gap <= self.tolerance:
             return
+        off = f"log-probabilities of sampled tokens are off by {gap:.4f} nats"
         if mean_gap(logprobs, own(1.0)) <= self.tolerance:
-            raise ProbeError(
-                f"{who} returns log-probabilities that are off by {gap:.4f} nats: they are taken before temperature.",
-                "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0.",
-            )
-        raise ProbeError(
-            f"{who} is not sampling from the adapter it was given: log-probabilities of sampled tokens are off by "
-            f"{gap:.4f} nats.",
-            "Check its base model and dtype, and that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is "
-            f"{self.tolerance:g}.",
-        )
+            hint = "Start it with --logprobs-mode processed_logprobs, TOP_P=1 and TOP_K=0."
+            raise ProbeError(f"{who} returns log-probabilities taken before temperature: {off}.", hint)
+        hint = "Check its base model and dtype, and that nothing caches or mixes up replies; VLLM_PROBE_TOLERANCE is "
+        raise ProbeError(f"{who} is not sampling from the adapter it was given: {off}.", f"{hint}{self.tolerance:g}.")
 
 
 def _logprobs(logits: Tensor, tokens: Sequence[int], temperature: float) -> list[float]:

@@ -1,7 +1,5 @@
-"""One vLLM server: what is asked of it over HTTP, its loaded adapters, and strict reading of its answers.
-
-Pydantic parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it.
-"""
+"""One vLLM server: what is asked of it over HTTP, its loaded adapters, and strict reading of its answers. Pydantic
+parses and checks a body in one pass, a nesting bound included, faster than ``json`` alone parses it."""
 
 from __future__ import annotations
 
@@ -16,13 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from emailrl.base.credentials import redacted, secrets_in, split_credentials, without_credentials
 from emailrl.base.errors import EmailRLError
 from emailrl.base.http import IncompleteReply, may_pass
-from emailrl.base.plain import counted
+from emailrl.base.plain import counted, cut, one_line
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import Expected, Probe
 
 COMPLETIONS = "/v1/completions"
 HEALTH_TIMEOUT = 10.0  # seconds, of requests that cost a server nothing: its health, its models, unloading an adapter
 TOO_OLD = "vLLM 0.26 or newer is required."
+OTHERWISE = (
+    "Check its base model and --max-model-len, and start it as emailrl serve does: with --generation-config vllm and "
+    "--logprobs-mode processed_logprobs."
+)
+NEEDED = (
+    "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's folder "
+    "(VLLM_ADAPTER_PATH_MAP)."
+)
 LONGEST = 200  # characters quoted from a server's error message
 HIGHEST_LOGPROB = 1e-4
 """Log-probabilities are at most 0, to which float32 rounding adds less; the audit of rollouts allows no more either."""
@@ -94,12 +100,8 @@ class Replica:
             body = {"lora_name": name, "lora_path": path}
             response = await self._call(client, "/v1/load_lora_adapter", body, refused=True)
             if name not in await self.models(client):
-                raise EmailRLError(
-                    f"{self} did not load the adapter {path}: {self.redact(refusal(response)).rstrip('.')},"
-                    " and does not list it.",
-                    "It needs --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and the adapter's "
-                    "folder (VLLM_ADAPTER_PATH_MAP).",
-                )
+                why = f"{self.redact(refusal(response)).rstrip('.')}, and does not list it"
+                raise EmailRLError(f"{self} did not load the adapter {path}: {why}.", NEEDED)
         if name not in self.loaded:
             self.loaded.append(name)
 
@@ -144,8 +146,8 @@ class Replica:
     async def _send(
         self, client: httpx.AsyncClient, path: str, body: Any, timeout: Any = httpx.USE_CLIENT_DEFAULT
     ) -> httpx.Response:
-        method = "GET" if body is None else "POST"
-        return await client.request(method, self.url + path, json=body, timeout=timeout, auth=self._credentials)
+        method, url = "GET" if body is None else "POST", self.url + path
+        return await client.request(method, url, json=body, timeout=timeout, auth=self._credentials)
 
 
 def completion_body(
@@ -153,24 +155,12 @@ def completion_body(
 ) -> dict[str, Any]:
     """The request body for vLLM's completions endpoint: ids in, ids and log-probabilities out. Every sampling parameter
     is explicit: the server takes missing ones from the model's generation config."""
-    return {
-        "model": name,
-        "prompt": prompt,
-        "max_tokens": min(sampling.max_tokens, room),
-        "seed": seed,
-        "stop_token_ids": list(stop_ids),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,  # a server without a tokenizer cannot name them otherwise
-        "skip_special_tokens": False,
-    }
+    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": 0.0}
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    # A server without a tokenizer cannot name tokens otherwise than by their ids.
+    told = {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
+    asked = {"model": name, "prompt": prompt, "max_tokens": min(sampling.max_tokens, room), "seed": seed}
+    return asked | drawn | penalties | told | {"stop_token_ids": list(stop_ids)}
 
 
 def read_completion(
@@ -187,10 +177,9 @@ def read_completion(
         last = f"at token {choice.token_ids[-1]}" if choice.token_ids else "before its first token"
         hint = "Give it the trainer's model, with the same tokenizer and generation_config.json."
         raise EmailRLError(f"{replica} stopped a completion {last}, where the trainer's model ends no turn.", hint)
-    completion = Completion(request.trajectory_id, choice.token_ids, choice.logprobs.token_logprobs, str(reason))
-    if reason not in ("stop", "length"):
-        completion.finish_reason, completion.error = "error", f"{replica} ended a completion by {reason!r}"
-    return completion
+    error = None if reason in ("stop", "length") else f"{replica} ended a completion by {reason!r}"
+    logprobs, ended = choice.logprobs.token_logprobs, "error" if error else str(reason)
+    return Completion(request.trajectory_id, choice.token_ids, logprobs, ended, error=error)
 
 
 def cause(error: httpx.RequestError | ReplicaDown) -> str:
@@ -244,11 +233,9 @@ def read_answer(shape: type[A], who: str, response: httpx.Response) -> A:
         first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         raise ReplicaDown(f"HTTP {response.status_code} without a JSON body")
-    place = _short(".".join(str(step) for step in first["loc"])) or "the whole"
-    raise EmailRLError(
-        f"{who} answers {response.request.url.path} in a format other than vLLM's ({place}: {_short(first['msg'])}).",
-        "Check VLLM_URLS; vLLM 0.26 or newer is required.",
-    )
+    wrong = cut(one_line(f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"), LONGEST)
+    path = response.request.url.path
+    raise EmailRLError(f"{who} answers {path} in a format other than vLLM's ({wrong}).", f"Check VLLM_URLS; {TOO_OLD}")
 
 
 def read_choices(
@@ -259,28 +246,24 @@ def read_choices(
     ``vocabulary``, implausible log-probabilities."""
     answer = read_answer(_Completions, who, response)
     if answer.model != name:
-        raise EmailRLError(f"{who} answered with {_short(answer.model)!r} when asked for {name!r}.", "Restart it.")
+        raise EmailRLError(f"{who} answered with {answer.model[:LONGEST]!r} when asked for {name!r}.", "Restart it.")
     if len(answer.choices) != count:
         raise EmailRLError(f"{who} returns {len(answer.choices)} completions of {counted(count, 'prompt')}.", TOO_OLD)
     for choice in answer.choices:
-        ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
-        lowest, highest, last = min(logprobs, default=0.0), max(logprobs, default=0.0), max(ids, default=0)
-        what, hint = "", "Check that it is a vLLM server."
-        if len(ids) != len(logprobs):
-            what, hint = f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities", TOO_OLD
-        elif len(ids) > most:
-            what = f"returns {len(ids)} tokens when asked for at most {most}"
-        elif lowest < LOWEST_LOGPROB or highest > HIGHEST_LOGPROB:
-            wrong = lowest if lowest < LOWEST_LOGPROB else highest
-            what = f"returns {wrong:.6g} as the log-probability of a token that it sampled"
-            hint = "Check that it is a vLLM server, with --logprobs-mode processed_logprobs."
-        elif last >= vocabulary:  # the trainer's embedding has no row for it
-            what, hint = f"returns token {last}, outside the vocabulary of {vocabulary}", "Check its base model."
-        elif choice.finish_reason == "length" and len(ids) < most:
-            what = f"cut a completion after {len(ids)} of {counted(most, 'token')}"
-            hint = "Check its --max-model-len, and give it --generation-config vllm: a model's may set max_new_tokens."
-        if what:
-            raise EmailRLError(f"{who} {what}.", hint)
+        ids, logprobs, last = choice.token_ids, choice.logprobs.token_logprobs, max(choice.token_ids, default=0)
+        wrong = next((value for value in logprobs if not LOWEST_LOGPROB <= value <= HIGHEST_LOGPROB), None)
+        faults = {
+            f"returns {len(ids)} token ids with {len(logprobs)} log-probabilities": len(ids) != len(logprobs),
+            f"returns {len(ids)} tokens when asked for at most {most}": len(ids) > most,
+            f"returns {wrong or 0:.6g} as the log-probability of a token that it sampled": wrong is not None,
+            # The trainer's embedding has no row for it.
+            f"returns token {last}, outside the vocabulary of {vocabulary}": last >= vocabulary,
+            f"cut a completion after {len(ids)} of {counted(most, 'token')}": (
+                choice.finish_reason == "length" and len(ids) < most
+            ),
+        }
+        for what in (what for what, holds in faults.items() if holds):
+            raise EmailRLError(f"{who} {what}.", OTHERWISE)
     return answer.choices
 
 
@@ -293,7 +276,3 @@ def refusal(response: httpx.Response) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
     return f"HTTP {response.status_code} {text or ''}".strip()
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:LONGEST]

@@ -1,11 +1,8 @@
-"""``emailrl serve``: vLLM servers as supervised child processes, one per replica, none left behind.
-
-Flags, environment and GPUs of each server; its start, health checks, end and cause of death; and restarts.
-"""
+"""``emailrl serve``: vLLM servers as supervised child processes, one per replica, none left behind. Flags, environment
+and GPUs of each server; its start, health checks, end and cause of death; and restarts."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -14,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -102,11 +99,9 @@ def find_gpus(chosen: str | None, environ: Mapping[str, str] = os.environ) -> li
 def deal_gpus(gpus: Sequence[str], replicas: int, each: int) -> list[list[str]]:
     """Each replica's GPUs, consecutive ones; none on a machine without GPUs. UsageError if there are too few."""
     if gpus and len(gpus) < replicas * each:
-        raise UsageError(
-            f"{replicas} replicas on {counted(each, 'GPU')} each need {replicas * each}, and there"
-            f" {'is' if len(gpus) == 1 else 'are'} {len(gpus)}.",
-            "Lower --replicas or --tensor-parallel, or name more with --gpus.",
-        )
+        need = f"{replicas} replicas on {counted(each, 'GPU')} each need {replicas * each}"
+        hint = "Lower --replicas or --tensor-parallel, or name more with --gpus."
+        raise UsageError(f"{need}, and there {'is' if len(gpus) == 1 else 'are'} {len(gpus)}.", hint)
     return [list(gpus[number * each : (number + 1) * each]) for number in range(replicas)]
 
 
@@ -124,11 +119,8 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind(address)
         except OSError as error:
-            other = error.errno == errno.EADDRNOTAVAIL
-            raise UsageError(
-                f"Port {port} on {host} cannot be used: {error.strerror}.",
-                "Choose an address of this machine as --host." if other else "Choose another --port.",
-            ) from None
+            hint = "Choose another --port, or an address of this machine as --host."
+            raise UsageError(f"Port {port} on {host} cannot be used: {error.strerror}.", hint) from None
 
 
 # -- one server
@@ -141,13 +133,13 @@ class Server:
         self.url, self.command, self.environment, self.log = url, command, environment, log
         self.starts = 0
         self.was_well = False  # since its last start
-        self.began = 0.0
+        self._began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._missed = self._log_start = 0
 
     def start(self) -> None:
         """Start it under a keeper, which stops it when this process ends."""
-        self.starts, self.was_well, self._missed, self.began = self.starts + 1, False, 0, time.monotonic()
+        self.starts, self.was_well, self._missed, self._began = self.starts + 1, False, 0, time.monotonic()
         with self.log.open("ab") as log:
             self._log_start = log.seek(0, os.SEEK_END)
             self._process = subprocess.Popen(
@@ -172,6 +164,11 @@ class Server:
         self.was_well = self.was_well or answers
         return None if self._missed < MISSED else f"it answered none of {MISSED} health checks: {self._last_words()}"
 
+    @property
+    def age(self) -> float:
+        """Seconds since its last start."""
+        return time.monotonic() - self._began
+
     def release(self) -> None:
         """Tell its keeper to stop it, without waiting."""
         if self._process is not None and self._process.stdin is not None:
@@ -189,8 +186,7 @@ class Server:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - READ))
             lines = log.read().decode(errors="replace").splitlines()
-        causes = [found[1] for line in lines if (found := _CAUSE.search(line))]
-        if causes:
+        if causes := [found[1] for line in lines if (found := _CAUSE.search(line))]:
             return cut(one_line(causes[-1]), TOLD)
         text = one_line(" | ".join(line.strip() for line in lines if line.strip()))
         return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"
@@ -199,63 +195,48 @@ class Server:
 # -- all of them
 
 
-@contextmanager
-def running(servers: Sequence[Server]) -> Iterator[None]:
-    """Start the servers, and stop them when the block ends."""
+def supervise(
+    servers: Sequence[Server], *, restarts: int, timeout: float, say: Say, ready: Callable[[float], None]
+) -> None:
+    """Start the servers, call ``ready`` with the seconds it took until all answer, and restart those that die or hang,
+    each at most ``restarts`` times; all are stopped at the end. A server that is not healthy ``timeout`` seconds after
+    its start counts as dead. Raises EmailRLError, with the end of its log, for one that dies before all were ready, and
+    when none is left."""
+    alive, begun, told, are_ready = list(servers), time.monotonic(), time.monotonic(), False
     try:
         for server in servers:
             server.start()
-        yield
+        while alive:
+            for server in list(alive):
+                was_well, why = server.was_well, server.check()
+                if why is None and not server.was_well and server.age > timeout:
+                    why = f"it is not ready after {timeout:g} s; raise --start-timeout if it is only slow"
+                if why is not None and not are_ready:
+                    memory = "Lower --gpu-memory-utilization, or free memory. " * ("memory utilization" in why.lower())
+                    hint = f"{memory}The whole log: {server.log}."
+                    raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", hint)
+                if why is not None:
+                    server.end()
+                    given_up = server.starts > restarts
+                    then = f"it will not be restarted again (--max-restarts {restarts})"
+                    say(f"{server.url} died ({why}); {then if given_up else f'restart {server.starts} of {restarts}'}.")
+                    if given_up:
+                        alive.remove(server)
+                    else:
+                        server.start()
+                elif server.was_well and not was_well:
+                    say(f"{server.url} is " + ("back." if are_ready else f"ready after {server.age:.0f} s."))
+            well = sum(server.was_well for server in servers)
+            if not are_ready and well == len(servers):
+                are_ready = True
+                ready(time.monotonic() - begun)
+            elif not are_ready and time.monotonic() - told > PROGRESS_SECONDS:
+                told = time.monotonic()
+                say(f"{well} of {len(servers)} servers are ready after {told - begun:.0f} s.")
+            time.sleep(PAUSE)
+        raise EmailRLError("No server is left.", f"The logs are in {servers[0].log.parent}.")
     finally:
         for server in servers:
             server.release()
         for server in servers:
             server.end()
-
-
-def wait_until_well(servers: Sequence[Server], *, timeout: float, say: Say) -> float:
-    """Wait until every server answers; returns the seconds it took. Raises EmailRLError with the end of its log for one
-    that dies first or is not healthy after ``timeout`` seconds."""
-    begun = told = time.monotonic()
-    while waiting := [server for server in servers if not server.was_well]:
-        for server in waiting:
-            if (why := server.check()) is not None:
-                memory = "Lower --gpu-memory-utilization, or free memory. " * ("memory utilization" in why.lower())
-                hint = f"{memory}The whole log: {server.log}."
-                raise EmailRLError(f"{server.url} did not start ({why.rstrip('.')}).", hint)
-            if server.was_well:
-                say(f"{server.url} is ready after {time.monotonic() - begun:.0f} s.")
-        now = time.monotonic()
-        if now - begun > timeout:
-            hint = f"Raise --start-timeout, or see {waiting[0].log}."
-            raise EmailRLError(f"{waiting[0].url} is not ready after {timeout:g} s.", hint)
-        if now - told > PROGRESS_SECONDS:
-            told = now
-            ready = sum(server.was_well for server in servers)
-            say(f"{ready} of {len(servers)} servers are ready after {now - begun:.0f} s.")
-        time.sleep(PAUSE)
-    return time.monotonic() - begun
-
-
-def supervise(servers: Sequence[Server], *, restarts: int, timeout: float, say: Say) -> None:
-    """Restart servers that die or hang, each at most ``restarts`` times; never returns. A server that is not healthy
-    ``timeout`` seconds after its restart counts as dead. Raises EmailRLError when none is left."""
-    alive = list(servers)
-    while alive:
-        for server in list(alive):
-            was_well, why = server.was_well, server.check()
-            if why is None and not server.was_well and time.monotonic() - server.began > timeout:
-                why = f"it is not ready after {timeout:g} s"
-            if why is not None:
-                server.end()
-                given_up = server.starts > restarts
-                then = f"it will not be restarted again (--max-restarts {restarts})"
-                say(f"{server.url} died ({why}); {then if given_up else f'restart {server.starts} of {restarts}'}.")
-                if given_up:
-                    alive.remove(server)
-                else:
-                    server.start()
-            elif server.was_well and not was_well:
-                say(f"{server.url} is back.")
-        time.sleep(PAUSE)
-    raise EmailRLError("No server is left.", f"The logs are in {servers[0].log.parent}.")

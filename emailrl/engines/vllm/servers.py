@@ -1,10 +1,8 @@
-"""One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version.
-
-An adapter is loaded on every replica and verified by its log-probabilities (``probe``) before it is sampled from; one
+"""One or more vLLM servers as sampling replicas: token ids in and out, one immutable adapter name for each version. An
+adapter is loaded on every replica and verified by its log-probabilities (``probe``) before it is sampled from; one
 completion per version and replica is scored by the trainer's model too. Conversations keep the version they started
 with, in several threads, each call in its own event loop. A replica that dies is reported and excluded, its requests go
-to the others, and it is readmitted once it is healthy and its adapter is verified.
-"""
+to the others, and it is readmitted once it is healthy and its adapter is verified."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ import httpx
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Client, may_pass, pause_asked_for, tell
-from emailrl.engines.base import Advance, Completion, Request, SamplingParams, converse, report
+from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, converse, report
 from emailrl.engines.budget import most_requests
 from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
 from emailrl.engines.vllm.probe import SHORTEST, Expected, Probe
@@ -89,12 +87,27 @@ class VllmServers:
         """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before. Running
         conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the replica),
         or none is left; new conversations then keep using the previous version."""
-        self.run(partial(self.take, self._prepare(path, version)))
+        with closing(self.hand_over(path, version)) as new:
+            new.load()
 
     def hand_over(self, path: Path | None, version: str) -> PinnedVersion:
         """Run the part of loading that needs the trainer's model; ``load`` on the result does the rest. Call it, and
         anything else that loads a version, only after the last one's ``load`` has ended and ``settle``."""
-        return PinnedVersion(self, self._prepare(path, version), is_new=True)
+        expected = self._probe(path)  # also checks its files before a server reads them
+        new = Version(version, expected)
+        if path is not None:
+            seen = path.absolute()
+            if self._path_map is not None:
+                here, there = self._path_map
+                if not seen.is_relative_to(here):
+                    raise UsageError(f"The adapter {seen} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
+                seen = there / seen.relative_to(here)
+            plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
+            served = f"emailrl-{self._run}-{plain}-{str(expected.adapter_sha256)[:12]}"
+            new = Version(version, expected, served, path, str(seen))
+        self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
+        self._probed = new
+        return PinnedVersion(self, new, is_new=True)
 
     def pin(self) -> PinnedVersion:
         """An engine pinned to the version loaded now, regardless of later loads."""
@@ -112,14 +125,13 @@ class VllmServers:
         """Check everything sampled since the last call against the trainer's model, before training on it. Raises
         EmailRLError if it is wrong."""
         for version, drawn in self._rollouts.items():
-            for who, kept in list(drawn.items()):  # a copy: other threads add to it
-                if kept is not None:
-                    if version is not self._probed:
-                        self._probe(version.folder)
-                        self._probed = version
-                    request, completion = kept
-                    self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
-                    drawn[who] = None
+            kept = [(who, *pair) for who, pair in list(drawn.items()) if pair]  # a copy: other threads add to it
+            for who, request, completion in kept:
+                if version is not self._probed:
+                    self._probe(version.folder)
+                    self._probed = version
+                self.probe.check_completion(who, request.prompt_ids, completion.token_ids, completion.logprobs)
+                drawn[who] = None
 
     def keep(self, version: Version, who: str, request: Request, completion: Completion) -> None:
         """Keep a replica's first completion by a version that is long enough to be scored."""
@@ -131,24 +143,6 @@ class VllmServers:
         self._probed = None  # if it fails
         return self.probe.load(path)
 
-    def _prepare(self, path: Path | None, version: str) -> Version:
-        """A version with all that must be computed by the trainer's model."""
-        expected = self._probe(path)  # also checks its files before a server reads them
-        new = Version(version, expected)
-        if path is not None:
-            seen = path.absolute()
-            if self._path_map is not None:
-                here, there = self._path_map
-                if not seen.is_relative_to(here):
-                    raise UsageError(f"The adapter {seen} is not under {here}.", "Fix VLLM_ADAPTER_PATH_MAP.")
-                seen = there / seen.relative_to(here)
-            plain = re.sub(r"[^A-Za-z0-9.]+", "-", version).strip("-")[-40:]
-            served = f"emailrl-{self._run}-{plain}-{str(expected.adapter_sha256)[:12]}"
-            new = Version(version, expected, served, path, str(seen))
-        self._rollouts = dict(list(self._rollouts.items())[1 - self._kept :]) | {new: {}}
-        self._probed = new
-        return new
-
     async def take(self, version: Version, client: httpx.AsyncClient) -> None:
         """Load and verify a version on all replicas, and unload old ones."""
         await self._admit(client, self.replicas, version)
@@ -157,13 +151,13 @@ class VllmServers:
 
     async def _unload(self, client: httpx.AsyncClient, *, kept: int) -> None:
         """Unload all versions but the last ``kept``, those held and those with requests in flight."""
-        for replica in self.replicas:
-            for name in replica.loaded[: max(len(replica.loaded) - kept, 0)]:
-                if replica.alive and not (kept and self.held[name]) and name not in replica.in_flight:
-                    try:
-                        await replica.unload(client, name)
-                    except ReplicaDown as error:
-                        self.leave_out(replica, str(error))
+        for replica in self.alive:
+            old = replica.loaded[: max(len(replica.loaded) - kept, 0)]
+            try:
+                for name in [each for each in old if not (kept and self.held[each]) and each not in replica.in_flight]:
+                    await replica.unload(client, name)
+            except ReplicaDown as error:
+                self.leave_out(replica, str(error))
 
     # -- replicas
 
@@ -219,9 +213,8 @@ class VllmServers:
             if time.monotonic() >= until:
                 raise _none_available(len(self.replicas), why)
             await asyncio.sleep(min(LOOK_AGAIN, self._return_timeout))
-            for replica in self.replicas:
-                if not replica.alive:
-                    await self.bring(client, replica, version)
+            for replica in [each for each in self.replicas if not each.alive]:
+                await self.bring(client, replica, version)
 
     async def examine(self, client: httpx.AsyncClient, replica: Replica, failure: str) -> list[str]:
         """After a failed request, the models that the replica lists; it is excluded unless it is healthy."""
@@ -267,15 +260,15 @@ class PinnedVersion:
         """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
         self._mending = asyncio.Lock()  # it belongs to one event loop, and so to one call
 
-        async def playing(client: httpx.AsyncClient) -> list[Completion]:
-            complete = partial(self._complete, client)
-            return await converse(requests, complete, advance, limit=self._servers.conversations)
-
-        return self._until_cancelled(playing)
+        limit, ended = (
+            self._servers.conversations,
+            Ended(advance, self.version.label, self.version.expected.adapter_sha256),
+        )
+        return self._until_cancelled(
+            lambda client: converse(requests, partial(self._complete, client), ended, limit=limit)
+        )
 
     def _until_cancelled(self, act: Act[T]) -> T:
-        """Run ``act(client)``; CancelledError after ``cancel``."""
-
         async def acting(client: httpx.AsyncClient) -> T:
             task = asyncio.current_task()
             assert task is not None
@@ -299,9 +292,7 @@ class PinnedVersion:
     async def _complete(self, client: httpx.AsyncClient, request: Request) -> Completion:
         started = time.perf_counter()
         completion = await self._sample(client, request)
-        completion.seconds = time.perf_counter() - started
-        completion.prompt_tokens = len(request.prompt_ids)
-        completion.policy_version, completion.adapter_sha256 = self.version.label, self.version.expected.adapter_sha256
+        completion.seconds, completion.prompt_tokens = time.perf_counter() - started, len(request.prompt_ids)
         return completion
 
     async def _sample(self, client: httpx.AsyncClient, request: Request) -> Completion:
@@ -319,8 +310,7 @@ class PinnedVersion:
                 others = [each for each in alive if each is not shunned] or alive
                 replica = self._homes[request.trajectory_id] = min(others, key=lambda each: len(each.in_flight))
             window = min(replica.max_model_len or sys.maxsize, servers.max_model_len or sys.maxsize)
-            room = window - len(request.prompt_ids)
-            if room < 1:
+            if (room := window - len(request.prompt_ids)) < 1:
                 return Completion(request.trajectory_id, [], [], "length")
             name = self.version.served or replica.base
             body = completion_body(name, request.sampling, request.prompt_ids, request.seed, room, servers.stop_ids)

@@ -78,7 +78,10 @@ def messages_of(blocks: Iterator[bytes], name: str, largest: int) -> Iterator[tu
         elif _is_deleted(piece):
             yield Skipped("deleted", f"{name}#{number}")
         else:
-            yield f"{name}#{number}", _message(piece)
+            message = piece.partition(b"\n")[2]  # without the envelope line and the final empty line
+            if message.endswith((b"\n\n", b"\r\n\r\n")):
+                message = message[:-1].removesuffix(b"\r")
+            yield f"{name}#{number}", _QUOTED_FROM.sub(rb"\1", message) if b">From " in message else message
 
 
 def _pieces(blocks: Iterator[bytes], largest: int) -> Iterator[bytes | None]:
@@ -120,16 +123,6 @@ def _is_deleted(piece: bytes) -> bool:
         return bool(int(piece[at + len(_STATUS) :].split(None, 1)[0], 16) & _EXPUNGED)
     except (ValueError, IndexError):
         return False
-
-
-def _message(piece: bytes) -> bytes:
-    """The message below its envelope line, without the final empty line and with ``>From`` unquoted."""
-    message = piece.partition(b"\n")[2]
-    if message.endswith(b"\r\n\r\n"):
-        message = message[:-2]
-    elif message.endswith(b"\n\n"):
-        message = message[:-1]
-    return _QUOTED_FROM.sub(rb"\1", message) if b">From " in message else message
 
 
 def is_tar_header(block: bytes) -> bool:

@@ -414,8 +414,17 @@ def _text_of(message: _Part, defects: list[str]) -> str:
 def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]]:
     """The texts of a part, or of those inside, with their ranks, including blank ones."""
     if part.inside is None:
-        rank = _rank(part, named)
-        return [(rank, _text_in(part, defects))] if rank < _NO_TEXT else []
+        if (rank := _rank(part, named)) == _NO_TEXT:
+            return []
+        text = decode(part.decoded(defects), part.charset or "us-ascii", defects).replace("\r\n", "\n")
+        match part.get_content_type():
+            case "text/html":
+                text = html_to_text(text, defects)
+            case "text/enriched":
+                text = enriched_to_text(text)
+            case "text/plain" if part.parameter("format").lower() == "flowed":
+                text = flowed_to_text(text, delete_spaces=part.parameter("delsp").lower() == "yes")
+        return [(rank, text)]
     if part.get_content_type() != "multipart/alternative":
         found = [text for one in part.inside for text in _texts(one, named, defects)]
         return [one for one in found if one[0] != _DATA] or found
@@ -445,15 +454,3 @@ def _rank(part: _Part, named: bool) -> int:
     if not _DATA_SUBTYPE.fullmatch(subtype):
         return _OTHER
     return _NO_TEXT if named else _DATA
-
-
-def _text_in(part: _Part, defects: list[str]) -> str:
-    text = decode(part.decoded(defects), part.charset or "us-ascii", defects).replace("\r\n", "\n")
-    match part.get_content_type():
-        case "text/html":
-            return html_to_text(text, defects)
-        case "text/enriched":
-            return enriched_to_text(text)
-        case "text/plain" if part.parameter("format").lower() == "flowed":
-            return flowed_to_text(text, delete_spaces=part.parameter("delsp").lower() == "yes")
-    return text

@@ -9,7 +9,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -99,7 +99,10 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
     value has the wrong type."""
     try:
         name = clean_text(row.get("file_name") or name)
-        to, cc, bcc = (_bare_list(row.get(kind)) for kind in ("to", "cc", "bcc"))
+        people = [row.get(kind) for kind in ("to", "cc", "bcc")]
+        if any(isinstance(addresses, str | Mapping) for addresses in people):
+            return Skipped("bad_row", name)
+        to, cc, bcc = ([_bare(address) for address in addresses or () if address] for addresses in people)
         date, defects = _utc(row["date"])
         text = {key: "" if row[key] is None else row[key] for key in ("message_id", "subject", "from", "body")}
         nul = any("\0" in value for value in text.values())
@@ -121,12 +124,6 @@ def _bare(address: str) -> str:
     if "<" in address:  # a name before it
         address = address.rpartition("<")[2].partition(">")[0]
     return "".join(clean_text(address).lower().split())
-
-
-def _bare_list(addresses: Sequence[str] | None) -> list[str]:
-    if isinstance(addresses, str | Mapping):
-        raise TypeError("not a list of addresses")
-    return [_bare(address) for address in addresses or () if address]
 
 
 def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[str]]:

@@ -18,8 +18,8 @@ from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.settings import Settings, load_settings
 
-Serve = Callable[..., VllmStub]
 Connect = Callable[..., VllmServers]
+Start = Callable[..., Any]
 KEPT_ADAPTERS = 3  # MAX_STALENESS + 2, with its default of 1 for servers
 
 
@@ -51,29 +51,35 @@ def adapters(model: Path) -> list[Path]:
 
 
 @pytest.fixture
-def serve(policy: Policy) -> Iterator[Serve]:
-    stubs: list[VllmStub] = []
-
-    def start(**changes: float) -> VllmStub:
-        stubs.append(VllmStub(policy, **changes))
-        return stubs[-1]
-
-    yield start
-    for stub in stubs:
-        stub.close()
-
-
-@pytest.fixture
 def connect(policy: Policy, model: Path) -> Connect:
-    def build(*stubs: VllmStub, adapter: Path | None = None, **overrides: Any) -> VllmServers:
-        """With ``adapter``, it is loaded as version v-1."""
+    """``connect(stub, …)``: an engine on these servers."""
+
+    def build(*stubs: VllmStub, **overrides: Any) -> VllmServers:
         engine = build_engine(settings_for(model, *stubs, **overrides), policy)
         assert isinstance(engine, VllmServers)
-        if adapter is not None:
-            engine.load_adapter(adapter, "v-1")
         return engine
 
     return build
+
+
+@pytest.fixture
+def start(policy: Policy, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """``start(2)``: two servers. ``start(2, version="v-1")``: an engine on them with the first adapter under that name
+    (``""``: with the base model), and the servers."""
+    stubs: list[VllmStub] = []
+
+    def begin(count: int = 1, *, version: str | None = None, delay: float = 0.0, **overrides: Any) -> Any:
+        new = [VllmStub(policy, delay=delay) for _ in range(count)]
+        stubs.extend(new)
+        if version is None:
+            return new
+        engine = request.getfixturevalue("connect")(*new, **overrides)
+        engine.load_adapter(request.getfixturevalue("adapters")[0] if version else None, version)
+        return engine, *new
+
+    yield begin
+    for stub in stubs:
+        stub.close()
 
 
 def settings_for(model: Path, *stubs: VllmStub, **overrides: Any) -> Settings:
@@ -83,6 +89,15 @@ def settings_for(model: Path, *stubs: VllmStub, **overrides: Any) -> Settings:
     return load_settings(given | overrides, environ={}, cwd=model)
 
 
+def asked(name: str = "a", max_tokens: int = 2, last: int = 7) -> Request:
+    """A request for a few tokens."""
+    return Request(name, SamplingParams(max_tokens, 1.0), [5, 6, last])
+
+
 def ask(engine: VllmServers, count: int = 4, *, max_tokens: int = 6) -> list[Completion]:
     sampling = SamplingParams(max_tokens, 1.0)
     return engine.generate([Request(f"t{n}", sampling, [5, 6, 7 + n], seed=n) for n in range(count)])
+
+
+def tokens(completions: list[Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]

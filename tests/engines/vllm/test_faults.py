@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engines.vllm.conftest import Connect, Serve, ask
+from engines.vllm.conftest import Connect, Start, ask
 from engines.vllm_stub import VllmStub
 
 from emailrl.base.errors import EmailRLError
@@ -60,22 +60,14 @@ def tokens(count: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 MODELS = [
     ({"data": ["a"]}, "data.0: Input should be an object"),
-    ({"data": {"a": 1}}, "data: Input should be a valid array"),
-    ({"data": [{}]}, "data.0.id: Field required"),
-    ({"data": [{"id": 3}]}, "data.0.id: Input should be a valid string"),
     ({"data": [{"id": "base", "max_model_len": "4096"}]}, "data.0.max_model_len: Input should be a valid integer"),
-    ({"data": None}, "data: Input should be a valid array"),
     (["a"], "the whole: Input should be an object"),
 ]
 COMPLETIONS = [
-    (lambda reply: reply | {"choices": ["x"]}, "choices.0: Input should be an object"),
-    (lambda reply: reply | {"choices": {"0": reply["choices"][0]}}, "choices: Input should be a valid array"),
+    (choice(logprobs=None), "choices.0.logprobs: Input should be an object"),
     (lambda reply: reply | {"choices": []}, "choices: List should have at least 1 item"),
     (lambda reply: reply | {"choices": reply["choices"] * 2}, "returns 2 completions of 1 prompt"),
-    (lambda reply: reply | {"model": 3}, "model: Input should be a valid string"),
-    (choice(logprobs=[-1.0]), "choices.0.logprobs: Input should be an object"),
-    (choice(logprobs=None), "choices.0.logprobs: Input should be an object"),
-    (choice(logprobs={"token_logprobs": [None]}), "token_logprobs.0: Input should be a valid number"),
+    (lambda reply: reply | {"model": "another"}, "answered with 'another' when asked for"),
     (choice(logprobs={"token_logprobs": [float("nan")]}), "token_logprobs.0: Input should be a finite number"),
     (choice(token_ids=["5"]), "token_ids.0: Input should be a valid integer"),
     (choice(token_ids=[-5]), "token_ids.0: Input should be greater than or equal to 0"),
@@ -84,45 +76,34 @@ COMPLETIONS = [
     (choice(logprobs={"token_logprobs": [-1.0] * 3}), "token ids with 3 log-probabilities"),
     (tokens(0), "cut a completion after 0 of"),
     (tokens(9), "returns 9 tokens when asked for at most"),
-    (first(5, 3.0), "returns 3 as the log-probability of a token that it sampled"),
     (first(5, 0.05), "returns 0.05 as the log-probability of a token that it sampled"),
     (first(5, -1e300), "returns -1e+300 as the log-probability of a token that it"),
-    (choice(finish_reason=["stop"]), "finish_reason: Input should be a valid string"),
+    # A turn that the policy did not end.
+    (choice(finish_reason="stop"), "at token 5"),
+    (choice(finish_reason="stop", token_ids=[], logprobs={"token_logprobs": []}), "before its first token"),
 ]
 
 
 @pytest.mark.parametrize(
     ("path", "wrong", "place"),
-    [*(("/v1/models", *fault) for fault in MODELS), *(("/v1/completions", *fault) for fault in COMPLETIONS[4:8])],
+    [*(("/v1/models", *fault) for fault in MODELS), *(("/v1/completions", *fault) for fault in COMPLETIONS[:1])],
 )
-def test_a_fault_while_a_version_is_loaded(serve: Serve, connect: Connect, path: str, wrong: Any, place: str) -> None:
-    stub = serve()
+def test_a_fault_while_a_version_is_loaded(start: Start, connect: Connect, path: str, wrong: Any, place: str) -> None:
+    [stub] = start()
     spoil(stub, path, wrong)
-    engine = connect(stub)
-    refused(stub, place, lambda: engine.load_adapter(None, "base"))
+    refused(stub, place, lambda: connect(stub).load_adapter(None, "base"))
 
 
-ENDED = [
-    (choice(finish_reason="stop"), "at token 5"),
-    (choice(finish_reason="stop", token_ids=[], logprobs={"token_logprobs": []}), "before its first token"),
-]
-"""A turn that the policy did not end."""
-
-
-@pytest.mark.parametrize(("wrong", "place"), COMPLETIONS + ENDED)
-def test_a_fault_in_a_rollout(serve: Serve, connect: Connect, wrong: Any, place: str) -> None:
-    stub = serve()
-    engine = connect(stub)
-    engine.load_adapter(None, "base")
+@pytest.mark.parametrize(("wrong", "place"), COMPLETIONS)
+def test_a_fault_in_a_rollout(start: Start, wrong: Any, place: str) -> None:
+    engine, stub = start(version="")
     spoil(stub, "/v1/completions", lambda reply: wrong(tokens(4)(reply)))
     refused(stub, place, lambda: ask(engine, 1, max_tokens=4))
 
 
-def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(serve: Serve, connect: Connect) -> None:
+def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(start: Start) -> None:
     extremes = [1e-4, -103.28]  # ln 2^-149 = -149 · 0.693147
-    stub = serve()
-    engine = connect(stub)
-    engine.load_adapter(None, "base")
+    engine, stub = start(version="")
     spoil(stub, "/v1/completions", lambda reply: first(5, *extremes)(tokens(4)(reply)))
     assert ask(engine, 1, max_tokens=4)[0].logprobs[:2] == extremes
 
@@ -130,9 +111,9 @@ def test_rounding_above_zero_and_the_least_float32_probability_are_accepted(serv
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
 @pytest.mark.parametrize("body", [PAGE, DEEP, b"", b"\xff\xfe", GZIP])
 def test_what_is_no_json_counts_as_no_server(
-    serve: Serve, connect: Connect, capsys: pytest.CaptureFixture[str], path: str, body: Any
+    start: Start, connect: Connect, capsys: pytest.CaptureFixture[str], path: str, body: Any
 ) -> None:
-    wrong, well = serve(), serve()
+    wrong, well = start(2)
     headers = body if body is GZIP else {}
     spoil(wrong, path, b"not gzip" if headers else body, headers=headers)
     engine = connect(wrong, well)
@@ -145,19 +126,17 @@ def test_what_is_no_json_counts_as_no_server(
 
 
 def test_a_page_in_a_rollout_goes_to_another_server_and_is_told_once(
-    serve: Serve, connect: Connect, capsys: pytest.CaptureFixture[str]
+    start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = serve(), serve()
-    engine = connect(one, other)
-    engine.load_adapter(None, "base")
+    engine, one, _ = start(2, version="")
     spoil(one, "", PAGE)  # its proxy answers everything with a page now, /health too
     assert [completion.error for completion in ask(engine)] == [None] * 4
     told = capsys.readouterr().err
     assert told.count("is excluded") == told.count(f"{one.http.port} is excluded") == 1 and engine.alive
 
 
-def test_what_an_address_holds_is_sent_and_not_told(serve: Serve, connect: Connect) -> None:
-    stub = serve()
+def test_what_an_address_holds_is_sent_and_not_told(start: Start, connect: Connect) -> None:
+    [stub] = start()
     spoil(stub, "/v1/completions", {"error": {"message": "who is Basic YW5uOmh1bnRlcjI=?"}}, 400)  # ann:hunter2
     url = stub.url.replace("//", "//ann:hunter2@")
     with pytest.raises(EmailRLError, match=r"HTTP 400 who is Basic \*\*\*\?") as raised:
@@ -174,8 +153,7 @@ def test_what_an_address_holds_is_sent_and_not_told(serve: Serve, connect: Conne
         ({"error": ["a"]}, "HTTP 400 ['a']."),
     ],
 )
-def test_a_refusal_is_one_line(serve: Serve, connect: Connect, body: Any, reason: str) -> None:
-    stub = serve()
+def test_a_refusal_is_one_line(start: Start, connect: Connect, body: Any, reason: str) -> None:
+    [stub] = start()
     spoil(stub, "/v1/completions", body, 400)
-    engine = connect(stub)
-    refused(stub, f"refused /v1/completions: {reason}", lambda: engine.load_adapter(None, "base"))
+    refused(stub, f"refused /v1/completions: {reason}", lambda: connect(stub).load_adapter(None, "base"))

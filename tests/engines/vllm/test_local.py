@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines.vllm.conftest import random_adapter
+from engines.vllm.conftest import ask, asked, random_adapter, tokens
 from engines.vllm_stub import StandIn, install, settings_for
 
 from emailrl.base.errors import EmailRLError, UsageError
@@ -22,7 +22,6 @@ from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import ProbeError
 from emailrl.model.policy import Policy
-from emailrl.settings import load_settings
 
 
 @pytest.fixture
@@ -32,8 +31,11 @@ def vllm(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> list[StandIn]:
     return StandIn.started
 
 
+Build = Callable[..., VllmEngine]
+
+
 @pytest.fixture
-def build(vllm: list[StandIn], policy: Policy) -> Callable[..., VllmEngine]:
+def build(vllm: list[StandIn], policy: Policy) -> Build:
     def make(*, sleeps: bool = True, **overrides: Any) -> VllmEngine:
         engine = build_engine(settings_for(Path(policy.path), **overrides), policy)
         assert isinstance(engine, VllmEngine)
@@ -43,86 +45,72 @@ def build(vllm: list[StandIn], policy: Policy) -> Callable[..., VllmEngine]:
     return make
 
 
-def ask(engine: VllmEngine, count: int = 3) -> list[Completion]:
-    return engine.generate([Request(f"t{n}", SamplingParams(6, 1.0), [5, 6, 7 + n], seed=n) for n in range(count)])
-
-
 def test_it_samples_as_the_other_in_process_engine_and_stamps(
-    build: Callable[..., VllmEngine], policy: Policy, adapters: list[Path], vllm: list[StandIn]
+    build: Build, policy: Policy, adapters: list[Path], vllm: list[StandIn]
 ) -> None:
     engine, own = build(), TransformersEngine(policy.model, [1], max_rows=4)
-    for path, version in ((adapters[0], "v-0"), (adapters[1], "v-1")):
-        engine.load_adapter(path, version)
-        own.load_adapter(path, version)
-        for one, other in zip(ask(engine), ask(own), strict=True):  # type: ignore[arg-type]
+    for number in (0, 1):
+        for each in (engine, own):
+            each.load_adapter(adapters[number], f"v-{number}")
+        for one, other in zip(ask(engine, 3), ask(own, 3), strict=True):
             assert one.token_ids == other.token_ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
             stamps = one.policy_version, one.adapter_sha256, one.prompt_tokens
             assert stamps == (other.policy_version, other.adapter_sha256, 3)
-    [started] = vllm
-    assert [entry for entry in started.log if entry[0] in ("add_lora", "remove_lora")] == [
+    assert [entry for entry in vllm[0].log if entry[0] in ("add_lora", "remove_lora")] == [
         ("add_lora", 1, "v-0"), ("remove_lora", 1), ("add_lora", 2, "v-1"),
     ]  # fmt: skip
 
 
 def test_it_sleeps_wakes_and_lets_the_adapter_prove_itself_again(
-    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn], monkeypatch: pytest.MonkeyPatch
+    build: Build, adapters: list[Path], vllm: list[StandIn]
 ) -> None:
+    def nap() -> None:
+        engine.release()
+        engine.resume()
+
     engine = build()
     engine.load_adapter(adapters[0], "v-0")
-    before = ask(engine)
+    before = ask(engine, 3)
     [started] = vllm
     started.log.clear()
-    engine.release()
-    engine.resume()
-    after = ask(engine)
-    assert [c.token_ids for c in after] == [c.token_ids for c in before]
+    nap()
+    assert tokens(ask(engine, 3)) == tokens(before)
     assert started.log == [
         "reset_prefix_cache", ("sleep", 1), "wake_up", "reset_prefix_cache", ("remove_lora", 1), ("add_lora", 2, "v-0"),
     ]  # fmt: skip
-    engine.release()
-    engine.resume()
+    nap()
     engine.load_adapter(adapters[1], "v-1")  # the next version replaces the old one at once
     assert started.log[-2:] == [("remove_lora", 2), ("add_lora", 3, "v-1")]
-    engine.release()
-    engine.resume()
+    nap()
     started.ignores = True  # as if the wake had damaged it
     with pytest.raises(ProbeError, match="vLLM is not sampling from the adapter it was given"):
-        ask(engine)
+        ask(engine, 3)
     engine.release()
     engine.close()
     assert started.log[-2:] == ["wake_up", "shutdown"]  # what sleeps cannot be freed
 
 
-def test_without_a_gpu_it_says_that_it_cannot_sleep(
-    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn], capsys: pytest.CaptureFixture[str]
+def test_without_a_gpu_it_says_that_it_cannot_sleep_and_starting_leaves_the_global_generators_alone(
+    build: Build, adapters: list[Path], vllm: list[StandIn], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def seed_and_draw(meanwhile: Callable[[], object]) -> tuple[float, float, float]:
+        random.seed(5), np.random.seed(5), torch.manual_seed(5)
+        meanwhile()
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
     engine = build(sleeps=False)
     assert "vLLM cannot sleep without a GPU" in capsys.readouterr().err
-    engine.load_adapter(adapters[0], "v-0")
+    undisturbed = seed_and_draw(lambda: None)
+    assert seed_and_draw(lambda: engine.load_adapter(adapters[0], "v-0")) == undisturbed and len(vllm) == 1
     engine.release()
     engine.resume()
-    ask(engine)
+    ask(engine, 1)
     assert not any("sleep" in entry for entry in vllm[0].log)
     build(sleeps=False, vllm_enable_sleep=False)
     assert capsys.readouterr().err == ""
 
 
-def test_starting_leaves_the_global_generators_alone(
-    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn]
-) -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-    random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    undisturbed = draw()
-    random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    build().load_adapter(adapters[0], "v-0")
-    assert len(vllm) == 1 and draw() == undisturbed
-
-
-def test_there_must_be_room_for_an_adapter(
-    build: Callable[..., VllmEngine], adapters: list[Path], vllm: list[StandIn]
-) -> None:
+def test_there_must_be_room_for_an_adapter(build: Build, adapters: list[Path], vllm: list[StandIn]) -> None:
     engine, wide = build(), random_adapter(adapters[0].parent / "model", 20, rank=20)
     engine.load_adapter(adapters[0], "v-0")
     assert vllm[0].arguments.max_lora_rank == 8
@@ -130,14 +118,12 @@ def test_there_must_be_room_for_an_adapter(
         engine.load_adapter(wide, "v-2")
     build().load_adapter(wide, "v-2")  # the first one makes room for itself
     roomy = build(lora_rank=20)
-    roomy.load_adapter(adapters[0], "v-0")
-    roomy.load_adapter(wide, "v-2")
+    for path in (adapters[0], wide):
+        roomy.load_adapter(path, "v")
     assert vllm[1].arguments.max_lora_rank == vllm[2].arguments.max_lora_rank == 32
 
 
-def test_follow_ups_join_at_once_and_an_interrupt_leaves_nothing_behind(
-    build: Callable[..., VllmEngine], vllm: list[StandIn]
-) -> None:
+def test_follow_ups_join_at_once_and_an_interrupt_leaves_nothing_behind(build: Build, vllm: list[StandIn]) -> None:
     engine = build(max_model_len=40)
     order: list[str] = []
 
@@ -146,29 +132,27 @@ def test_follow_ups_join_at_once_and_an_interrupt_leaves_nothing_behind(
         if completion.trajectory_id == "b":
             assert len(vllm[0].waiting) == 1  # the next turn of a is under way already
             raise KeyboardInterrupt
-        return Request("a", SamplingParams(2, 1.0), [5, 6]) if completion.trajectory_id == "a" else None
+        return asked() if completion.trajectory_id == "a" else None
 
     full = Request("full", SamplingParams(2, 1.0), [5] * 40)
     with pytest.raises(KeyboardInterrupt):
-        engine.generate([full, *(Request(name, SamplingParams(2, 1.0), [5, 6]) for name in "ab")], advance)
+        engine.generate([full, asked("a"), asked("b")], advance)
     assert order == ["full length", "a length", "b length"]
     assert vllm[0].waiting == {} and ask(engine, 1)[0].error is None
 
 
-def test_a_missing_vllm_and_ranks_that_do_not_divide_are_told(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_vllm_and_ranks_that_do_not_divide_are_told(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(**overrides: Any) -> None:
+        check_engine(settings_for(Path(policy.path), **overrides), trainable=True)
+
     monkeypatch.setattr("emailrl.engines.vllm.arguments.find_spec", lambda name: None)
     with pytest.raises(EmailRLError, match=r"not installed\. Run in the clone: pip install -e '\.\[vllm\]'"):
-        build_engine(settings_for(Path(policy.path)), policy)
+        check()
     monkeypatch.setattr("emailrl.engines.vllm.arguments.find_spec", lambda name: name)
-    given = {"engine": "vllm", "backend": "unsloth"}
-    unsloth = load_settings(given, environ={}, cwd=tmp_path)
     with pytest.raises(UsageError, match="unsloth backend does not work with vLLM in the same process"):
-        check_engine(unsloth, trainable=True)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+        check(backend="unsloth")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"3 ranks on a host .* VLLM_TENSOR_PARALLEL_SIZE=2\. Start a multiple of 2"):
-        build_engine(settings_for(Path(policy.path), vllm_tensor_parallel_size=2), policy)
-    build_engine(settings_for(Path(policy.path), vllm_tensor_parallel_size=3), policy)
+        check(vllm_tensor_parallel_size=2)
+    check(vllm_tensor_parallel_size=3)

@@ -8,12 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.vllm.conftest import Connect, Serve, ask
+from engines.vllm.conftest import Start, ask, asked, tokens
 from engines.vllm_stub import BASE
 from hang import must_end
 
@@ -21,18 +20,18 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.probe import ProbeError
 
 
-def test_a_conversation_ends_on_the_version_it_began_with(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
-    stub, begun, loaded = serve(), threading.Event(), threading.Event()
-    turns: list[str] = []
+def test_a_conversation_ends_on_the_version_it_began_with(start: Start, adapters: list[Path]) -> None:
+    engine, stub = start(version="v-1")
+    begun, loaded, turns = threading.Event(), threading.Event(), list[str]()
 
     def advance(completion: Completion) -> Request | None:
         turns.append(completion.policy_version)
         begun.set()
         assert loaded.wait(60)
-        return Request("a", SamplingParams(2, 1.0), [5, 6, 7]) if len(turns) < 3 else None
+        return asked() if len(turns) < 3 else None
 
-    with closing(connect(stub, adapter=adapters[0])) as engine, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(engine.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])], advance)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(engine.generate, [asked()], advance)
         assert begun.wait(60)
         engine.load_adapter(adapters[1], "v-2")
         loaded.set()
@@ -41,89 +40,77 @@ def test_a_conversation_ends_on_the_version_it_began_with(serve: Serve, connect:
     assert turns == ["v-1"] * 3 and len(set(stub.served)) == 2 and stub.served[:3] == stub.served[:1] * 3
 
 
-def test_a_pinned_version_stays_on_the_servers_until_it_is_closed(
-    serve: Serve, connect: Connect, adapters: list[Path]
-) -> None:
-    stub = serve()
-    with closing(connect(stub, max_staleness=0)) as engine:
-        engine.load_adapter(adapters[0], "v-0")
-        pinned = engine.pin()
-        names = [list(stub.adapters)[-1]]
-        for number, adapter in enumerate(adapters[1:], start=1):
-            engine.load_adapter(adapter, f"v-{number}")
-            names.append(list(stub.adapters)[-1])
-        assert list(stub.adapters) == [BASE, names[0], *names[-2:]]  # MAX_STALENESS + 2, and the pinned one
-        [completion] = pinned.generate([Request("a", SamplingParams(2, 1.0), [5, 6, 7])])
-        assert completion.policy_version == "v-0" and stub.served[-1] == names[0]
-        pinned.close()
-        engine.load_adapter(adapters[0], "v-9")
-        assert names[0] not in stub.adapters
+def test_a_pinned_version_stays_on_the_servers_until_it_is_closed(start: Start, adapters: list[Path]) -> None:
+    engine, stub = start(version="v-0", max_staleness=0)
+    pinned, names = engine.pin(), [list(stub.adapters)[-1]]
+    for number, adapter in enumerate(adapters[1:], start=1):
+        engine.load_adapter(adapter, f"v-{number}")
+        names.append(list(stub.adapters)[-1])
+    assert list(stub.adapters) == [BASE, names[0], *names[-2:]]  # MAX_STALENESS + 2, and the pinned one
+    [completion] = pinned.generate([asked()])
+    assert completion.policy_version == "v-0" and stub.served[-1] == names[0]
+    pinned.close()
+    engine.load_adapter(adapters[0], "v-9")
+    assert names[0] not in stub.adapters
 
 
-def test_a_cancelled_call_ends_at_once(serve: Serve, connect: Connect, adapters: list[Path]) -> None:
-    stub, begun = serve(delay=30), threading.Event()
-    with closing(connect(stub)) as engine, ThreadPoolExecutor(1) as pool:
-        stub.http.delay = 0
-        engine.load_adapter(adapters[0], "v-1")
-        pinned = engine.pin()
+def test_a_cancelled_call_ends_at_once(start: Start) -> None:
+    engine, stub = start(version="v-1")
+    pinned, begun = engine.pin(), threading.Event()
 
-        def advance(completion: Completion) -> Request | None:
-            stub.http.delay = 30
-            begun.set()
-            return Request("a", SamplingParams(2, 1.0), [5, 6, 7])
+    def advance(completion: Completion) -> Request | None:
+        stub.http.delay = 30
+        begun.set()
+        return asked()
 
-        call = pool.submit(pinned.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])], advance)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(pinned.generate, [asked()], advance)
         assert begun.wait(60)
         with must_end(20):
             pinned.cancel()
             assert call.exception(20) is not None
-        stub.http.delay = 0
 
 
 def test_the_only_server_may_be_away_for_a_while(
-    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
+    start: Start, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As when it is restarted in mid-step: the same tokens come, from the same adapter, loaded again."""
-    stub = serve()
-    with closing(connect(stub, vllm_return_timeout=60, adapter=adapters[0])) as engine:
-        before = ask(engine)
-        stub.served.clear()
-        stub.dies_after, stub.adapters = 2, {BASE: None}
+    engine, stub = start(version="v-1", vllm_return_timeout=60)
+    before = ask(engine)
+    stub.served.clear()
+    stub.dies_after, stub.adapters = 2, {BASE: None}
 
-        def come_back() -> None:
-            while engine.alive:
-                time.sleep(0.01)
-            stub.dies_after = None
+    def come_back() -> None:
+        while engine.alive:
+            time.sleep(0.01)
+        stub.dies_after = None
 
-        back = threading.Thread(target=come_back)
-        back.start()
-        after = ask(engine)
-        back.join()
-        assert [c.token_ids for c in after] == [c.token_ids for c in before]
-        assert not any(completion.error for completion in after)
-        told = capsys.readouterr().err
-        assert "No vLLM server is left" in told and "waiting up to 60 s" in told and "is back in use" in told
-        stub.dies_after = 0
-        threading.Thread(target=come_back).start()
-        engine.load_adapter(adapters[1], "v-2")  # the trainer waits for it as well
-        assert ask(engine, 1)[0].policy_version == "v-2"
+    back = threading.Thread(target=come_back)
+    back.start()
+    after = ask(engine)
+    back.join()
+    assert tokens(after) == tokens(before) and not any(completion.error for completion in after)
+    told = capsys.readouterr().err
+    assert "No vLLM server is left" in told and "waiting up to 60 s" in told and "is back in use" in told
+    stub.dies_after = 0
+    threading.Thread(target=come_back).start()
+    engine.load_adapter(adapters[1], "v-2")  # the trainer waits for it as well
+    assert ask(engine, 1)[0].policy_version == "v-2"
 
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
-    serve: Serve, connect: Connect, adapters: list[Path], wrong: bool
+    start: Start, adapters: list[Path], wrong: bool
 ) -> None:
-    stub = serve(delay=0.1)
-    with closing(connect(stub, adapter=adapters[0])) as engine, ThreadPoolExecutor(1) as pool:
-        pinned = engine.pin()
-        turns: list[int] = []
+    engine, stub = start(version="v-1", delay=0.1)
+    pinned, over, turns = engine.pin(), threading.Event(), list[int]()
 
-        def advance(completion: Completion) -> Request | None:
-            turns.append(1)
-            return Request("a", SamplingParams(2, 1.0), [5, 6, 7]) if not over.is_set() else None
+    def advance(completion: Completion) -> Request | None:
+        turns.append(1)
+        return None if over.is_set() else asked()
 
-        over = threading.Event()
-        call = pool.submit(pinned.generate, [Request("a", SamplingParams(2, 1.0), [5, 6, 7])] * 3, advance)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(pinned.generate, [asked()] * 3, advance)
         try:
             if wrong:
                 stub.adapter_instead = adapters[2]
@@ -134,14 +121,13 @@ def test_a_version_loaded_beside_other_requests_is_proven_by_what_it_samples(
         finally:
             over.set()
             call.result(60)
-        pinned.close()
     assert len(turns) > 3
 
 
 def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again(
-    serve: Serve, connect: Connect, adapters: list[Path], capsys: pytest.CaptureFixture[str]
+    start: Start, adapters: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub = serve()
+    engine, stub = start(version="", vllm_return_timeout=60)
     answer, restarts = stub.http.reply, [1]
 
     def restarting(body: dict[str, Any]) -> Any:
@@ -150,24 +136,24 @@ def test_a_server_that_restarts_between_loading_and_proof_gets_the_version_again
             stub.adapters = {BASE: None}
         return answer(body)
 
-    with closing(connect(stub, vllm_return_timeout=60)) as engine:
-        engine.load_adapter(None, "v-0")
-        stub.http.reply = restarting
-        pinned = engine.hand_over(adapters[0], "v-1")
-        pinned.load()
-        [completion] = pinned.generate([Request("a", SamplingParams(2, 1.0), [5, 6, 7])])
-        assert completion.policy_version == "v-1" and completion.error is None
+    stub.http.reply = restarting
+    pinned = engine.hand_over(adapters[0], "v-1")
+    pinned.load()
+    [completion] = pinned.generate([asked()])
+    assert completion.policy_version == "v-1" and completion.error is None
     assert "is excluded: it restarted and lost its adapters." in capsys.readouterr().err
+
+
+LONG = Request("b", SamplingParams(8, 1.0), [90, 80, 70, 60])  # a completion of enough tokens to be scored
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("mixed_up", [False, True])
 def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
-    serve: Serve, connect: Connect, adapters: list[Path], ahead: bool,
-    mixed_up: bool,
-) -> None:  # fmt: skip
+    start: Start, adapters: list[Path], ahead: bool, mixed_up: bool
+) -> None:
     """A proxy that gives every request the reply to the one before may pass the probe, which asks alone."""
-    stub = serve()
+    engine, stub = start(version="")
     answer, earlier = stub.http.reply, list[dict[str, Any]]()
 
     def mixing(body: dict[str, Any]) -> Any:
@@ -179,33 +165,29 @@ def test_a_completion_of_a_rollout_is_scored_before_it_is_trained_on(
             earlier.append(kept)
         return status, reply
 
-    sampling = SamplingParams(8, 1.0)
-    with closing(connect(stub)) as engine:
-        stub.http.reply = mixing if mixed_up else answer
-        engine.load_adapter(None, "v-0")
-        engine.generate([Request("a", sampling, [5, 6, 7])])
-        if ahead:
-            pinned = engine.hand_over(adapters[0], "v-1")
-            pinned.load()
-        else:
-            engine.load_adapter(adapters[0], "v-1")
-            pinned = engine.pin()
-        pinned.generate([Request("b", sampling, [90, 80, 70, 60])])
-        pinned.close()
-        check = engine.settle if ahead else engine.release
-        if not mixed_up:
+    stub.http.reply = mixing if mixed_up else answer
+    engine.generate([asked(max_tokens=8)])
+    if ahead:
+        pinned = engine.hand_over(adapters[0], "v-1")
+        pinned.load()
+    else:
+        engine.load_adapter(adapters[0], "v-1")
+        pinned = engine.pin()
+    pinned.generate([LONG])
+    check = engine.settle if ahead else engine.release
+    if not mixed_up:
+        check()
+        return
+    for _ in range(2):
+        with pytest.raises(ProbeError, match=rf"127.0.0.1:{stub.http.port} .* off by \d.*mixes up replies"):
             check()
-            return
-        for _ in range(2):
-            with pytest.raises(ProbeError, match=rf"127.0.0.1:{stub.http.port} .* off by \d.*mixes up replies"):
-                check()
 
 
 @pytest.mark.parametrize("liar", [None, 1, 2])
 def test_a_completion_that_ends_after_the_next_version_was_handed_over_is_scored_by_its_own(
-    serve: Serve, connect: Connect, adapters: list[Path], liar: int | None
+    start: Start, adapters: list[Path], liar: int | None
 ) -> None:
-    stub = serve()
+    engine, stub = start(version="")
     answer = stub.http.reply
 
     def lying(body: dict[str, Any]) -> Any:
@@ -214,34 +196,29 @@ def test_a_completion_that_ends_after_the_next_version_was_handed_over_is_scored
             choice["logprobs"]["token_logprobs"] = [-5.0] * len(choice["token_ids"])
         return status, reply
 
-    with closing(connect(stub)) as engine:
-        pinned = [engine.hand_over(adapters[0], "v-1")]
-        pinned[0].load()
+    pinned = []
+    for number in (0, 1):
         engine.settle()
-        pinned.append(engine.hand_over(adapters[1], "v-2"))
-        pinned[1].load()
-        for number in (1, 2, 1):
-            stub.http.reply = lying if number == liar else answer
-            pinned[number - 1].generate([Request("a", SamplingParams(8, 1.0), [90, 80, 70, 60])])
-            if number == liar:
-                with pytest.raises(ProbeError, match="off by"):
-                    engine.settle()
-                return
-            engine.settle()
+        pinned.append(engine.hand_over(adapters[number], f"v-{number + 1}"))
+        pinned[number].load()
+    for number in (1, 2, 1):
+        stub.http.reply = lying if number == liar else answer
+        pinned[number - 1].generate([LONG])
+        if number == liar:
+            with pytest.raises(ProbeError, match="off by"):
+                engine.settle()
+            return
+        engine.settle()
 
 
-def test_a_version_outlives_restarts_in_every_round_of_a_step(
-    serve: Serve, connect: Connect, adapters: list[Path]
-) -> None:
+def test_a_version_outlives_restarts_in_every_round_of_a_step(start: Start) -> None:
     """Each round of questions has its own event loop, to which asyncio's locks belong once they are waited for."""
-    stub = serve(delay=0.1)
-    with closing(connect(stub, adapter=adapters[0])) as engine:
-        pinned = engine.pin()
-        for _ in range(2):
-            stub.adapters = {BASE: None}
-            played = pinned.generate([Request(f"t{n}", SamplingParams(2, 1.0), [5, 6, 7]) for n in range(4)])
-            assert [(each.policy_version, each.error) for each in played] == [("v-1", None)] * 4
-        pinned.close()
+    engine, stub = start(version="v-1", delay=0.1)
+    pinned = engine.pin()
+    for _ in range(2):
+        stub.adapters = {BASE: None}
+        played = pinned.generate([asked(f"t{n}") for n in range(4)])
+        assert [(each.policy_version, each.error) for each in played] == [("v-1", None)] * 4
 
 
 @pytest.fixture
@@ -254,11 +231,11 @@ def few_files() -> Iterator[tuple[int, int]]:
 
 
 def test_every_request_has_a_connection_whatever_the_limit_of_open_files(
-    serve: Serve, connect: Connect, few_files: tuple[int, int], capsys: pytest.CaptureFixture[str]
+    start: Start, few_files: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The limit is 1,024 by default, four servers with 256 requests each; without a handle all would look dead."""
-    stub = serve(delay=3)  # longer than a busy machine takes to open 48 connections
-    with closing(connect(stub, max_batch_trajectories=48)) as engine:
-        assert not any(completion.error for completion in ask(engine, 48, max_tokens=1))
+    # The delay is longer than a busy machine takes to open 48 connections.
+    engine, stub = start(version="", delay=3, max_batch_trajectories=48)
+    assert not any(completion.error for completion in ask(engine, 48, max_tokens=1))
     assert stub.http.busiest > 20 and "excluded" not in capsys.readouterr().err
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few_files[1], few_files[1])

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_model
 
-from emailrl.base.errors import EmailRLError
 from emailrl.engines.vllm import probe as module
 from emailrl.engines.vllm.probe import Expected, Probe, ProbeError
-from emailrl.model.load import load_policy
-from emailrl.settings import load_settings
+from emailrl.model.policy import Policy
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Probe]:
-    settings = load_settings({"model_name": str(make_model(tmp_path / "model"))}, environ={}, cwd=tmp_path)
-    policy = load_policy(settings)
+def make(policy: Policy) -> Callable[..., Probe]:
     return lambda temperature=1.0, tolerance=0.1: Probe(policy, temperature=temperature, tolerance=tolerance)
 
 
@@ -62,9 +56,3 @@ def test_equal_answers_are_right_only_under_the_same_adapter(make: Callable[...,
     probe.check("another", drawn, own, Expected("its hash", moved))
     with pytest.raises(ProbeError, match="bit-identical"):
         probe.check("vLLM", drawn, own, Expected("its hash", moved))
-
-
-def test_a_damaged_adapter_is_refused_before_an_engine_is_asked(make: Callable[..., Probe], tmp_path: Path) -> None:
-    (tmp_path / "bad").mkdir()
-    with pytest.raises(EmailRLError, match="is not an adapter"):
-        make().load(tmp_path / "bad")
