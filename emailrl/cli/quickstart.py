@@ -115,13 +115,8 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     counts, no ``.env`` and no environment.
     """
     from emailrl.measure.benchmark import Subject, run_benchmark
-<<<<<<< HEAD
-    from emailrl.model.adapter import Adapter
-    from emailrl.questions.load import questions_file, read_questions, write_demo
-=======
     from emailrl.model.resolve import Adapter
-    from emailrl.questions.load import load_scenario_set, questions_file, write_demo
->>>>>>> main
+    from emailrl.questions.load import questions_file, read_questions, write_demo
     from emailrl.training.loop import train
 
     started, settings = time.monotonic(), _settle(out, steps, overwrite)

@@ -63,18 +63,8 @@ def conversations(
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
-<<<<<<< HEAD
-    return read_questions(None, taught).of(split, limit=limit, seed=seed).scenarios
-
-
-def conversations_on(
-    questions: Iterable[Scenario], settings: Settings, *, seed: int, draw: int = 0
-) -> Iterator[tuple[Scenario, list[Message]]]:
-    """The conversations on these questions that end in a correct answer."""
-=======
-    questions = load_scenario_set(None, split, limit=limit, seed=seed, data=taught).scenarios
+    questions = read_questions(None, taught).of(split, limit=limit, seed=seed).scenarios
     found = []
->>>>>>> main
     for scenario in questions:
         environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{draw}/{scenario.id}"))
         if is_right(environment):

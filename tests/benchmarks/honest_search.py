@@ -14,15 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-<<<<<<< HEAD
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from sft.shown import unshown
-
 from emailrl.questions.load import read_questions
-=======
-from emailrl.questions import load_scenario_set
->>>>>>> main
 from emailrl.records.trajectory import Message
 from emailrl.settings import load_settings
 from emailrl.sft.searching import CAREFUL, Habits, is_right, play

@@ -34,13 +34,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which PPO, a benchmark of several samples and SFT ran for a step, with every optional metric on."""
     from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.benchmark import Subject, run_benchmark
-<<<<<<< HEAD
-    from emailrl.model.adapter import Adapter
-    from emailrl.questions.load import questions_file, read_questions, write_demo
-=======
     from emailrl.model.resolve import Adapter
-    from emailrl.questions.load import load_scenario_set, questions_file, write_demo
->>>>>>> main
+    from emailrl.questions.load import questions_file, read_questions, write_demo
     from emailrl.settings import StoreSettings, load_settings
     from emailrl.sft.loop import sft
     from emailrl.training.loop import train

@@ -16,11 +16,7 @@ from emailrl.engines.renderer import parse_tool_calls
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.sources.message import RawEmail
-<<<<<<< HEAD
-from emailrl.questions.load import read_questions, write_scenarios
-=======
-from emailrl.questions import write_scenarios
->>>>>>> main
+from emailrl.questions.load import write_scenarios
 from emailrl.questions.template import HARD_KINDS, KINDS, generate
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL, possessive
 from emailrl.records.trajectory import Message, Scenario
@@ -212,31 +208,8 @@ def test_what_the_question_file_hides_changes_nothing(demo: Settings, played: Pl
         assert play(hidden, demo, Habits(), random.Random(f"1/0/{scenario.id}"))[1] == messages
 
 
-<<<<<<< HEAD
-def test_the_check_sees_what_was_not_shown(played: list[tuple[Scenario, list[Message]]]) -> None:
-    scenario, messages = next((s, m) for s, m in played if s.kind == "subject")
-    cheats: list[tuple[str, dict[str, Any]]] = [
-        ("read_email", {"message_id": scenario.message_ids[0]}),
-        ("search_emails", {"keywords": ["xylophone"]}),
-        ("search_emails", {"keywords": [], "from_addr": "first.last@nowhere.example"}),
-        ("search_emails", {"keywords": [], "sent_after": "1987-05-06"}),
-        ("return_final_answer", {"answer": "xylophone", "sources": []}),
-        ("return_final_answer", {"answer": "I don't know", "sources": ["<other@x>"]}),
-    ]
-    for name, arguments in cheats:
-        call = json.dumps({"name": name, "arguments": arguments})
-        assert len(unshown([*messages[:2], Message("assistant", f"<tool_call>\n{call}\n</tool_call>")])) == 1
-
-
-def test_most_are_answered_in_several_ways_and_turns(
-    demo: Settings, played: list[tuple[Scenario, list[Message]]]
-) -> None:
-    asked = read_questions(None, demo.data).of("train", limit=None, seed=1).scenarios
-    assert len(played) >= 0.97 * len(asked)
-=======
 def test_most_are_answered_in_several_ways_and_turns(demo: Settings, played: Played) -> None:
     assert len({scenario.kind for scenario, _ in played}) >= 18
->>>>>>> main
     turns = Counter(sum(message.role == "assistant" for message in messages) for _, messages in played)
     assert len(turns) >= 4 and sum(count for number, count in turns.items() if number > 3) > 0.15 * len(played)
     scenario = next(s for s, _ in played if s.kind == "sender")
