@@ -119,7 +119,7 @@ def train(
     if output.export_dir is not None:
         from emailrl.checkpoints import find_checkpoint
         from emailrl.measure.export import export_checkpoint
-        from emailrl.training.ending import complete
+        from emailrl.training.report import complete
 
         found = find_checkpoint(best, result.run_dir)
         try:

@@ -16,8 +16,7 @@ from emailrl.base.errors import EmailRLError
 from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
 from emailrl.ranks import Activity
 from emailrl.runs.log import Clock, Display
-from emailrl.training.rollouts import Collected, Rollouts
-from emailrl.training.state import RunState, StepQuestions
+from emailrl.training.state import Collected, Rollouts, RunState, StepQuestions
 
 LOOK_AGAIN = 1.0  # Seconds between checks of whether the rollouts that the trainer waits for make progress
 STOP_SECONDS = 5.0  # Seconds to wait for a step's rollouts to stop; a custom environment that hangs is abandoned
@@ -40,53 +39,47 @@ class Batch:
     thread: Thread | None = None
 
 
+@dataclass
 class Ahead:
-    """Samples the steps after the one in training; call all methods from the trainer's thread.
+    """Samples the steps after the one in training; call all methods from the trainer's thread."""
 
-    ``hand_over(n)`` returns an engine that, once loaded, samples from the policy after step ``n``, or from the current
-    one if that is no longer kept; ``play_on`` plays with it. An environment may take ``limit`` seconds for a turn.
-    """
+    rollouts: Rollouts
+    play_on: PlayOn
+    engine: VllmServers
+    state: RunState
+    staleness: int
+    last_step: int
+    hand_over: Callable[[int], PinnedVersion]
+    """An engine that, once loaded, samples from the policy after a step, or the current one if that is not kept."""
+    limit: float  # Seconds that an environment may take for a turn
+    seconds: dict[str, float] = field(default_factory=dict, init=False)
+    """Of the last step: ``trainer_wait`` for rollouts and versions, and the trainer's part of a ``handover``; of its
+    rollouts, ``adapter_load`` of their version, and ``sampler_wait``, in which no earlier ones ran."""
 
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        play_on: PlayOn,
-        engine: VllmServers,
-        state: RunState,
-        *,
-        staleness: int,
-        last_step: int,
-        hand_over: Callable[[int], PinnedVersion],
-        limit: float,
-    ) -> None:
-        self._rollouts, self._play_on, self._engine, self._state = rollouts, play_on, engine, state
-        self._staleness, self._last_step, self._hand_over, self._limit = staleness, last_step, hand_over, limit
-        self._place = RunState(cursor=state.cursor)  # Where the questions of the next step to start begin
+    def __post_init__(self) -> None:
+        self._place = RunState(cursor=self.state.cursor)  # Where the questions of the next step to start begin
         self._batches: dict[int, Batch] = {}
-        self._begun, self._clock = state.step, Clock()
-        self.seconds: dict[str, float] = {}
-        """Of the last step: ``trainer_wait`` for rollouts and versions, and the trainer's part of a ``handover``; of
-        its rollouts, ``adapter_load`` of their version, and ``sampler_wait``, in which no earlier ones ran."""
+        self._begun, self._clock = self.state.step, Clock()
 
     def take(self) -> Result:
         """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
 
         Raises what ended them or the loading of a version early, and EmailRLError if an environment hangs.
         """
-        step, self._clock = self._state.step + 1, Clock()
+        step, self._clock = self.state.step + 1, Clock()
         for done in [number for number in self._batches if number < step]:
             self._batches.pop(done).engine.close()
         self.settle()
-        while self._begun < min(step + self._staleness, self._last_step):
+        while self._begun < min(step + self.staleness, self.last_step):
             self._begin(self._begun + 1)
         batch = self._batches[step]
         with self._clock.phase("trainer_wait"):
             while not wait([batch.result], timeout=LOOK_AGAIN).done:
-                if failure := batch.activity.stalled(f"The rollouts of step {batch.step}", self._limit):
+                if failure := batch.activity.stalled(f"The rollouts of step {batch.step}", self.limit):
                     raise failure
             result = batch.result.result()
         with self._clock.phase("handover"):
-            self._engine.settle()  # not of a version that is still being loaded, which would wait for it
+            self.engine.settle()  # not of a version that is still being loaded, which would wait for it
         theirs = {"adapter_load": batch.loaded.result(), "sampler_wait": batch.idle}
         self.seconds = self._clock.phases | theirs
         return result
@@ -108,17 +101,17 @@ class Ahead:
             for batch in self._batches.values():
                 batch.loaded.result()
         with self._clock.phase("handover"):
-            self._engine.settle()
+            self.engine.settle()
 
     def _begin(self, step: int) -> None:
         self.settle()
         with self._clock.phase("handover"):
-            batch = Batch(step, self._hand_over(max(0, step - 1 - self._staleness)))
+            batch = Batch(step, self.hand_over(max(0, step - 1 - self.staleness)))
         earlier = [each for _, each in sorted(self._batches.items())]
         questions = None
-        if not self._rollouts.choose_by_outcome:  # known before earlier steps end: the cursor moves past them at once
-            questions, same = self._rollouts.questions(self._place), self._rollouts.questions(self._place)
-            same.take(self._rollouts.per_step)
+        if not self.rollouts.choose_by_outcome:  # known before earlier steps end: the cursor moves past them at once
+            questions, same = self.rollouts.questions(self._place), self.rollouts.questions(self._place)
+            same.take(self.rollouts.per_step)
             self._place.cursor = same.cursor
         self._batches[step], self._begun = batch, step
         batch.thread = Thread(target=self._run, args=(batch, earlier, questions), name=f"step-{step}", daemon=True)
@@ -133,9 +126,9 @@ class Ahead:
             batch.loaded.set_result(now - begun)
             if earlier and questions is None:
                 earlier[-1].result.result()
-            asked = questions or self._rollouts.questions(self._place)
-            play = self._play_on(batch.engine, batch.activity)
-            collected = self._rollouts.play(batch.step, asked, Display(), play)
+            asked = questions or self.rollouts.questions(self._place)
+            play = self.play_on(batch.engine, batch.activity)
+            collected = self.rollouts.play(batch.step, asked, Display(), play)
             if questions is None:
                 self._place.cursor = asked.cursor
             batch.result.set_result((collected, asked))

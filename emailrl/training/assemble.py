@@ -18,7 +18,6 @@ from emailrl.engines.base import PolicyEngine
 from emailrl.engines.vllm.servers import check_servers
 from emailrl.mail import database_fingerprint
 from emailrl.measure.evaluation import check_samples
-from emailrl.model.policy import Policy
 from emailrl.model.shard import check_shardable
 from emailrl.questions.load import fingerprint, missing_ids, read_questions
 from emailrl.ranks import Ranks
@@ -30,10 +29,8 @@ from emailrl.runs.resume import Start, check_agrees, find_start, lost_metrics, r
 from emailrl.runs.run import Interrupts, Origin, load_state, new_run_id, seed_generators
 from emailrl.settings import Settings, run_root
 from emailrl.training import algorithms, team
-from emailrl.training.ending import check_unfinished
-from emailrl.training.rollouts import Rollouts, make_filter
-from emailrl.training.run import TrainingRun
-from emailrl.training.state import RunState
+from emailrl.training.run import TrainingRun, check_unfinished
+from emailrl.training.state import Rollouts, RunState, make_filter
 from emailrl.training.update import Updater
 
 if TYPE_CHECKING:
@@ -48,27 +45,15 @@ class Prepared:
     algorithm: algorithms.Algorithm
     checkpoint: Checkpoint | None  # What to resume from; None for a new run
     start: Start
+    origin: Origin
     train: list[Scenario]
     val: list[Scenario]
     confirm: list[Scenario]
     """Other validation questions, unused for selection: they measure the best model without selection bias."""
-    database: str  # Its fingerprint; below, that of the questions
-    questions: str
     notes: list[str]
     scores: dict[team.Role, Score]
     total_steps: int
     epochs: int | None  # Passes over the questions that end the run; None if only ``total_steps`` does
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The model's parts: as in the checkpoint, and equal on every rank."""
-
-    settings: Settings  # With the adapter's own
-    policy: Policy
-    engine: PolicyEngine
-    updater: Updater
-    state: RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,34 +91,83 @@ class Assembly:
             display.say("Loading the model ...")
             with ranks.at_work():
                 start, total = ready.start, ready.total_steps
-                task = (
-                    None
-                    if ranks.is_alone
-                    else team.Task(start.settings.without_secrets(), total, team.read_adapter(start.adapter))
-                )
-                ranks.broadcast(task)
+                if not ranks.is_alone:
+                    adapter = team.read_adapter(start.adapter)
+                    ranks.broadcast(team.Task(start.settings.without_secrets(), total, adapter))
                 mesh = team.mesh_of(start.settings.model.shard, ranks)
-                loaded = ranks.agree(lambda: _load(ready, ranks, mesh, stack))
-                loaded.updater.synchronize()
+                own, engine, updater, state = ranks.agree(lambda: _load(ready, ranks, mesh, stack))
+                updater.synchronize()
                 ranks.started()
             if directory is None:
                 directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
             elif checkpoint is not None:
-                changes = rewind(directory, loaded.state) + lost_metrics(directory, loaded.state.step)
+                changes = rewind(directory, state) + lost_metrics(directory, state.step)
             else:
                 clear_run(directory)
                 changes = [f"a run in {directory} died before its first checkpoint; this one replaces it"]
-            run = _assembled(ready, loaded, ranks, directory, display, stack)
-            own, state = run.settings, run.state
+            name = ready.origin.run_id
+            tracker = Tracker(
+                directory, own, display, run_id=name, mode=mode.name, step=state.step, evaluated=state.evaluated
+            )
+            stack.enter_context(closing(tracker))
+            run = self._assembled(ready, own, directory, state, tracker, engine, updater)
+            if run.ahead is not None:
+                stack.enter_context(closing(run.ahead))
             sizes = {"num_train": len(ready.train), "num_eval": len(ready.val), "num_ranks": ranks.world}
-            run.tracker.say(header(own, run_dir=directory, start=state.step, total=total, **sizes))
+            tracker.say(header(own, run_dir=directory, start=state.step, total=total, **sizes))
             notes = [*ready.notes, *run.policy.notes]
             if team.plays_on_all(own, ranks):
                 each, several = own.engine_gpus, ranks.world
                 notes.append(f"rollouts run on {several // each} engines, each on {each} of {several} ranks")
-            run.tracker.say("\n".join(f"Note: {note}" for note in notes + changes))
+            tracker.say("\n".join(f"Note: {note}" for note in notes + changes))
             display.start(directory, state.step, total)
             yield run
+
+    def _assembled(
+        self,
+        ready: Prepared,
+        settings: Settings,
+        directory: Path,
+        state: RunState,
+        tracker: Tracker,
+        engine: PolicyEngine,
+        updater: Updater,
+    ) -> TrainingRun:
+        ranks, mode, origin = self.ranks, ready.mode, ready.origin
+        interrupts, stages = Interrupts(tracker.say), team.build_stages(settings, updater.policy)
+        sampler: PolicyEngine | team.Team = engine
+        if team.plays_on_all(settings, ranks):
+            sampler = all_ranks = team.Team(ranks, engine, interrupts, per_engine=settings.engine_gpus)
+            plays = {role: all_ranks.player(stage, role) for role, stage in stages.items()}
+        else:
+            activity = None if ranks.is_alone else ranks.activity
+            plays = {role: stage.on(engine, activity) for role, stage in stages.items()}
+        collectors = {
+            role: Collector(plays[role], score, settings.agent, mode.name, origin.run_id)
+            for role, score in ready.scores.items()
+        }
+        wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
+        per_step, train = algorithms.questions_per_step(settings.training, ranks.world), collectors["train"]
+        return TrainingRun(
+            settings=settings,
+            directory=directory,
+            origin=origin,
+            state=state,
+            policy=updater.policy,
+            updater=updater,
+            tracker=tracker,
+            interrupts=interrupts,
+            saved_step=state.step if ready.checkpoint else None,
+            mode=mode,
+            algorithm=ready.algorithm,
+            val=ready.val,
+            confirm=ready.confirm,
+            engine=sampler,
+            evaluator=collectors["eval"],
+            rollouts=Rollouts(settings.training, ready.train, directory, wanted, train, ready.epochs, per_step),
+            total_steps=ready.total_steps,
+            play_on=stages["train"].on if settings.staleness else None,
+        )
 
     def _check(self, mode: algorithms.Mode) -> None:
         """Check what can be wrong before anything is loaded."""
@@ -201,71 +235,27 @@ class Assembly:
             state, _ = load_state(checkpoint, RunState, draws=False)
             ended = state.stop_reason(settings.evaluation, total, epochs)
             check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
-        parts = mode, algorithm, checkpoint, start, train.scenarios, chosen, confirm, *prints
+        run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
+        reference = checkpoint.reference if checkpoint else None
+        origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference)
+        parts = mode, algorithm, checkpoint, start, origin, train.scenarios, chosen, confirm
         return Prepared(*parts, notes, scores, total, epochs)
 
 
-def _load(ready: Prepared, ranks: Ranks, mesh: DeviceMesh | None, stack: ExitStack) -> Loaded:
-    """Load the model on this rank; ``stack`` closes the engine."""
-    settings, checkpoint = ready.start.settings, ready.checkpoint
+def _load(
+    ready: Prepared, ranks: Ranks, mesh: DeviceMesh | None, stack: ExitStack
+) -> tuple[Settings, PolicyEngine, Updater, RunState]:
+    """Load the model on this rank; ``stack`` closes the engine. Returns the settings with the adapter's own."""
+    settings = ready.start.settings
     policy = team.load_trained(settings, ready.start.adapter, ranks, mesh)
     engine = build_engine(settings, policy)
     stack.callback(team.leave_and_close, ranks, engine)
     own = settings if settings.training.adapter is None else with_lora(settings, policy.lora)
     updater, state = team.build_updater(policy, own, total_steps=ready.total_steps, ranks=ranks), RunState()
-    if checkpoint:
-        state, moments = load_state(checkpoint, RunState)
+    if ready.checkpoint:
+        state, moments = load_state(ready.checkpoint, RunState)
         updater.load_state_dict(moments)
-    return Loaded(own, policy, engine, updater, state)
-
-
-def _assembled(
-    ready: Prepared, loaded: Loaded, ranks: Ranks, directory: Path, display: Display, stack: ExitStack
-) -> TrainingRun:
-    settings, mode, state, checkpoint = loaded.settings, ready.mode, loaded.state, ready.checkpoint
-    run_id, evaluated = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name), state.evaluated
-    reference, algorithm = checkpoint.reference if checkpoint else None, settings.training.algorithm
-    origin = Origin(run_id, mode.name, algorithm, ready.database, ready.questions, ready.start.parent, reference)
-    tracker = Tracker(directory, settings, display, run_id=run_id, mode=mode.name, step=state.step, evaluated=evaluated)
-    stack.enter_context(closing(tracker))
-    interrupts, stages = Interrupts(tracker.say), team.build_stages(settings, loaded.policy)
-    sampler: PolicyEngine | team.Team = loaded.engine
-    if team.plays_on_all(settings, ranks):
-        sampler = all_ranks = team.Team(ranks, loaded.engine, interrupts, per_engine=settings.engine_gpus)
-        plays = {role: all_ranks.player(stage, role) for role, stage in stages.items()}
-    else:
-        activity = None if ranks.is_alone else ranks.activity
-        plays = {role: stage.on(loaded.engine, activity) for role, stage in stages.items()}
-    collectors = {
-        role: Collector(plays[role], score, settings.agent, mode.name, run_id) for role, score in ready.scores.items()
-    }
-    wanted = make_filter(ready.algorithm, settings.algorithm, answers=mode.reward is None)
-    train, epochs = collectors["train"], ready.epochs
-    lag = settings.staleness
-    run = TrainingRun(
-        settings=settings,
-        directory=directory,
-        origin=origin,
-        state=state,
-        policy=loaded.policy,
-        updater=loaded.updater,
-        tracker=tracker,
-        interrupts=interrupts,
-        saved_step=state.step if checkpoint else None,
-        mode=mode,
-        algorithm=ready.algorithm,
-        val=ready.val,
-        confirm=ready.confirm,
-        engine=sampler,
-        evaluator=collectors["eval"],
-        rollouts=Rollouts(settings.training, ready.train, directory, wanted, train, epochs, ranks.world),
-        total_steps=ready.total_steps,
-        staleness=lag,
-        play_on=stages["train"].on if lag else None,
-    )
-    if run.ahead is not None:
-        stack.enter_context(closing(run.ahead))
-    return run
+    return own, engine, updater, state
 
 
 def header(

@@ -1,9 +1,7 @@
-"""From kept trajectories to tensors: samples, mini-batches, shares of the ranks, micro-batches under a token cap.
+"""From kept trajectories to tensors: samples, shares of the ranks, micro-batches under a token cap, their advantages.
 
 Samples are dealt so that each rank computes about as many tokens in every mini-batch, as all wait for the slowest; a
 prefix that several of a rank's samples share counts once. They are padded here and packed only in the forward pass.
-Sorted by tokens, they are in the order of a walk through their prefix tree (a trie): whatever a sample shares with any
-earlier one, it shares with the previous one, so a batch of neighbors costs each one's tokens minus those.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,12 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from emailrl.base.disk import replace_bytes
 from emailrl.base.errors import EmailRLError
 from emailrl.model.lora import write_tensors
 from emailrl.records.trajectory import StopReason, Trajectory, TrajectoryGroup
-from emailrl.training.algorithms import LossMask
+from emailrl.settings import AlgorithmSettings
+from emailrl.training.advantages import ESTIMATORS, gae, rewards_to_go, whiten
+from emailrl.training.algorithms import Algorithm, LossMask
+from emailrl.training.kl import estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class MicroBatch:
     old_logprobs: Tensor | None = None  # None with one update per step, whose own pass provides them
     ref_logprobs: Tensor | None = None  # None without a KL penalty
     old_values: Tensor | None = None  # None without a critic
-    advantages: Tensor | None = None  # None until the whole step is scored (``shaping``)
+    advantages: Tensor | None = None  # None until the whole step is scored
     returns: Tensor | None = None  # The critic's targets; None without a critic
 
     @property
@@ -246,11 +248,8 @@ class Layout:
     max_rows: int | None = None
     pad_id: int = 0
     device: torch.device | str = "cpu"
-    packing: bool = False
-    """Padding is free: first-fit decreasing finds the number of batches, then their tokens are balanced. Without,
-    sorting by length leaves little padding."""
-    share_prefixes: bool = False
-    """Also packed, common prefixes within a batch count once, and rows that share them are grouped."""
+    packing: bool = False  # Padding is free
+    share_prefixes: bool = False  # Also packed, common prefixes within a batch count once
 
 
 def micro_batches(
@@ -258,14 +257,7 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Split ``samples``, trajectories whole, or those ``chosen`` of them into micro-batches; always the same ones."""
     chosen = range(len(samples)) if chosen is None else chosen
-    max_rows = layout.max_rows or len(chosen)
-    if layout.share_prefixes:
-        parts = split_by_prefix([samples[i].token_ids for i in chosen], layout.max_tokens, max_rows)
-        rows = [[chosen[place] for place in part] for part in parts]
-    else:
-        by_length = sorted(chosen, key=lambda i: -len(samples[i].token_ids))
-        lengths = {i: len(samples[i].token_ids) for i in by_length}
-        rows = (_packed if layout.packing else _padded)(lengths, layout.max_tokens, max_rows)
+    parts = split([samples[i].token_ids for i in chosen], layout)
     trainable = Counter[str]()
     for sample in samples:
         trainable[sample.trajectory_id] += sample.num_trainable
@@ -290,42 +282,7 @@ def micro_batches(
         names, num_tokens = tuple(sample.trajectory_id for sample in batch), sum(map(len, all_ids)) - sum(shared)
         return MicroBatch(token_ids, loss_mask, sampler_logprobs, share, same, tuple(indices), names, num_tokens)
 
-    return [padded(indices) for indices in rows]
-
-
-def _padded(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Split the samples, longest first, wherever one more row would not fit."""
-    rows: list[list[int]] = []
-    for i in lengths:
-        if rows and len(rows[-1]) < max_rows and lengths[rows[-1][0]] * (len(rows[-1]) + 1) <= max_tokens:
-            rows[-1].append(i)
-        else:
-            rows.append([i])
-    return rows
-
-
-def _packed(lengths: dict[int, int], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Assign the samples, longest first, each to the emptiest of as few batches as first-fit needs."""
-    fitted: list[list[int]] = []
-    room: list[int] = []
-    for i, length in lengths.items():
-        fits = (n for n, left in enumerate(room) if length <= left and len(fitted[n]) < max_rows)
-        if (place := next(fits, len(room))) == len(room):
-            fitted.append([])
-            room.append(max_tokens)
-        fitted[place].append(i)
-        room[place] -= length
-    # A sample over the cap stays alone; the rest is reassigned for balance.
-    alone = [[i] for i, length in lengths.items() if length > max_tokens]
-    even: list[list[int]] = [[] for _ in range(len(fitted) - len(alone))]
-    filled = [0] * len(even)
-    for i, length in lengths.items():
-        if length <= max_tokens:
-            place = min((n for n, rows in enumerate(even) if len(rows) < max_rows), key=filled.__getitem__)
-            even[place].append(i)
-            filled[place] += length
-    # First-fit packs tighter than balancing.
-    return fitted if any(tokens > max_tokens for tokens in filled) else alone + even
+    return [padded([chosen[place] for place in part]) for part in parts]
 
 
 Row = Sequence[int]  # Token ids
@@ -343,22 +300,25 @@ def shared_with_last(rows: Sequence[Row]) -> list[int]:
     return [common(last, row) for last, row in zip(([], *rows), rows, strict=False)]
 
 
-def split_by_prefix(rows: Sequence[Row], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Split ``rows``, sorted by tokens, into batches of at most ``max_tokens``, shared tokens counted once; by index.
+def split(rows: Sequence[Row], layout: Layout) -> list[list[int]]:
+    """Split ``rows`` into the fewest batches under the layout's caps, then the fewest tokens, then even ones; by index.
 
-    Minimizes the number of batches, then the tokens, then the imbalance. A row longer than that gets its own batch.
+    A batch holds neighbors. Longest first, little is padded. Sorted by tokens, rows are in the order of a walk through
+    their prefix tree (a trie): whatever a row shares with any earlier one, it shares with the previous one. A row over
+    the cap gets its own batch.
     """
-    order = sorted(range(len(rows)), key=lambda i: (rows[i], i))
-    ordered = [rows[i] for i in order]
-    lengths = [len(row) for row in ordered]
-    own = [length - shared for length, shared in zip(lengths, shared_with_last(ordered), strict=True)]
-    before = list(accumulate(own, initial=0))
+    sharing = layout.share_prefixes
+    order = sorted(range(len(rows)), key=lambda i: (rows[i] if sharing else (), -len(rows[i])))
+    lengths = [len(rows[i]) for i in order]
+    shared = shared_with_last([rows[i] for i in order]) if sharing else [0] * len(rows)
+    before = list(accumulate((length - same for length, same in zip(lengths, shared, strict=True)), initial=0))
     best: list[Way] = [((0, 0, 0), 0)]
     for end in range(1, len(rows) + 1):
         ways: list[Way] = []
-        for start in reversed(range(max(end - max_rows, 0), end)):
-            tokens = lengths[start] + before[end] - before[start + 1]
-            if tokens > max_tokens and ways:
+        for start in reversed(range(max(end - (layout.max_rows or end), 0), end)):
+            packed = lengths[start] + before[end] - before[start + 1]
+            tokens = packed if layout.packing else lengths[start] * (end - start)
+            if tokens > layout.max_tokens and ways:
                 break
             batches, total, squares = best[start][0]
             ways.append(((batches + 1, total + tokens, squares + tokens**2), start))
@@ -385,3 +345,100 @@ def save_batches(
     rows = [{"micro_batch": n, "row": row, "trajectory_id": one} for n, row, one in places]
     record = {"step": step, "not_finite": {key: str(value) for key, value in broken.items()}, "rows": rows}
     replace_bytes(folder / f"{name}.json", (json.dumps(record, indent=2) + "\n").encode())
+
+
+def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
+    """The reward of each trajectory at its last trainable token, by id; groups may differ in size.
+
+    This is the output of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if
+    a reward is not finite, ValueError for a group too small to compare.
+    """
+    estimator = ESTIMATORS["reinforce" if algorithm.has_critic else algorithm.advantage]
+    paid: dict[str, float] = {}
+    for group in groups:
+        rewards = {trajectory.id: trajectory.reward for trajectory in group.trajectories}
+        for name, reward in rewards.items():
+            if not math.isfinite(reward):
+                raise EmailRLError(f"Trajectory {name} has reward {reward}.", "Check the reward.")
+        shaped = estimator(torch.tensor([list(rewards.values())], dtype=torch.float64))
+        paid.update(zip(rewards, shaped.flatten().tolist(), strict=True))
+    return paid
+
+
+def shape_advantages(
+    batches: Sequence[MicroBatch],
+    paid: Mapping[str, float],
+    algorithm: Algorithm,
+    wanted: AlgorithmSettings,
+    *,
+    kl_coef: float,
+    gather: Callable[[Tensor], list[Tensor]] = lambda value: [value],
+) -> tuple[list[MicroBatch], dict[str, float]]:
+    """A step's micro-batches with ``advantages``, and with a critic ``returns``; and the critic's metrics.
+
+    A trajectory that its chat template split into several samples is one row here, its trained tokens in sampling
+    order: reward and value flow back from the last sample to the first (docs/decisions/0003). ``batches`` hold each of
+    the rank's samples once; ``gather`` returns a tensor of each rank, for whitening and metrics. ``paid``, the reward
+    of each trajectory by id, is clipped to [REWARD_CLIP_LOW, REWARD_CLIP_HIGH].
+    """
+    rows = _Trajectories(batches)
+    low = -math.inf if wanted.reward_clip_low is None else wanted.reward_clip_low
+    high = math.inf if wanted.reward_clip_high is None else wanted.reward_clip_high
+    # The reward is paid at a trajectory's last token.
+    rewards, last = torch.zeros(rows.mask.shape), rows.mask.sum(dim=1) - 1
+    rewards[torch.arange(len(rewards)), last] = torch.tensor([max(min(paid[name], high), low) for name in rows.ids])
+    known = [batch.tensors() for batch in batches]
+    if algorithm.kl_in == "reward" and kl_coef:
+        kls = [estimate(each["old_logprobs"], each["ref_logprobs"], algorithm.kl_estimator) for each in known]
+        rewards = rewards - kl_coef * rows.gather(kls)
+    values = returns = rewards
+    if algorithm.has_critic:
+        values = rows.gather([each["old_values"] for each in known])
+        advantages, returns = gae(rewards, values, rows.mask, gamma=wanted.gamma, lam=wanted.gae_lambda)
+    else:
+        advantages = rewards_to_go(rewards, rows.mask, gamma=wanted.gamma)
+    if algorithm.whiten:
+        advantages = whiten(advantages, rows.mask, over=torch.cat(gather(advantages[rows.mask])))
+    parts = rows.scatter(advantages)
+    if not algorithm.has_critic:
+        return [replace(batch, advantages=part) for batch, part in zip(batches, parts, strict=True)], {}
+    targets = zip(batches, parts, rows.scatter(returns), strict=True)
+    shaped = [replace(batch, advantages=part, returns=target) for batch, part, target in targets]
+    values, returns = (torch.cat(gather(each[rows.mask])) for each in (values, returns))
+    # How well the critic predicted the returns: 1 is perfect, 0 no better than a constant.
+    variance = float(returns.var(correction=0))
+    explained = 1 - float((returns - values).var(correction=0)) / variance if variance > 0 else 0.0
+    means = {"value_mean": float(values.mean()), "return_mean": float(returns.mean())}
+    return shaped, means | {"explained_variance": explained}
+
+
+class _Trajectories:
+    """A step's trained tokens, one row per trajectory ``(N, L)``, and the mapping back to its micro-batches."""
+
+    def __init__(self, batches: Sequence[MicroBatch]) -> None:
+        self._device = batches[0].loss_mask.device if batches else torch.device("cpu")
+        self._masks = [batch.loss_mask.cpu() for batch in batches]
+        self._pieces: dict[str, list[tuple[int, int]]] = {}
+        places = {i: (n, row) for n, batch in enumerate(batches) for row, i in enumerate(batch.indices)}
+        for _, (n, row) in sorted(places.items()):
+            self._pieces.setdefault(batches[n].trajectory_ids[row], []).append((n, row))
+        self.ids = list(self._pieces)
+        self.mask = self.gather([mask.float() for mask in self._masks]).bool()
+
+    def gather(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Micro-batches' ``(B, T)`` to ``(N, L)``, 0 after a row's end."""
+        host = [tensor.cpu() for tensor in tensors]
+        rows = [torch.cat([host[n][row][self._masks[n][row]] for n, row in pieces]) for pieces in self._pieces.values()]
+        return pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0)
+
+    def scatter(self, trajectories: Tensor) -> list[Tensor]:
+        """The inverse of ``gather``, on the micro-batches' device; 0 outside the loss mask."""
+        parts = [trajectories.new_zeros(mask.shape) for mask in self._masks]
+        for values, pieces in zip(trajectories, self._pieces.values(), strict=True):
+            start = 0
+            for n, row in pieces:
+                mask = self._masks[n][row]
+                end = start + int(mask.sum())
+                parts[n][row, mask] = values[start:end]
+                start = end
+        return [part.to(self._device) for part in parts]

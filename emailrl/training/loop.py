@@ -13,11 +13,9 @@ from emailrl.ranks import joined
 from emailrl.runs.log import Clock, Display, Pace, Say, silent
 from emailrl.settings import Settings
 from emailrl.training.assemble import Assembly
-from emailrl.training.batch import make_samples
-from emailrl.training.ending import NothingLeft, complete, confirm_best, confirms, finish
-from emailrl.training.report import rollout_metrics, step_line, update_metrics
-from emailrl.training.run import TrainingRun
-from emailrl.training.shaping import terminal_rewards
+from emailrl.training.batch import make_samples, terminal_rewards
+from emailrl.training.report import complete, rollout_metrics, step_line, update_metrics
+from emailrl.training.run import NothingLeft, TrainingRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +58,11 @@ def train(
         ):
             ranks.stop_with(run.interrupts.request)
             with run.rescued():
-                finish(run, loop(run))
+                run.finish(loop(run))
             export = ["the export"] if settings.output.export_dir else []
-            skipped = ["measuring best_model again", *export] if confirms(run) else export
+            skipped = ["measuring best_model again", *export] if run.confirms else export
             run.interrupts.check()  # an interrupt during the last step also stops what follows the run
-            confirm_best(run)
+            run.confirm_best()
             skipped = export
             run.interrupts.check()
             directory, state = run.directory, run.state

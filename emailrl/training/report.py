@@ -1,4 +1,4 @@
-"""What a run reports of its steps and evaluations: metrics, lines for the console, and signs of policy collapse.
+"""What a run reports: metrics, lines for the console, its outcome and curves, and signs of policy collapse.
 
 Each sign is reported once, with a remedy and the way back, until it has passed: its severity is an alarm from 1, over
 below ``PASSED``, so that a value that hovers around its threshold warns once (docs/reference/rewards.md).
@@ -10,20 +10,22 @@ import math
 import shlex
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from emailrl.base.drawing import FAINT, FIRST, new_figure, save
+from emailrl.base.plain import counted
 from emailrl.checkpoints import list_checkpoints
 from emailrl.measure.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
-from emailrl.records import Record
+from emailrl.records import Record, read_records
 from emailrl.records.trajectory import StopReason
 from emailrl.runs.log import duration
+from emailrl.settings import PolicySettings
 from emailrl.training.batch import TrainingSample, is_truncated
 from emailrl.training.losses import LOG_RATIO_LIMIT
-from emailrl.training.rollouts import Collected
-from emailrl.training.state import RunState
+from emailrl.training.state import Collected, RunState
 from emailrl.training.update import TokenNumbers
 
 UPDATE_METRICS = (
@@ -87,11 +89,22 @@ def training_records(
     """What training adds to each trajectory of a step, by id: its tokens' numbers, or why it was dropped.
 
     ``tokens`` correspond to ``samples``. ``advantage`` is shared by all trained tokens; if they differ it is null, and
-    each sequence lists its own.
+    each sequence lists its own. Its lists have one entry per token, null where the mode's mask is 0; ``ratio`` is
+    exp(log-probability in the last pass - old one), bounded as in the loss.
     """
     trained: dict[str, list[Record]] = defaultdict(list)
     for sample, numbers in zip(samples, tokens, strict=True):
-        trained[sample.trajectory_id].append(sample_record(sample, numbers))
+        gaps = (new - old for new, old in zip(numbers.logprobs, numbers.old_logprobs, strict=True))
+        columns = {
+            "old_logprobs": numbers.old_logprobs,
+            "ratio": [math.exp(max(min(gap, LOG_RATIO_LIMIT), -LOG_RATIO_LIMIT)) for gap in gaps],
+            "advantages": numbers.advantages,
+        }
+        lists = {
+            name: [value if on else None for value, on in zip(values, sample.loss_mask, strict=True)]
+            for name, values in columns.items()
+        }
+        trained[sample.trajectory_id].append({"loss_mask": sample.loss_mask} | lists)
     for trajectory in collected.trajectories:
         dropped = collected.reasons.get(trajectory.group_id)
         if trajectory.exception is not None:
@@ -106,24 +119,6 @@ def training_records(
                 del record["advantages"]
         names = {"id": trajectory.id, "group_id": trajectory.group_id}
         yield names | {"advantage": shared, "dropped": dropped, "samples": records}
-
-
-def sample_record(sample: TrainingSample, numbers: TokenNumbers) -> Record:
-    """One trained sequence: lists with one entry per token, null where the mode's mask is 0.
-
-    ``ratio`` is exp(log-probability in the last pass - old one), bounded as in the loss.
-    """
-
-    def trained(values: Iterable[float]) -> list[float | None]:
-        return [value if on else None for value, on in zip(values, sample.loss_mask, strict=True)]
-
-    gaps = (new - old for new, old in zip(numbers.logprobs, numbers.old_logprobs, strict=True))
-    return {
-        "loss_mask": sample.loss_mask,
-        "old_logprobs": trained(numbers.old_logprobs),
-        "ratio": trained(math.exp(max(min(gap, LOG_RATIO_LIMIT), -LOG_RATIO_LIMIT)) for gap in gaps),
-        "advantages": trained(numbers.advantages),
-    }
 
 
 DROPPED: Final = {
@@ -197,6 +192,79 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
         best = percent(state.best_accuracy, state.best_interval)
         lines.append(f"Best accuracy so far: {best} at step {state.best_step}")
     return "\n".join(lines)
+
+
+LAST_CURVE: Final = "curve.svg"  # In a run's folder: the file that ``draw_curves`` writes last
+RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}  # Measured learning rates (docs/guides/learning_rate.md)
+
+
+def outcome(state: RunState, reason: str, num_eval: int, settings: PolicySettings) -> str:
+    """The result of a run that ended for ``reason``."""
+    best, interval, step = state.best_accuracy, state.best_interval, state.best_step
+    steps = counted(state.step, "step")
+    if best is None or interval is None:
+        said = "No evaluation selected a best_model"
+    elif best == 0:
+        said = f"No evaluation had a correct answer; best_model is from step {step}"
+    else:
+        questions = f"the {counted(num_eval, 'validation question')} that selected best_model"
+        start = "; best_model has the weights of the start" if step == 0 < state.step else ""
+        said = f"Best accuracy {percent(best, interval)} at step {step}, on {questions}{start}"
+    said = f"Done after step {state.step}: {reason}. {said}."
+    if 0 < state.step == state.steps_without_update:
+        kept = "final has" if best is None else "best_model and final have"
+        return (
+            f"{said}\nNothing was learned: {steps} without an update, so {kept} the weights of the start."
+            " The step lines say why; if the rewards of each group are equal, raise --temperature, or start with"
+            " emailrl sft (docs/guides/troubleshooting.md)."
+        )
+    if not state.learned_nothing:
+        return said
+    if not best:
+        return (
+            f"{said}\nNothing was learned in {steps}: start with emailrl sft, or with a stronger model or an easier"
+            " mailbox (docs/guides/troubleshooting.md)."
+        )
+    model, rate = settings.model.name, settings.training.learning_rate
+    higher = max(RATES.get(model, 0), rate)
+    return (
+        f"{said}\nNothing was learned: every evaluation in {steps} had the same {best:.1%} correct."
+        f" The learning rate {rate:g} is probably too small for {model}: try --learning-rate"
+        f" {higher if higher > rate else 10 * rate:g} (docs/guides/learning_rate.md)."
+    )
+
+
+def complete(skipped: Sequence[str]) -> str:
+    """The line of a run that was interrupted after its last step."""
+    return f"The run is complete and saved{'; skipped: ' * bool(skipped)}{' and '.join(skipped)}."
+
+
+def curve(records: Sequence[Record], name: str) -> list[tuple[int, float]]:
+    """Return ``(step, number)`` of every record that has the number."""
+    return [(record["step"], record[name]) for record in records if record.get(name) is not None]
+
+
+def draw_curves(run_dir: Path, settings: PolicySettings) -> list[Path]:
+    """Draw a run's ``metrics.jsonl`` and ``evaluations.jsonl`` as ``curve.png`` and ``curve.svg`` in its folder."""
+    steps, evaluations = (list(read_records(run_dir / f"{name}.jsonl")) for name in ("metrics", "evaluations"))
+    figure = new_figure(9, 3.6)
+    accuracy, reward = figure.subplots(1, 2)
+    for axes, of_steps, of_evaluations in ((accuracy, "accuracy", "accuracy"), (reward, "reward_mean", "reward")):
+        for points, style in (
+            (curve(steps, of_steps), {"color": FAINT, "label": "training rollouts"}),
+            (curve(evaluations, of_evaluations), {"color": FIRST, "marker": "o", "label": "evaluations"}),
+        ):
+            axes.plot([step for step, _ in points], [value for _, value in points], **style)
+    if whole := [each for each in evaluations if each.get("accuracy") is not None]:
+        at = [each["step"] for each in whole]
+        accuracy.vlines(at, *([each[f"accuracy_{end}"] for each in whole] for end in ("low", "high")), color=FIRST)
+    accuracy.set(title="Accuracy, 95 % interval", xlabel="training step", ylim=(0, 1.02))
+    accuracy.yaxis.set_major_formatter("{x:.0%}")
+    reward.set(title="Reward", xlabel="training step")
+    reward.legend(loc="lower right")
+    title = f"{settings.model.name}, {settings.training.algorithm}, mode {settings.training.mode}"
+    figure.suptitle(title, fontsize=11, parse_math=False)  # names may hold a $
+    return save(figure, run_dir / "curve")
 
 
 WATCHED = ("accuracy", "unanswered", "entropy", "kl", "answer_words", "answer_candidates")

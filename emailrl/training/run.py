@@ -1,30 +1,63 @@
-"""A run of ``train``: what the loop calls on it."""
+"""A run of ``train``: what the loop calls on it, and its end."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from emailrl.agent.play import Collector
-from emailrl.base.disk import naming
+from emailrl.base.disk import naming, replace_bytes
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted
-from emailrl.checkpoints import remove_checkpoints
+from emailrl.checkpoints import CONFIRMED, confirmed_of, damage_of, list_checkpoints, remove_checkpoints
 from emailrl.engines.base import Sampler
 from emailrl.engines.vllm.servers import PinnedVersion, VllmServers
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records import write_records
 from emailrl.records.trajectory import Scenario
+from emailrl.runs.folder import remove_records
 from emailrl.runs.run import Run
 from emailrl.training.ahead import Ahead, PlayOn
 from emailrl.training.algorithms import Algorithm, Mode
 from emailrl.training.batch import TrainingSample, save_batches
-from emailrl.training.report import evaluation_block, training_records, watch, way_back
-from emailrl.training.rollouts import Collected, Rollouts
-from emailrl.training.state import RunState, StepQuestions
+from emailrl.training.report import (
+    LAST_CURVE,
+    draw_curves,
+    evaluation_block,
+    outcome,
+    percent,
+    training_records,
+    watch,
+    way_back,
+)
+from emailrl.training.state import Collected, Rollouts, RunState, StepQuestions
 from emailrl.training.update import TokenNumbers, Updater, UpdateResult
+
+
+class NothingLeft(Exception):
+    """The run to resume has ended, and everything that a run leaves at its end is there."""
+
+    def __init__(self, directory: Path, state: RunState, reason: str) -> None:
+        super().__init__(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
+        self.directory, self.state = directory, state
+
+
+def check_unfinished(directory: Path, state: RunState, reason: str | None, *, confirms: bool) -> None:
+    """Raise NothingLeft if the run ended for ``reason`` (None: it continues) and lacks nothing that a run leaves.
+
+    ``confirms``: there are questions to measure the best model on.
+    """
+    saved = {item.metadata.kind: item for item in list_checkpoints(directory)}
+    if reason is None or "final" not in saved or saved["final"].metadata.step != state.step:
+        return
+    if not (directory / LAST_CURVE).exists() or any(damage_of(directory / name) for name in ("final", "best_model")):
+        return
+    confirms = confirms and bool(state.best_accuracy)
+    if not confirms or ("best" in saved and confirmed_of(saved["best"]) is not None):
+        raise NothingLeft(directory, state, reason)
 
 
 @dataclass(kw_only=True)
@@ -40,7 +73,6 @@ class TrainingRun(Run[RunState]):
     updater: Updater
     rollouts: Rollouts
     total_steps: int
-    staleness: int = 0  # Number of steps by which the sampling policy may lag behind
     play_on: PlayOn | None = None  # Plays rollouts while steps train; None alternates the two
     ahead: Ahead | None = field(default=None, init=False)
     _loaded_step: int | None = field(default=None, init=False)
@@ -49,11 +81,9 @@ class TrainingRun(Run[RunState]):
         super().__post_init__()
         if self.play_on is not None:
             assert isinstance(self.engine, VllmServers)
-            last_step, limit = self.total_steps, self.settings.training.rank_timeout
             parts = self.rollouts, self.play_on, self.engine, self.state
-            self.ahead = Ahead(
-                *parts, staleness=self.staleness, last_step=last_step, hand_over=self.hand_over, limit=limit
-            )
+            lag, limit = self.settings.staleness, self.settings.training.rank_timeout
+            self.ahead = Ahead(*parts, lag, self.total_steps, self.hand_over, limit)
 
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
@@ -91,9 +121,9 @@ class TrainingRun(Run[RunState]):
             with naming(version):
                 self.policy.save_adapter(beside, with_tokenizer=False)  # samplers get ids
             beside.rename(version)
-            saved, newest = self.saved_step or 0, 2 + self.staleness
-            needed = {version_of(number) for number in range(saved - self.staleness, saved)}
-            outdated = sorted(folder.glob("v-*"))[:-newest]
+            saved, lag = self.saved_step or 0, self.settings.staleness
+            needed = {version_of(number) for number in range(saved - lag, saved)}
+            outdated = sorted(folder.glob("v-*"))[: -2 - lag]
             remove_checkpoints(path for path in outdated if path.name not in needed)
         return version
 
@@ -204,6 +234,37 @@ class TrainingRun(Run[RunState]):
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
             what = f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop)."
             raise EmailRLError(what, way_back(self.directory, first))
+
+    def finish(self, reason: str) -> None:
+        """Write ``final`` and the curves, and report why the run ended."""
+        if self.ahead is not None:
+            self.ahead.close()
+            remove_records(self.directory, after=self.state.step)
+        self.save("final")
+        self.tracker.say(f"Curves saved to: {draw_curves(self.directory, self.settings)[0]}")
+        self.tracker.say(outcome(self.state, reason, len(self.val), self.settings), is_result=True)
+
+    @property
+    def confirms(self) -> bool:
+        """Whether ``confirm_best`` measures anything."""
+        return bool(self.state.best_accuracy and self.confirm)
+
+    def confirm_best(self) -> None:
+        """Measure the best model on other questions: the best of many evaluations is partly luck."""
+        if not self.confirms:
+            return
+        step = self.state.best_step or 0
+        with self.interrupts.droppable():
+            self.engine.resume()
+            self.engine.load_adapter(self.directory / "best_model", f"best-{step}")
+            confirmed = self.measure(self.confirm, step, "confirm")
+        self.rollouts.record(f"confirm-{step:06d}.jsonl", confirmed.trajectories, self.tracker.display)
+        record = {"step": step} | confirmed.metrics()
+        replace_bytes(self.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
+        asked = counted(confirmed.num_questions, "validation question")
+        found = percent(confirmed.accuracy, confirmed.interval)
+        said = f"best_model measured again on {asked} that did not select it: {found}"
+        self.tracker.say(said, is_result=True)
 
 
 def version_of(step: int) -> str:

@@ -24,42 +24,43 @@ from emailrl.model.policy import Policy
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import Algorithm, learning_rate, needs_old_logprobs
-from emailrl.training.batch import MicroBatch, Share, TrainingSample, make_shares, micro_batches, mini_batches
+from emailrl.training.batch import (
+    MicroBatch,
+    Share,
+    TrainingSample,
+    make_shares,
+    micro_batches,
+    mini_batches,
+    shape_advantages,
+)
 from emailrl.training.forward import Forward
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import aggregate, correction_weights, count_for, policy_loss, value_loss
-from emailrl.training.shaping import shape_advantages
 
 
 class Meter:
     """Weighted means, counts, and extremes: a name that ends in ``_min`` or ``_max`` keeps the extreme."""
 
     def __init__(self) -> None:
-        self.sums: defaultdict[str, float] = defaultdict(float)
-        self.weights: defaultdict[str, float] = defaultdict(float)
-        self.extremes: dict[str, float] = {}
+        self.noted: list[tuple[Mapping[str, float], float]] = []  # Values by name, and their weight in its mean
         self.counts = Counter[str]()
 
     def add(self, values: Mapping[str, float], weight: float = 1.0) -> None:
-        """Count each value with ``weight`` into the mean of its name, or take it as its extreme."""
-        for name, value in values.items():
-            if name.endswith(("_min", "_max")):
-                pick = min if name.endswith("_min") else max
-                self.extremes[name] = pick(self.extremes.get(name, value), value)
-            else:
-                self.sums[name] += value * weight
-                self.weights[name] += weight
-
-    def merge(self, other: Meter) -> None:
-        """Add the means and extremes of ``other``."""
-        for name, value in other.sums.items():
-            self.sums[name] += value
-            self.weights[name] += other.weights[name]
-        self.add(other.extremes)
+        self.noted.append((values, weight))
 
     def means(self) -> dict[str, float]:
         """Return every metric under its name."""
-        return {name: value / self.weights[name] for name, value in self.sums.items()} | self.extremes
+        columns: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        for values, weight in self.noted:
+            for name, value in values.items():
+                columns[name].append((value, weight))
+
+        def reduced(name: str, column: list[tuple[float, float]]) -> float:
+            if name.endswith(("_min", "_max")):
+                return (min if name.endswith("_min") else max)(value for value, _ in column)
+            return sum(value * weight for value, weight in column) / sum(weight for _, weight in column)
+
+        return {name: reduced(name, column) for name, column in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Updater:
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
         """Make the updates of step ``step`` (from 1), and return its metrics and token numbers.
 
-        ``paid`` is the reward of each trajectory by id (``shaping.terminal_rewards``). Mini-batch order and dropout
+        ``paid`` is the reward of each trajectory by id (``batch.terminal_rewards``). Mini-batch order and dropout
         depend only on (seed, ``step``). An update with a non-finite loss or gradient is skipped and counted in
         ``updates_skipped``; those in a row in ``skipped_in_a_row``. Raises ValueError without samples.
         """
@@ -280,7 +281,7 @@ class Updater:
         meter.counts["micro_batches_halved"] += sum(halves)
         flat = [batch for batches in rounds for batch in batches]
         shaped, metrics = shape_advantages(
-            flat, share.paid, self.algorithm, self.wanted, kl_coef=coef, across=self.across
+            flat, share.paid, self.algorithm, self.wanted, kl_coef=coef, gather=self.across.gather
         )
         self.policy.model.train()
         following = iter(shaped)
@@ -330,7 +331,7 @@ class Updater:
         self.skipped_in_a_row = 0
         self.across.totals(move)
         self.loss_scale.update()
-        meter.merge(done.meter)
+        meter.noted += done.meter.noted
         meter.add(done.losses)
         return batches, done, []
 
@@ -368,7 +369,7 @@ class Updater:
         for losses, measured, halved, _, _ in every:
             for name, value in losses.items():
                 done.losses[name] += value
-            done.meter.merge(measured)
+            done.meter.noted += measured.noted
             meter.counts["micro_batches_halved"] += halved
         self.forward.max_tokens = min(each[-1] for each in every)
         has_one = [any(flags) for flags in zip(*(each[3] for each in every), strict=True)]

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from end_to_end.conftest import Options, SettingsAt
+from end_to_end.conftest import SettingsAt
 from engines.vllm_stub import VllmStub, install
 from ranks.processes import in_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
 from emailrl.agent import play
-from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.engines.base import Completion
-from emailrl.engines.vllm.replica import read_completion
 from emailrl.model.load import load_policy
-from emailrl.ranks import LostRank, Place
+from emailrl.ranks import Place
 from emailrl.records import Record, read_records, read_trajectories
 from emailrl.records.trajectory import Trajectory
 from emailrl.settings import Settings, load_settings
 from emailrl.training import run as run_module
-from emailrl.training import team
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.team import follow
-from emailrl.training.update import Updater
 
 
 def rank(settings: Settings, written: Path, **how: Any) -> TrainResult | list[str]:
@@ -131,27 +124,6 @@ def test_ranks_start_from_an_adapter_that_only_rank_0_can_see(
         torch.testing.assert_close(mine[name], value, atol=1e-5, rtol=0)
 
 
-def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
-    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = Updater.take
-    once = iter([signal.SIGTERM])
-
-    def asked(updater: Updater, share: Any) -> Any:
-        for number in once if updater.across.rank else ():
-            signal.raise_signal(number)
-        return honest(updater, share)
-
-    monkeypatch.setattr(Updater, "take", asked)
-    settings = settings_at("two", max_steps=500, save_steps=500, rank_timeout=20)
-    zero, opened = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
-    assert isinstance(zero, KeyboardInterrupt) and opened == []
-    (checkpoint,) = [
-        item for item in list_checkpoints(tmp_path / "two" / "grpo_masked") if item.metadata.kind != "best"
-    ]
-    assert checkpoint.metadata.step == len(metrics(tmp_path / "two" / "grpo_masked")) > 0
-
-
 def test_a_stop_during_an_evaluation_saves_the_step_before_it(
     settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,38 +144,6 @@ def test_a_stop_during_an_evaluation_saves_the_step_before_it(
     resumed, _ = in_ranks(2, partial(rank, settings, tmp_path / "two", resume="latest"), tmp_path)
     evaluated = [record["step"] for record in read_records(resumed.run_dir / "evaluations.jsonl")]
     assert evaluated == [0, 2, 4] and [record["step"] for record in metrics(resumed.run_dir)] == [1, 2, 3, 4]
-
-
-def test_every_rank_seeds_the_global_generators(
-    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def note(updater: Updater) -> None:
-        drawn = random.random(), float(np.random.rand()), torch.initial_seed()
-        (tmp_path / f"rank-{updater.across.rank}.json").write_text(json.dumps(drawn))
-
-    monkeypatch.setattr(Updater, "synchronize", note)
-    settings = settings_at("two", max_steps=1, eval_steps=9, seed=7)
-    in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
-    for number in (0, 1):
-        drawn = json.loads((tmp_path / f"rank-{number}.json").read_text())
-        seed = 7 + number
-        assert drawn == [random.Random(seed).random(), float(np.random.RandomState(seed).rand()), seed]
-
-
-def test_a_model_that_only_one_rank_lacks_is_named(
-    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = team.load_trained
-
-    def missing(*given: Any) -> Any:
-        if Place.here().rank:
-            raise EmailRLError("No model here.", "Copy it.")
-        return honest(*given)
-
-    monkeypatch.setattr(team, "load_trained", missing)
-    zero, opened = in_ranks(2, partial(rank, settings_at("two"), tmp_path / "two"), tmp_path)
-    assert str(zero) == "Rank 1: No model here. Copy it." and opened == []
-    assert not (tmp_path / "two" / "grpo_masked").exists()
 
 
 SHARDED = {"shard": "host", "per_device_train_batch_size": 1}
@@ -268,26 +208,6 @@ def noting(settings: Settings) -> list[list[str]]:
     return played
 
 
-def recorded(run: Path) -> dict[str, list[Trajectory]]:
-    return {path.name: list(read_trajectories(path)) for path in sorted((run / "trajectories").glob("*.jsonl"))}
-
-
-def assert_same(run: Path, other: Path) -> None:
-    """The same trajectories in the same order: ids exactly, log-probabilities up to the rounding of other batches."""
-    mine, wanted = recorded(run), recorded(other)
-    assert mine.keys() == wanted.keys()
-    for name, trajectories in mine.items():
-        for one, two in zip(trajectories, wanted[name], strict=True):
-            assert (one.id, one.messages, one.rubric, one.policy_version) == (
-                two.id, two.messages, two.rubric, two.policy_version,
-            )  # fmt: skip
-            for sample, same in zip(one.samples, two.samples, strict=True):
-                assert (sample.token_ids, sample.loss_mask) == (same.token_ids, same.loss_mask)
-                known = [pair for pair in zip(sample.sampler_logprobs, same.sampler_logprobs, strict=True) if pair[0]]
-                assert known and all(a == pytest.approx(b, abs=1e-4) for a, b in known)
-            assert one.reward == pytest.approx(two.reward, abs=1e-6)
-
-
 @pytest.mark.parametrize("world", [2, 4])
 def test_each_rank_plays_its_part_of_what_one_process_samples(
     world: int, settings_at: SettingsAt, tmp_path: Path
@@ -301,7 +221,7 @@ def test_each_rank_plays_its_part_of_what_one_process_samples(
         assert [name for part in parts for name in part] == whole
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert len(alone) >= 5  # evaluations of steps 0 to 2, and the rollouts of two steps
-    assert_same(tmp_path / "some/grpo_masked", tmp_path / "one/grpo_masked")
+    assert sampled(tmp_path / "some/grpo_masked") == sampled(tmp_path / "one/grpo_masked")
 
 
 def test_neighboring_ranks_share_an_engine_of_vllm(
@@ -314,7 +234,7 @@ def test_neighboring_ranks_share_an_engine_of_vllm(
     zero, one, two, three = in_ranks(4, partial(noting, settings), tmp_path)
     assert zero == one and two == three
     assert [[*first, *second] for first, second in zip(zero, two, strict=True)] == alone
-    assert_same(tmp_path / "four/grpo_masked", tmp_path / "one/grpo_masked")
+    assert sampled(tmp_path / "four/grpo_masked") == sampled(tmp_path / "one/grpo_masked")
     log = (tmp_path / "four/grpo_masked/training.log").read_text()
     assert "rollouts run on 2 engines, each on 2 of 4 ranks" in log
 
@@ -329,61 +249,24 @@ def test_ranks_that_do_not_divide_into_engines_are_refused_by_all(
     assert others == [None, None] and not (tmp_path / "three").exists()
 
 
-def broken(settings: Settings, where: int, what: Callable[[], None]) -> None:
-    """Train while ``what`` happens whenever one rank plays."""
-
-    def run(*given: Any, **named: Any) -> Sequence[Trajectory]:
-        if Place.here().rank == where:
-            what()
-        return HONEST(*given, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(play, "run", run)
-        train_or_follow(settings)
-
-
-def away() -> None:
-    raise EmailRLError("The mailbox is away.")
-
-
-@pytest.mark.parametrize(("where", "said"), [(0, "The mailbox is away."), (1, "Rank 1: The mailbox is away.")])
-def test_an_error_of_one_rank_ends_all_at_once_with_one_line(
-    where: int, said: str, settings_at: SettingsAt, tmp_path: Path
-) -> None:
-    def run() -> None:
-        here = Place.here().rank
-        broken(settings_at("two"), here, away if here == where else lambda: time.sleep(60))
-
-    begun = time.monotonic()
-    zero, one = in_ranks(2, run, tmp_path)
-    assert str(zero) == said and one is None and time.monotonic() - begun < 50
-
-
-def test_ctrl_c_ends_ranks_that_play(settings_at: SettingsAt, tmp_path: Path) -> None:
+def test_ctrl_c_ends_ranks_that_play(settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 has played its part and waits for rank 1, which is busy for a minute."""
     first = tmp_path / "pid"
 
-    def interrupt() -> None:
-        time.sleep(2)
-        os.kill(int(first.read_text()), signal.SIGINT)
-        time.sleep(60)
-
-    def run() -> None:
+    def played(*given: Any, **named: Any) -> Sequence[Trajectory]:
         if Place.here().rank == 0:
             first.write_text(str(os.getpid()))
-        broken(settings_at("two"), 1, interrupt)
+        else:
+            time.sleep(2)
+            os.kill(int(first.read_text()), signal.SIGINT)
+            time.sleep(60)
+        return HONEST(*given, **named)
 
+    monkeypatch.setattr(play, "run", played)
     begun = time.monotonic()
-    zero, one = in_ranks(2, run, tmp_path)
+    zero, one = in_ranks(2, partial(train_or_follow, settings_at("two")), tmp_path)
     assert isinstance(zero, KeyboardInterrupt) and one is None
     assert time.monotonic() - begun < 60
-
-
-def test_a_rank_that_dies_while_it_plays_ends_all(settings_at: SettingsAt, tmp_path: Path) -> None:
-    zero, one = in_ranks(
-        2, partial(broken, settings_at("two"), 1, lambda: os.kill(os.getpid(), signal.SIGKILL)), tmp_path
-    )
-    assert isinstance(zero, LostRank) and "Rank 1 of 2 ended" in zero.message and one is None
 
 
 def test_a_rank_without_the_database_is_named(
@@ -398,70 +281,3 @@ def test_a_rank_without_the_database_is_named(
 
     zero, one = in_ranks(2, hidden, tmp_path)
     assert str(zero).startswith("Rank 1: No such mail database") and one is None
-
-
-HANGING = """
-import time
-from pathlib import Path
-
-from emailrl.agent import MailEnvironment
-
-
-class Hanging(MailEnvironment):
-    def __init__(self, scenario, mailbox, settings):
-        super().__init__(scenario, mailbox, max_turns=2)
-
-    def step(self, message):
-        if Path(__file__).with_name("hang").exists():
-            time.sleep(3600)
-        return super().step(message)
-"""
-"""Hangs in the first turn, while a file says so."""
-
-
-def stopped(*given: Any) -> Completion:
-    """As if the policy had ended its turn, so that the environment takes one."""
-    completion = read_completion(*given)
-    completion.finish_reason = "stop"
-    return completion
-
-
-@pytest.fixture
-def settings(
-    options: Options, stub: VllmStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Settings]:
-    """Settings of a run whose environments hang from the start."""
-    monkeypatch.setattr("emailrl.engines.vllm.servers.read_completion", stopped)
-    (tmp_path / "hanging.py").write_text(HANGING)
-    (tmp_path / "hang").touch()
-
-    def make(**changes: Any) -> Settings:
-        given = {"engine": "vllm", "vllm_urls": stub.url, "environment": f"{tmp_path / 'hanging.py'}:Hanging"}
-        limits = {"rank_timeout": 4, "rank_start_timeout": 60, "vllm_return_timeout": 0}
-        return load_settings(options(tmp_path, **given | limits | changes), environ={}, cwd=tmp_path)
-
-    return make
-
-
-def test_ahead_of_the_trainer(settings: Callable[..., Settings], tmp_path: Path) -> None:
-    (tmp_path / "hang").unlink()
-
-    def hang_after_the_evaluation(line: str) -> None:
-        if "Model saved to" in line:
-            (tmp_path / "hang").touch()
-
-    begun = time.monotonic()
-    with pytest.raises(EmailRLError, match=r"step 1 made no progress for 4 s: in the environment of train-000001-"):
-        train(settings(max_steps=2), progress=hang_after_the_evaluation)
-    assert time.monotonic() - begun < 50
-
-
-def test_while_the_other_ranks_wait(settings: Callable[..., Settings], tmp_path: Path) -> None:
-    def run() -> None:
-        given = settings(max_staleness=0)
-        train(given) if Place.here().rank == 0 else follow(given.training, given.model.device)
-
-    zero, one = in_ranks(2, run, tmp_path)
-    expected = "Rollouts on rank 0 of 2 made no progress for 4 s: in the environment of val-000000-"
-    assert isinstance(zero, EmailRLError) and zero.message.startswith(expected) and one is None
-    assert list_checkpoints(tmp_path / "grpo_masked") == []  # nothing was evaluated or learned

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from end_to_end.conftest import MakeSettings
 
-from emailrl.checkpoints import list_checkpoints, read_checkpoint, sha256_of, verify
+from emailrl.checkpoints import list_checkpoints, sha256_of, verify
 from emailrl.measure.evaluation import wilson_interval
-from emailrl.ranks import ALONE
 from emailrl.records import read_records, read_trajectories
-from emailrl.runs.log import Display
-from emailrl.training.assemble import Assembly
-from emailrl.training.loop import TrainResult, loop, train
+from emailrl.training.loop import TrainResult, train
 from emailrl.training.update import Updater
 
 
@@ -61,42 +57,6 @@ def test_trajectories_name_the_adapter_they_were_sampled_from(finished: TrainRes
     assert last == ("v-000005", sha256_of(run / "policy/v-000005/adapter_model.safetensors"))
     (evaluated,) = {t.adapter_sha256 for t in read_trajectories(run / "trajectories/eval-000006.jsonl")}
     assert evaluated == sha256_of(run / "final/adapter_model.safetensors")
-
-
-def test_training_notes_stand_under_the_trajectories_ids_and_fit_their_tokens(finished: TrainResult) -> None:
-    run = finished.run_dir
-    trajectories = {t.id: t for t in read_trajectories(run / "trajectories/step-000003.jsonl")}
-    notes = {note["id"]: note for note in read_records(run / "training/step-000003.jsonl")}
-    assert trajectories.keys() == notes.keys() and len(notes) == 6
-    for name, note in notes.items():
-        (sample,) = note["samples"]
-        mask = trajectories[name].samples[0].loss_mask
-        assert sample["loss_mask"] == mask[: len(sample["loss_mask"])] and sum(sample["loss_mask"]) == 8
-        for values in (sample["old_logprobs"], sample["ratio"]):
-            assert [value is not None for value in values] == [bool(on) for on in sample["loss_mask"]]
-    for group in {note["group_id"] for note in notes.values()}:
-        members = [note["advantage"] for note in notes.values() if note["group_id"] == group]
-        assert sum(members) == pytest.approx(0, abs=1e-6)
-
-
-def test_only_the_adapter_moves(make_settings: MakeSettings) -> None:
-    with Assembly(make_settings(max_steps=3), ALONE, Display()).run(resume=None, overwrite=False) as run:
-        before = {name: parameter.detach().clone() for name, parameter in run.policy.model.named_parameters()}
-        loop(run)
-        moved = {
-            name for name, parameter in run.policy.model.named_parameters() if not torch.equal(parameter, before[name])
-        }
-    assert moved and all("lora_" in name for name in moved)
-    assert {name.partition("lora_")[2][0] for name in moved} == {"A", "B"}
-
-
-def test_why_a_run_is_slower_than_asked_for_stands_in_its_head(make_settings: MakeSettings) -> None:
-    lines: list[str] = []
-    settings = make_settings(attn_implementation="eager")
-    with Assembly(settings, ALONE, Display(lines.append)).run(resume=None, overwrite=False) as run:
-        reason = "trains with padding (slower): packing needs ATTN_IMPLEMENTATION=sdpa, not eager"
-        assert any(line.startswith("Note: ") and line.endswith(reason) for line in lines)
-        assert reason in (run.directory / "training.log").read_text()
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("simple", 3), ("rollout", 3), ("masked", 4)])
@@ -156,21 +116,13 @@ def test_ppo_with_a_correction(mode: str, make_settings: MakeSettings) -> None:
         temperature=0.7, lora_dropout=0.0, kl_target=None, critic_learning_rate=1e-2,
     )  # fmt: skip
     run = train(settings).run_dir
-    lines = list(read_records(run / "metrics.jsonl"))[-2:]
+    lines = list(read_records(run / "metrics.jsonl"))
     for line in lines:
-        assert line["trainable_tokens"] > 0 and line["updates_skipped"] == 0 and line["micro_batches_halved"] == 0
         # The sampler is the trainer itself: whatever top-p left out, no weight is off.
         assert line["correction_min"] == pytest.approx(1, abs=1e-3)
         assert line["correction_max"] == pytest.approx(1, abs=1e-3) and line["correction_cut_fraction"] == 0
     assert lines[0]["value_mean"] == 0 and lines[1]["value_mean"] != 0
-    for checkpoint in list_checkpoints(run):
-        found = read_checkpoint(checkpoint.path)
-        assert "value_head.safetensors" in found.metadata.files
-    notes = [record for record in read_records(run / "training" / "step-000002.jsonl") if record["samples"]]
-    for note in notes:
-        for sample in note["samples"]:
-            worth = [value for value, on in zip(sample["advantages"], sample["loss_mask"], strict=True) if on]
-            assert None not in worth
+    assert all("value_head.safetensors" in checkpoint.metadata.files for checkpoint in list_checkpoints(run))
 
 
 def test_an_update_that_is_not_finite_is_said_and_kept(

@@ -59,7 +59,7 @@ SMOKE |= {"vllm_enforce_eager": True}
 CLOCKS = {
     "emailrl.training.run:TrainingRun.end_step": "records",
     "emailrl.training.run:TrainingRun.record_training": "records",
-    "emailrl.training.rollouts:Rollouts.record": "records",
+    "emailrl.training.state:Rollouts.record": "records",
     "emailrl.agent.play:Collector.collect": "sampling/bookkeeping",
     "emailrl.engines.renderer:ChatRenderer.start": "sampling/template",
     "emailrl.engines.renderer:ChatRenderer.extend": "sampling/template",

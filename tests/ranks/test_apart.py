@@ -94,26 +94,6 @@ def test_of_ranks_that_wait_for_each_other_the_first_to_stop_is_named(tmp_path: 
     assert str(zero).startswith("Rollouts on rank 1 of 2 made no progress")
 
 
-def test_progress_in_the_moment_of_the_report_does_not_undo_it(tmp_path: Path) -> None:
-    def work(ranks: Ranks) -> None:
-        def hesitate(activity: Activity) -> None:
-            if ranks.rank == 1:
-                end, looked = time.monotonic() + 4, []
-
-                def count() -> int:
-                    looked.extend([1] * (time.monotonic() > end))
-                    return len(looked) > 1
-
-                activity.note("sampling", count)
-                time.sleep(8)
-            busy(activity, 60)
-
-        ranks.apart(hesitate)
-
-    zero, one = in_ranks(2, ranked(work, seconds=4), tmp_path)
-    assert str(zero).startswith("Rollouts on rank 1 of 2 made no progress for 4 s: sampling.") and one == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("waiting", "seconds", "said"),

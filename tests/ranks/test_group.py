@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import time
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,32 +54,6 @@ def test_objects_and_sums_reach_every_rank(tmp_path: Path) -> None:
     zero, *others = in_ranks(3, ranked(work), tmp_path)
     assert zero == ({"from": 0}, "a", [0, 1, 2], [0, 10, 20], [6, 6, 6], True)
     assert others == [[({"from": 0}, letter, [0, 1, 2], [], [6, 6, 6], True)] for letter in "bc"]
-
-
-def test_sums_use_one_communicator_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL connects each group at its first sum, which takes seconds and memory of the GPU."""
-    honest, groups = torch.distributed.all_reduce, []
-
-    def all_reduce(tensor: torch.Tensor, *, group: Any) -> None:
-        groups.append(id(group))
-        honest(tensor, group=group)
-
-    def work() -> Any:
-        with joined(waiting()) as ranks, nullcontext() if ranks.rank else ranks.at_work():
-            if isinstance(ranks, RankGroup) and not ranks.is_first:
-                ranks.follow(partial(sum_twice, ranks))
-            else:
-                sum_twice(ranks)
-        return len(groups), len(set(groups))
-
-    def sum_twice(ranks: Ranks) -> None:
-        monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-        ranks.all_reduce(torch.ones(1))
-        ranks.started()
-        ranks.all_reduce(torch.ones(1))
-        monkeypatch.undo()
-
-    assert in_ranks(2, work, tmp_path) == [(2, 1), (2, 1)]
 
 
 @pytest.mark.parametrize(

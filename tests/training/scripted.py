@@ -1,4 +1,4 @@
-"""A run whose parts that need a model are scripted: each notes what is asked of it, and answers as it was told."""
+"""A run whose parts that need a model are scripted: they note what is asked of them, and answer as they were told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
@@ -24,35 +24,34 @@ from emailrl.settings import (
 )
 from emailrl.training.algorithms import MODES, resolve
 from emailrl.training.batch import TrainingSample
-from emailrl.training.ending import confirm_best, finish
 from emailrl.training.loop import loop
-from emailrl.training.rollouts import Rollouts, make_filter
 from emailrl.training.run import TrainingRun
-from emailrl.training.state import RunState
+from emailrl.training.state import Rollouts, RunState, make_filter
 from emailrl.training.update import TokenNumbers, UpdateResult
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(4)]
 
 
-LABELS = {"val": "evaluate", "confirm": "confirm"}
+@dataclass
+class Script:
+    """What the parts of a run answer that need a model: policy, engine, updater, and who plays and evaluates."""
 
-
-class ScriptedPolicy:
-    """Has an adapter to save."""
-
-    def __init__(self) -> None:
-        self.base_model, self.lora = "nano", {"rank": 1}
+    accuracies: list[float]  # Of the evaluations, in order
+    rewards: Callable[[int], list[float]]  # Of a group's members, by the step
+    right: Callable[[int], set[str]] | None  # Questions of which the second rollout is right; None goes by the rewards
+    raises: int | None  # The step in which every rollout raises
+    fails: int | None  # The step whose evaluation raises
+    outages: Mapping[int, int]  # By the step, how many answers of its evaluation the judge misses
+    truncated: int | None  # The number of the rollout that is cut off at the token limit
+    entropy: Callable[[int], float]
+    events: list[str] = field(default_factory=list)
+    asked: list[tuple[str, list[str]]] = field(default_factory=list)
+    base_model = "nano"
+    lora: ClassVar[dict[str, int]] = {"rank": 1}
 
     def save_adapter(self, directory: Path, *, with_tokenizer: bool = True) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "adapter_model.safetensors").write_text("x")
-
-
-@dataclass
-class ScriptedEngine:
-    """Notes when it loads, wakes and rests."""
-
-    events: list[str]
 
     def load_adapter(self, path: Path, version: str) -> None:
         assert version in (path.name, "best-1", "best-2") and (path / "adapter_model.safetensors").exists()
@@ -64,25 +63,12 @@ class ScriptedEngine:
     def resume(self) -> None:
         self.events.append("resume")
 
-
-@dataclass
-class ScriptedRollouts:
-    """Plays the questions of a step."""
-
-    events: list[str]
-    rewards: Callable[[int], list[float]]
-    """Of a group's members, by the step."""
-    raises: int | None
-    """The step in which every rollout raises."""
-    right: Callable[[int], set[str]] | None
-    """Questions of which the second rollout is right; None goes by the rewards."""
-    truncated: int | None
-    """The number of the rollout that is cut off at the token limit."""
-    asked: list[tuple[str, list[str]]] = field(default_factory=list)
-
     def collect(self, scenarios: list[Scenario], group_size: int, *, step: int, **how: Any) -> list[TrajectoryGroup]:
+        label = how["split_label"]
+        if label in ("val", "confirm"):
+            return self._evaluated("evaluate" if label == "val" else label, scenarios, step)
         self.events.append(f"collect {step}")
-        self.asked.append((how["split_label"], [scenario.id for scenario in scenarios]))
+        self.asked.append((label, [scenario.id for scenario in scenarios]))
         groups = []
         for scenario in scenarios:
             members = [rollout(scenario, n, step, reward) for n, reward in enumerate(self.rewards(step))]
@@ -96,20 +82,8 @@ class ScriptedRollouts:
             groups.append(TrajectoryGroup(f"{step}-{scenario.id}", scenario, members))
         return groups
 
-
-@dataclass
-class ScriptedEvaluations:
-    """Plays each evaluation with the next accuracy, its first answers without a verdict in an outage."""
-
-    events: list[str]
-    accuracies: list[float]
-    outages: Mapping[int, int]
-    """By the step, how many answers the judge misses."""
-    fails: int | None
-    """The step whose evaluation raises."""
-
-    def collect(self, scenarios: list[Scenario], group_size: int, *, step: int, **how: Any) -> list[TrajectoryGroup]:
-        self.events.append(f"{LABELS[how['split_label']]} {step}")
+    def _evaluated(self, event: str, scenarios: list[Scenario], step: int) -> list[TrajectoryGroup]:
+        self.events.append(f"{event} {step}")
         if step == self.fails:
             raise EmailRLError("the server is gone")
         played = [rollout(scenario, 0, step, 0.0) for scenario in scenarios]
@@ -119,14 +93,6 @@ class ScriptedEvaluations:
             one.exception = "EmailRLError: the judge is away"
             one.rubric["answer_correct"] = None
         return [TrajectoryGroup(one.group_id, one.scenario, [one]) for one in played]
-
-
-@dataclass
-class ScriptedUpdater:
-    """Takes the samples and moves nothing."""
-
-    events: list[str]
-    entropy: Callable[[int], float]
 
     def train(self, samples: list[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
         self.events.append(f"update {step}")
@@ -155,9 +121,9 @@ def rollout(scenario: Scenario, number: int, step: int, reward: float) -> Trajec
 class Played:
     """A finished run: its events, questions asked, lines said and directory."""
 
-    def __init__(self, run: TrainingRun, rollouts: ScriptedRollouts, said: list[str]) -> None:
-        self.run, self.events, self.said, self.directory = run, rollouts.events, said, run.directory
-        self.asked = rollouts.asked
+    def __init__(self, run: TrainingRun, script: Script, said: list[str]) -> None:
+        self.run, self.said, self.directory = run, said, run.directory
+        self.events, self.asked = script.events, script.asked
         self.metrics = list(read_records(run.directory / "metrics.jsonl"))
         self.saved = {item.path.name: item.metadata.step for item in list_checkpoints(run.directory)}
 
@@ -173,7 +139,6 @@ def play(
     steps: int = 3,
     right: Callable[[int], set[str]] | None = None,
     truncated: int | None = None,
-    val: Sequence[Scenario] = (),
     confirm: Sequence[Scenario] = (),
     algorithm: Mapping[str, Any] = MappingProxyType({}),
     entropy: Callable[[int], float] = lambda step: 0.1,
@@ -187,27 +152,22 @@ def play(
         tracking=TrackingSettings(wandb_mode="disabled"),
     )
     said: list[str] = []
-    events: list[str] = []
-    state = RunState()
     tracker = Tracker(directory, settings, Display(said.append), run_id="r", mode="masked", step=0)
-    # Each has no more of the part it stands for than a run asks for.
-    policy, engine, updater = cast(Any, (ScriptedPolicy(), ScriptedEngine(events), ScriptedUpdater(events, entropy)))
-    rollouts: Any = ScriptedRollouts(events, rewards, raises, right, truncated)
-    evaluations: Any = ScriptedEvaluations(events, list(accuracies), outages, fails)
+    script: Any = Script(list(accuracies), rewards, right, raises, fails, outages, truncated, entropy)
     wanted = make_filter(resolve(settings), settings.algorithm, answers=True)
     run = TrainingRun(
         settings=settings, mode=MODES["masked"], algorithm=resolve(settings), directory=directory,
-        origin=Origin("r", "masked", "grpo", "d", "q"), val=val or QUESTIONS, confirm=confirm,
-        state=state, policy=policy, engine=engine, evaluator=evaluations, updater=updater,
-        rollouts=Rollouts(settings.training, QUESTIONS, directory, wanted, rollouts, None),
+        origin=Origin("r", "masked", "grpo", "d", "q"), val=QUESTIONS, confirm=confirm,
+        state=RunState(), policy=script, engine=script, evaluator=script, updater=script,
+        rollouts=Rollouts(settings.training, QUESTIONS, directory, wanted, script, None, 2),
         tracker=tracker, interrupts=Interrupts(said.append), total_steps=steps,
     )  # fmt: skip
     try:
         with run.rescued():
-            finish(run, loop(run))
-        confirm_best(run)
+            run.finish(loop(run))
+        run.confirm_best()
     except (EmailRLError, OSError) as error:
         said.append(f"error: {error}")
     finally:
         tracker.close()
-    return Played(run, rollouts, said)
+    return Played(run, script, said)

@@ -14,8 +14,7 @@ from emailrl.base.errors import EmailRLError
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Scenario
 from emailrl.training.ahead import Ahead
-from emailrl.training.rollouts import Collected
-from emailrl.training.state import RunState, StepQuestions
+from emailrl.training.state import Collected, RunState, StepQuestions
 
 QUESTIONS = [Scenario(f"q{n}", "?", "!", [], "a@x", "2001-01-01") for n in range(20)]
 
@@ -58,6 +57,7 @@ class Scripted:
     choose_by_outcome: bool = False
     per_step: int = 2
     hangs_in: int = 0
+    dies_in: dict[int, BaseException] = field(default_factory=dict)
     rescued: Event = field(default_factory=Event)
 
     def __post_init__(self) -> None:
@@ -81,6 +81,8 @@ class Scripted:
         if step == self.hangs_in:
             play.activity.note(f"in the environment of {step}-q1")
             self.rescued.wait(60)
+        if step in self.dies_in:
+            raise self.dies_in[step]
         taken = questions.take(self.per_step)
         self.unverified.add(step)
         self.played[step] = [question.id for question in taken]
@@ -125,6 +127,19 @@ def test_an_environment_that_hangs_ends_the_wait_for_its_step() -> None:
     one.close()
     assert time.monotonic() - begun < 20
     parts.rescued.set()
+
+
+def test_what_ends_the_rollouts_of_a_step_ends_the_run() -> None:
+    for error, said in (
+        (SystemExit("the end"), r"step 2 were ended: the end\. Use --resume"),
+        (OSError("full"), "full"),
+    ):
+        parts, state = Scripted(dies_in={2: error}), RunState()
+        one = ahead(parts, state, 1)
+        train(one, state, 1)
+        with pytest.raises((EmailRLError, OSError), match=said):
+            one.take()
+        one.close()
 
 
 def test_a_step_trains_while_the_next_version_is_loaded_and_the_step_after_it_does_not() -> None:

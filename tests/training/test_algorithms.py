@@ -37,22 +37,6 @@ def test_every_row_names_an_estimator_and_some_compare_no_rollouts() -> None:
         ALGORITHMS["grpo"].clip_low = 0.5  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("name", "facts"),
-    [
-        ("dr_grpo", {"advantage": "dr_grpo", "aggregation": "constant"}),
-        # A clip from 0.8 to 1.28, a penalty over the last 4,096 of 20,480 tokens (arXiv 2503.14476, 3.1 and 4.1).
-        ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "overlong_share": 4096 / 20480}),
-        ("gspo", {"ratio_level": "sequence", "aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4}),
-        ("rloo", {"advantage": "rloo", "kl_estimator": "k1", "kl_in": "reward", "whiten": False}),
-        ("reinforce_pp", {"advantage": "reinforce", "kl_estimator": "k1", "kl_in": "reward", "whiten": True}),
-        ("reinforce_pp_baseline", {"advantage": "reinforce_baseline", "kl_estimator": "k2", "whiten": True}),
-    ],
-)
-def test_rows(name: str, facts: dict[str, object]) -> None:
-    assert {key: getattr(resolved(name), key) for key in facts} == facts
-
-
 def test_unknown_name() -> None:
     with pytest.raises(UsageError, match=r"Unknown algorithm 'grop'\. Did you mean grpo\? Known: grpo, "):
         resolved("grop")
@@ -80,16 +64,12 @@ ONE, THREE = ({"training": {"num_generations": number}} for number in (1, 3))
 SIMPLE = {"training": {"num_generations": 3, "mode": "simple"}}
 IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("grpo", {"value_clip": 0.2}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=gae")),
-    ("ppo", {"value_clip": 0.2, "advantage_estimator": "rloo"}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=gae")),
     ("grpo", {"value_coef": 0.5}, ("VALUE_COEF=0.5", "ADVANTAGE_ESTIMATOR=gae")),
-    ("rloo", {"critic_learning_rate": 1e-3}, ("CRITIC_LEARNING_RATE=0.001", "ADVANTAGE_ESTIMATOR=gae")),
     ("grpo", {"critic_warmup_steps": 3}, ("CRITIC_WARMUP_STEPS=3", "ADVANTAGE_ESTIMATOR=gae")),
-    ("reinforce_pp", {"gae_lambda": 0.9}, ("GAE_LAMBDA=0.9", "ADVANTAGE_ESTIMATOR=gae")),
     ("grpo", {"gamma": 0.9}, ("EMAILRL_GAMMA=0.9", "gae or reinforce")),
     ("grpo", {"constant_length": 9}, ("CONSTANT_LENGTH=9", "LOSS_AGGREGATION=constant")),
     ("grpo", {"kl_target": 0.1, "beta": 0}, ("KL_TARGET=0.1", "BETA above 0")),
     ("grpo", {"correction_low": 0.1}, ("CORRECTION_LOW=0.1", "IMPORTANCE_CORRECTION=tis")),
-    ("grpo", {"correction_high": 2.0}, ("CORRECTION_HIGH=2 ", "IMPORTANCE_CORRECTION=tis")),
     ("ppo", {"ratio_level": "sequence"}, ("RATIO_LEVEL=sequence", "ADVANTAGE_ESTIMATOR=gae", "RATIO_LEVEL=token")),
     ("rloo", {"ratio_level": "sequence"}, ("RATIO_LEVEL=sequence", "KL_IN=reward", "KL_IN=loss, BETA=0")),
     ("reinforce_pp", {"ratio_level": "sequence", "gamma": 0.9, "kl_in": "loss"}, ("=sequence", "EMAILRL_GAMMA=0.9")),
@@ -98,9 +78,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("ppo", {"critic_warmup_steps": 200}, ("CRITIC_WARMUP_STEPS=200", "MAX_STEPS=200")),
     # Of three answers none, 1/3, 2/3 or all are right.
     ("dapo", {"filter_low": 0.4, "filter_high": 0.6} | THREE, ("drops every question with NUM_GENERATIONS=3",)),
-    ("dapo", {"filter_low": 1.1, "filter_high": 1.5} | THREE, ("drops every question",)),  # not even four thirds
     ("dapo", {"filter_low": 0.4, "filter_high": 0.4} | THREE, ("between FILTER_LOW=0.4 and FILTER_HIGH=0.4",)),
-    ("dapo", {"filter_low": 0.4, "filter_high": 0.2} | THREE, ("between FILTER_LOW=0.4 and FILTER_HIGH=0.2",)),
     ("dapo", {"filter_low": 0.4, "filter_high": 0.6, "filter_on": "accuracy"} | SIMPLE, ("drops every question",)),
     ("reinforce_pp", {"dynamic_filtering": True} | ONE, ("drops every question with NUM_GENERATIONS=1",)),
     ("grpo", {"filter_low": 0.4}, ("FILTER_LOW=0.4 has no effect",)),
@@ -128,14 +106,10 @@ def test_an_impossible_mix_names_both_settings_and_a_way_out(
         ("dr_grpo", {"constant_length": 9}),
         ("grpo", {"importance_correction": "icepop", "correction_low": 0.9, "correction_high": 1.1}),
         ("rloo", {"ratio_level": "sequence", "kl_in": "loss"}),
-        ("rloo", {"ratio_level": "sequence", "beta": 0}),
-        ("reinforce_pp", {"ratio_level": "sequence", "kl_in": "loss"}),
         ("grpo", {"reward_clip_low": -1.0, "reward_clip_high": 1.0}),
-        ("grpo", {"reward_clip_low": 1.0}),
         ("reinforce_pp", {"dynamic_filtering": True, "filter_on": "reward"} | ONE),
         ("dapo", {"filter_low": 0.8, "filter_high": 1.2} | THREE),  # all three right: a share of 1
         ("dapo", {"filter_low": 0.4, "filter_high": 0.6} | SIMPLE),  # a mean of rewards can lie there
-        ("dapo", {"filter_low": 0.4, "filter_high": 0.6, "filter_on": "reward"} | SIMPLE),
         ("grpo", {"dynamic_filtering": True, "filter_low": 0.1, "max_refill_rounds": 0} | THREE),
         ("grpo", {"overlong_penalty": 0.5, "overlong_buffer": 100}),
         ("dapo", {"overlong_penalty": 0.5}),
@@ -174,12 +148,8 @@ def test_rollouts_that_cannot_be_compared_or_weighed() -> None:
 def test_advice(name: str, overrides: dict[str, Any], said: str) -> None:
     settings = Settings.model_validate({"training": {"algorithm": name}, "algorithm": overrides})
     assert any(said in note for note in advice(settings))
-
-
-def test_dropout_is_advised_against_where_a_step_makes_several_updates() -> None:
-    for epochs, notes in ((1, 0), (2, 1)):
-        settings = Settings.model_validate({"lora": {"lora_dropout": 0.1}, "training": {"update_epochs": epochs}})
-        assert len(advice(settings)) == notes
+    noisy = {"lora": {"lora_dropout": 0.1}, "training": {"update_epochs": 2}}
+    assert len(advice(Settings.model_validate(noisy))) == 1
 
 
 @pytest.mark.parametrize(
@@ -194,18 +164,13 @@ def test_the_sampler_is_corrected_for_where_it_is_vllm(engine: str, given: str |
 
 IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("grpo", {"algorithm": {"clip_low": 0.1}}, "CLIP_LOW has no effect"),
-    ("grpo", {"algorithm": {"clip_high": 0.1}}, "CLIP_HIGH has no effect"),
-    ("grpo", {"algorithm": {"dual_clip": 3.0}}, "DUAL_CLIP has no effect"),
     ("ppo", {"algorithm": {"value_clip": 0.1}}, "VALUE_CLIP has no effect"),
     ("gspo", {}, "--algorithm gspo differs from grpo only in its aggregation"),
     ("grpo", {"algorithm": {"kl_horizon": 99}}, "KL_HORIZON has no effect: it needs KL_TARGET"),
     ("grpo", {"training": {"min_lr_ratio": 0.1}}, "MIN_LR_RATIO has no effect: it needs LR_SCHEDULER="),
-    ("grpo", {"training": {"warmup_steps": 3, "warmup_ratio": 0.1}}, "WARMUP_STEPS has no effect"),
     ("grpo", {"algorithm": {"reference": "start", "beta": 0.0}}, "REFERENCE has no effect: it needs BETA"),
     ("grpo", {"model": {"shard_offload": True, "shard": "off"}}, "SHARD_OFFLOAD has no effect: it needs SHARD="),
     ("ppo", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect"),
-    ("reinforce_pp", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect"),
-    ("grpo", {"output": {"export_format": "merged"}}, "EXPORT_FORMAT has no effect: it needs EXPORT_DIR"),
     ("grpo", {"vllm": {"vllm_urls": "http://a", "vllm_enforce_eager": True}}, "VLLM_ENFORCE_EAGER has no effect"),
 ]
 
@@ -220,15 +185,23 @@ def test_a_setting_without_effect_is_named(name: str, given: dict[str, dict[str,
 
 
 def test_what_has_an_effect_is_not_named() -> None:
-    assert advice(Settings()) == []
-    sections: dict[str, dict[str, Any]] = {
+    several: dict[str, Any] = {
         "training": {"algorithm": "ppo", "update_epochs": 2, "min_lr_ratio": 0.1, "lr_scheduler": "linear"},
         "algorithm": {"clip_low": 0.1, "dual_clip": 3.0, "value_clip": 0.1, "kl_target": 0.1, "kl_horizon": 99},
         "output": {"export_dir": "e", "export_format": "merged"},
         "vllm": {"vllm_urls": "http://a", "vllm_timeout": 5},
     }
-    settings = Settings.model_validate(sections)
-    assert advice(settings) == []
+    small = {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
+    for sections in (
+        {},
+        several,
+        *({"training": {"algorithm": name, "update_epochs": 2}} for name in ALGORITHMS),
+        *(
+            {"algorithm": given, "training": {"update_epochs": 2}}
+            for given in ({"beta": 0.0, "kl_estimator": "k1"}, small)
+        ),
+    ):
+        assert advice(Settings.model_validate(sections)) == []
 
 
 SERVED = {"agent": {"engine": "vllm"}, "vllm": {"vllm_urls": "http://a", "max_staleness": 1}}
@@ -251,19 +224,6 @@ def test_stale_rollouts_take_servers_and_a_correction(changes: dict[str, Any], e
     else:
         with pytest.raises(UsageError, match=expected):
             resolve(settings)
-
-
-def test_named_algorithms_need_no_advice() -> None:
-    for name in ALGORITHMS:
-        settings = Settings.model_validate({"training": {"algorithm": name, "update_epochs": 2}})
-        assert advice(settings) == []
-    for silent in (
-        {"beta": 0.0, "kl_estimator": "k1"},
-        {"ratio_level": "sequence", "clip_low": 0.1, "clip_high": 0.1},
-        {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    ):
-        settings = Settings.model_validate({"algorithm": silent, "training": {"update_epochs": 2}})
-        assert advice(settings) == []
 
 
 def test_the_table_of_needs_names_settings() -> None:

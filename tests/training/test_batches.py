@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,13 +43,10 @@ def test_cap_counts_padding_and_the_longest_come_first() -> None:
 def test_packed_cap_counts_tokens_alone_and_batches_are_even() -> None:
     lengths = [3, 9, 5, 5, 4, 20]
     batches = micro_batches([sample(length) for length in lengths], Layout(14, packing=True))
-    # 20 is over the cap; of the 26 others first-fit makes 9 + 5 and 5 + 4 + 3; dealt evenly: 9 + 4 and 5 + 5 + 3.
-    assert [batch.indices for batch in batches] == [(5,), (1, 4), (2, 3, 0)]
-    assert [batch.num_tokens for batch in batches] == [20, 13, 13]
+    # 20 is over the cap; the 26 others take two batches, cut behind 9 + 5.
+    assert [batch.indices for batch in batches] == [(5,), (1, 2), (3, 4, 0)]
+    assert [batch.num_tokens for batch in batches] == [20, 14, 12]
     assert [tuple(batch.token_ids.shape) for batch in batches] == [(1, 20), (2, 9), (3, 5)]
-    # Dealt out, 7 + 4 + 2 would not fit beside 6 + 5: first-fit's 7 + 5 and 6 + 4 + 2 stays.
-    tight = micro_batches([sample(length) for length in (7, 6, 5, 4, 2)], Layout(12, packing=True))
-    assert [batch.indices for batch in tight] == [(0, 2), (1, 3, 4)]
 
 
 @settings(max_examples=50, deadline=None)
@@ -87,19 +83,17 @@ def test_mini_batches() -> None:
     assert [len(part) for part in mini_batches(samples, 99, seed="x")] == [2] * 5
 
 
-def batched(lengths: list[int], cap: int, **options: Any) -> list[list[int]]:
-    batches = micro_batches(list(map(sample, lengths)), Layout(cap, **options))
-    return [[lengths[i] for i in batch.indices] for batch in batches]
-
-
-def test_a_cap_on_rows() -> None:
-    assert batched([2, 2, 2, 2, 2], 99, max_rows=2) == [[2, 2], [2, 2], [2]]
-    assert batched([3, 3, 3, 3, 3], 99, max_rows=2, packing=True) == [[3, 3], [3, 3], [3]]
-    # Dealt to the emptier batch alone, the three twos would stand together.
-    assert batched([9, 2, 2, 2], 99, max_rows=2, packing=True) == [[9, 2], [2, 2]]
-
-
-def test_a_dealt_batch_may_be_full_to_the_last_token() -> None:
-    # First-fit makes 8 + 6 and 7 + 3 + 3.
-    assert batched([8, 7, 6, 3, 3], 14, packing=True) == [[8, 3, 3], [7, 6]]
-    assert batched([9, 8], 5, packing=True) == [[9], [8]]
+@pytest.mark.parametrize(
+    ("lengths", "layout", "expected"),
+    [
+        ([2, 2, 2, 2], Layout(99, max_rows=2), [[2, 2], [2, 2]]),
+        ([3, 3, 3, 3], Layout(99, max_rows=2, packing=True), [[3, 3], [3, 3]]),
+        ([9, 2, 2], Layout(99, max_rows=2, packing=True), [[9], [2, 2]]),  # the evener way
+        ([9, 2, 2], Layout(18, max_rows=2), [[9], [2, 2]]),  # the one with less padding
+        ([8, 7, 6, 3, 3], Layout(15, packing=True), [[8, 7], [6, 3, 3]]),  # full to the last token
+        ([9, 8], Layout(5, packing=True), [[9], [8]]),
+    ],
+)
+def test_cuts(lengths: list[int], layout: Layout, expected: list[list[int]]) -> None:
+    batches = micro_batches(list(map(sample, lengths)), layout)
+    assert [[lengths[i] for i in batch.indices] for batch in batches] == expected

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from training import formulas
 from training.updaters import PAID, Make, assert_gradients, loaded, plain_logprobs, plain_values, samples
 
@@ -18,7 +16,6 @@ from emailrl.base.errors import EmailRLError
 from emailrl.model.load import load_policy
 from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead
 from emailrl.ranks import ALONE
-from emailrl.training.batch import TrainingSample
 from emailrl.training.team import load_trained
 
 
@@ -100,20 +97,6 @@ def test_several_updates_keep_old_values_and_returns_and_clip(make: Make) -> Non
     assert metrics["value_mean"] == pytest.approx(old.mean().item(), abs=1e-6)
 
 
-def test_observations_have_no_value(make: Make) -> None:
-    """A huge value wherever no token is trained changes nothing: nobody asks the critic there."""
-    asked: list[int] = []
-
-    def listen(module: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        asked.append(len(output))
-
-    updater = make(max_tokens_per_micro_batch=16384)
-    assert updater.policy.value_head is not None
-    updater.policy.value_head.register_forward_hook(listen)
-    updater.train(samples(), PAID, step=1)
-    assert asked == [sum(sample.num_trainable for sample in samples())] * 2
-
-
 def test_saved_beside_the_adapter_and_loaded_with_it(make: Make, tiny_model: Path, tmp_path: Path) -> None:
     updater = make()
     updater.policy.save_adapter(tmp_path)
@@ -140,16 +123,6 @@ def test_state_with_and_without_a_critic_is_told_apart(make: Make) -> None:
     assert "--algorithm" in caught.value.hint
     with pytest.raises(EmailRLError, match="from a run without a critic"):
         with_critic.load_state_dict(without.state_dict())
-
-
-def test_a_broken_trajectorys_second_sample_teaches_its_first(make: Make) -> None:
-    """The reward stands at the end of the last sample; undiscounted, it is every token's return."""
-    first, second = samples()[:2]
-    parts = [
-        TrainingSample("t", "g", part.token_ids, part.loss_mask, part.sampler_logprobs) for part in (first, second)
-    ]
-    metrics = make(moved=False).train(parts, {"t": 2.0}, step=1).metrics
-    assert metrics["return_mean"] == pytest.approx(2.0) and metrics["value_loss"] == pytest.approx(2.0)
 
 
 def test_a_half_precision_policy_has_a_float32_critic(make: Make) -> None:

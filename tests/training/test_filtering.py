@@ -13,7 +13,7 @@ from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.runs.log import Display
 from emailrl.settings import AlgorithmSettings, TrainingSettings
 from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.rollouts import Collected, Filter, Rollouts, make_filter
+from emailrl.training.state import Collected, Filter, Rollouts, make_filter
 
 
 def scenario(name: str) -> Scenario:
@@ -144,9 +144,8 @@ class Game:
         """With a filter, or so many rounds of refills."""
         if isinstance(wanted, int):
             wanted = Filter(2, 0.0, between=(0, 1), max_refill_rounds=wanted)
-        training = TrainingSettings(per_device_train_batch_size=3, gradient_accumulation_steps=1)
         both: Any = self
-        return Rollouts(training, [], self.folder, wanted, both, None).play(1, both, Display())
+        return Rollouts(TrainingSettings(), [], self.folder, wanted, both, None, 3).play(1, both, Display())
 
 
 def test_a_refill_asks_as_many_as_are_missing_until_the_step_is_full(tmp_path: Path) -> None:
@@ -170,9 +169,3 @@ def test_a_refill_ends_after_its_rounds_and_where_the_questions_do(tmp_path: Pat
     assert game.play(0).kept == [] and game.rounds == [("train", [0, 1, 2])]
     nothing = Game(tmp_path, good=set(), last=-1).play(2)
     assert (nothing.groups, nothing.refill_rounds) == ([], 0)
-
-
-def test_without_a_range_the_first_questions_are_all(tmp_path: Path) -> None:
-    game = Game(tmp_path, good=set())
-    collected = game.play(Filter(2, 9.0))  # drops every group
-    assert game.rounds == [("train", [0, 1, 2])] and collected.kept == [] and collected.refill_rounds == 0

@@ -9,8 +9,8 @@ import pytest
 
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 from emailrl.training.batch import TrainingSample
-from emailrl.training.report import rollout_metrics, sample_record, training_records
-from emailrl.training.rollouts import Collected
+from emailrl.training.report import rollout_metrics, training_records
+from emailrl.training.state import Collected
 from emailrl.training.update import TokenNumbers
 
 MASK = [0, 1, 0, 1]
@@ -27,12 +27,14 @@ def numbers(*advantages: float) -> TokenNumbers:
 
 def test_lists_are_as_long_as_the_tokens_and_null_where_nothing_is_trained() -> None:
     given = TokenNumbers([0.0, -1.0, 0.0, -2.0], [0.0, -1.5, 0.0, 998.0], [0.0, 0.3, 0.0, 0.1])
-    assert sample_record(sample("t"), given) == {
-        "loss_mask": MASK,
-        "old_logprobs": [None, -1.0, None, -2.0],
-        "ratio": [None, pytest.approx(math.exp(-0.5)), None, pytest.approx(math.exp(20))],  # bounded as in the loss
-        "advantages": [None, 0.3, None, 0.1],
-    }
+    assert records([sample("t")], [given])["t"]["samples"] == [
+        {
+            "loss_mask": MASK,
+            "old_logprobs": [None, -1.0, None, -2.0],
+            "ratio": [None, pytest.approx(math.exp(-0.5)), None, pytest.approx(math.exp(20))],  # bounded as in the loss
+            "advantages": [None, 0.3, None, 0.1],
+        }
+    ]
 
 
 def records(samples: list[TrainingSample], tokens: list[TokenNumbers], **fields: Any) -> dict[str, dict[str, Any]]:

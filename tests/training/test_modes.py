@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.agent.mail_env import MAX_BODY_CHARS, StaticPromptEnvironment
+from emailrl.agent.mail_env import StaticPromptEnvironment
 from emailrl.mail import Mailbox, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
@@ -31,30 +31,18 @@ def test_what_a_mode_trains_what_bounds_it_and_whose_reward_it_takes() -> None:
 
 @pytest.fixture
 def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
-    bodies = {"src": "The budget meeting is in B12. " + "x" * 700, "near": "The budget is late.", "far": "Lunch?"}
-    mails = [
-        RawEmail(
-            f"<{name}@x>", "News", "bob@x.com", ["ann@x.com"], [], [], datetime(2001, 4, day, tzinfo=UTC), body, ""
-        )
-        for day, (name, body) in enumerate(bodies.items(), 1)
-    ]
+    sent, body = datetime(2001, 4, 1, tzinfo=UTC), "The budget meeting is in B12."
+    mails = [RawEmail("<src@x>", "News", "bob@x.com", ["ann@x.com"], [], [], sent, body, "")]
     build_database(iter(mails), tmp_path / "m.db")
     with closing(open_mailbox(tmp_path / "m.db", "ann@x.com", until=SCENARIO.query_date)) as box:
         yield box
 
 
-def test_the_static_prompt_holds_the_question_its_source_and_a_mail_like_it(mailbox: Any) -> None:
-    environment = MODES["simple"].make_environment(AgentSettings(), SCENARIO, mailbox)
-    system, user = environment.start()
-    assert (system.role, user.role) == ("system", "user")
-    assert user.content.startswith(SCENARIO.question)
-    assert (
-        "[<src@x>] 2001-04-01 00:00:00\nFrom: bob@x.com\nSubject: News\nThe budget meeting is in B12." in user.content
-    )
-    assert "[<near@x>]" in user.content and "[<far@x>]" not in user.content
-    assert user.content.count("x" * 500) == 1 and len(user.content) < 2 * MAX_BODY_CHARS
-    again = StaticPromptEnvironment(AgentSettings(), SCENARIO, mailbox)
-    assert again.start() == [system, user]
+def final(**arguments: Any) -> Message:
+    return Message("assistant", "", [ToolCall("return_final_answer", arguments)])
+
+
+UNKNOWN, SEARCH = ToolCall("fly", {}), ToolCall("search_emails", {"keywords": ["room"]})
 
 
 @pytest.mark.parametrize(
@@ -62,19 +50,11 @@ def test_the_static_prompt_holds_the_question_its_source_and_a_mail_like_it(mail
     [
         (Message("assistant", "B12"), {"bad_tool_call_args"}, None),
         (Message("assistant", "<tool_call>", parse_error="not closed"), {"cant_parse_tool_call"}, None),
-        (Message("assistant", "", [ToolCall("fly", {})]), {"bad_tool_call_name"}, None),
-        (Message("assistant", "", [ToolCall("return_final_answer", {"answer": 3})]), {"bad_tool_call_args"}, None),
-        (Message("assistant", "", [ToolCall("search_emails", {"keywords": ["room"]})]), set(), None),
-        (
-            Message("assistant", "", [ToolCall("return_final_answer", {"answer": "B12", "sources": ["<src@x>"]})]),
-            {"attempted_answer", "sources_correct"},
-            "B12",
-        ),
-        (
-            Message("assistant", "", [ToolCall("return_final_answer", {"answer": "I don't know.", "sources": None})]),
-            {"returned_i_dont_know"},
-            "I don't know.",
-        ),
+        (Message("assistant", "", [UNKNOWN]), {"bad_tool_call_name"}, None),
+        (final(answer=3), {"bad_tool_call_args"}, None),
+        (Message("assistant", "", [SEARCH]), set(), None),
+        (final(answer="B12", sources=["<src@x>"]), {"attempted_answer", "sources_correct"}, "B12"),
+        (final(answer="I don't know.", sources=None), {"returned_i_dont_know"}, "I don't know."),
     ],
 )
 def test_a_static_prompt_is_over_after_one_completion(

@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training.updaters import PAID, Make, assert_close, gradients, samples
+from training.updaters import LENGTHS, PAID, Make, assert_close, gradients, samples
 
 from emailrl.training.algorithms import ALGORITHMS
-from emailrl.training.batch import Layout, TrainingSample, micro_batches, shared_with_last, split_by_prefix
+from emailrl.training.batch import Layout, TrainingSample, micro_batches, shared_with_last, split
 
 
-def test_shared_with_the_row_before() -> None:
-    assert shared_with_last([[1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 5], [1], [2, 1]]) == [0, 2, 4, 1, 0]
+def shared(cap: int, most: int) -> Layout:
+    return Layout(cap, max_rows=most, packing=True, share_prefixes=True)
 
 
 def test_split_by_hand() -> None:
+    assert shared_with_last([[1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 5], [1], [2, 1]]) == [0, 2, 4, 1, 0]
     first, second = [1, 1, 1, 1, 1], [2, 2, 2]
     rows = [[*second, 9], [*first, 8], [*first, 6, 6], [*second, 7, 7], [*first, 9]]
     # In order: 1…66, 1…8, 1…9, 2…77, 2…9. The first three are 5 + 2 + 1 + 1 tokens, the last two 3 + 2 + 1.
-    assert split_by_prefix(rows, 15, 9) == [[2, 1, 4, 3, 0]]
-    assert split_by_prefix(rows, 9, 9) == [[2, 1, 4], [3, 0]]
+    assert split(rows, shared(15, 9)) == [[2, 1, 4, 3, 0]]
+    assert split(rows, shared(9, 9)) == [[2, 1, 4], [3, 0]]
     # Under 8 the first three no longer fit. Three batches of 7, 6 + 1, 5 + 1 tokens are evener than of 7 + 1, 6, 5 + 1.
-    assert split_by_prefix(rows, 8, 9) == [[2], [1, 4], [3, 0]]
-    assert split_by_prefix(rows, 1, 9) == [[2], [1], [4], [3], [0]]  # each over the cap, each alone
-    assert split_by_prefix(rows, 99, 2) == [[2], [1, 4], [3, 0]]
-    assert split_by_prefix([], 9, 9) == []
+    assert split(rows, shared(8, 9)) == split(rows, shared(99, 2)) == [[2], [1, 4], [3, 0]]
+    assert split(rows, shared(1, 9)) == [[2], [1], [4], [3], [0]]  # each over the cap, each alone
+    assert split([], Layout(9)) == []
 
 
 def distinct_prefixes(rows: list[list[int]]) -> int:
@@ -43,7 +43,7 @@ ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1,
 @settings(max_examples=200, deadline=None)
 @given(rows=ROWS, cap=st.integers(1, 20), most=st.integers(1, 7))
 def test_no_way_to_cut_is_better(rows: list[list[int]], cap: int, most: int) -> None:
-    batches = split_by_prefix(rows, cap, most)
+    batches = split(rows, shared(cap, most))
     order = [i for batch in batches for i in batch]
     assert sorted(order) == list(range(len(rows))) and [rows[i] for i in order] == sorted(rows)
 
@@ -110,20 +110,25 @@ def test_halves_share_within_themselves_alone() -> None:
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_every_algorithm_is_the_same_with_prefixes_shared(make: Make, name: str) -> None:
-    """With everything on: KL, correction, entropy, two passes, mini-batches; under one micro-batch and several."""
+def test_every_algorithm_is_the_same_however_its_samples_are_computed(make: Make, name: str) -> None:
+    """With everything on: KL, correction, entropy, two passes, a trajectory in several samples, tool tokens."""
+    made = [*family(), replace(samples()[1], trajectory_id="t0")]
+    tool = [None, *made[0].sampler_logprobs[1:4], *[None] * (LENGTHS[0] - 4)]
+    made[0] = replace(made[0], sampler_logprobs=tool)  # no sampler drew most of its tokens
     options = {
         "algorithm": name, "beta": 0.1, "importance_correction": "tis", "correction_low": 0.5, "correction_high": 2.0,
         "entropy_coef": 0.01, "update_epochs": 2,
         "learning_rate": 2e-3,  # ratios of about 1: those of e³ would enlarge float32 rounding
+        "constant_length": 9 if name == "dr_grpo" else None,  # else gradients are near AdamW's epsilon
     }  # fmt: skip
     for minis in (1, 2):
-        apart = make(prefix_sharing=False, num_mini_batches=minis, **options)
-        expected, expected_gradients = apart.train(family(), FAMILY_PAID, step=1).metrics, gradients(apart)
+        alone = make(prefix_sharing=False, max_tokens_per_micro_batch=1, num_mini_batches=minis, **options)
+        assert len(micro_batches(made, alone.forward.layout())) == len(made)
+        expected, expected_gradients = alone.train(made, FAMILY_PAID, step=1).metrics, gradients(alone)
         assert max(part.abs().max() for part in expected_gradients) > 1e-5
-        for cap in (16384, 24):
-            updater = make(max_tokens_per_micro_batch=cap, num_mini_batches=minis, **options)
-            assert updater.train(family(), FAMILY_PAID, step=1).metrics == pytest.approx(expected, abs=1e-5, rel=1e-5)
+        for cap, sharing in ((16384, False), (30, False), (16384, True), (24, True)):
+            updater = make(max_tokens_per_micro_batch=cap, prefix_sharing=sharing, num_mini_batches=minis, **options)
+            assert updater.train(made, FAMILY_PAID, step=1).metrics == pytest.approx(expected, abs=1e-5, rel=1e-5)
             assert_close(gradients(updater), expected_gradients, atol=1e-5)
 
 

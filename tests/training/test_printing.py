@@ -8,8 +8,7 @@ from runs.run_files import evaluation
 
 from emailrl.settings import AgentSettings, ModelSettings, Settings, TrainingSettings, VllmSettings
 from emailrl.training.assemble import header
-from emailrl.training.ending import outcome
-from emailrl.training.report import evaluation_block, step_line
+from emailrl.training.report import evaluation_block, outcome, step_line
 from emailrl.training.state import RunState
 
 
@@ -72,15 +71,11 @@ def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
         "Correct sources: 80.0%",
         "New best accuracy: 80.0%",
     ]
+    none = RunState(best_accuracy=0.0, best_interval=(0.0, 0.278), best_step=0)
+    last = evaluation_block(evaluation(0, 10), none, is_best=True).splitlines()[-1]
+    assert last == "No correct answer yet; best_model stays at step 0 until there is one"
     worse = evaluation_block(evaluation(7, 10), state, is_best=False).splitlines()
     assert worse[-1] == "Best accuracy so far: 80.0% (95% interval 49.0% to 94.3%) at step 30"
-
-
-def test_an_evaluation_without_a_right_answer_is_no_new_best() -> None:
-    state = RunState(best_accuracy=0.0, best_interval=(0.0, 0.278), best_step=0)
-    for is_best in (True, False):
-        lines = evaluation_block(evaluation(0, 10), state, is_best=is_best).splitlines()
-        assert lines[-1] == "No correct answer yet; best_model stays at step 0 until there is one"
 
 
 def test_a_run_whose_evaluations_are_all_equal_names_a_higher_learning_rate() -> None:

@@ -91,8 +91,9 @@ def compare(tiny_model: Path, tmp_path: Path) -> Callable[..., tuple[Trained, li
 
     def run(world: int, count: int, paid: Mapping[str, float] | None = None, *, steps: int = 3, **options: Any) -> Any:
         given = {"learning_rate": 1e-3, "warmup_steps": 0, "beta": 0.1, "max_tokens_per_micro_batch": 30} | options
-        work = partial(train, partial(make_updater, tiny_model), count, steps, paid or earned(count), given)
-        return work(), in_ranks(world, work, tmp_path)
+        work = partial(train, partial(make_updater, tiny_model), count, steps, paid or earned(count))
+        alone = {name: value for name, value in given.items() if name != "shard"}
+        return work(alone), in_ranks(world, partial(work, given), tmp_path)
 
     return run
 
@@ -115,6 +116,12 @@ def assert_equal(one: Trained, ranks: list[Trained]) -> None:
             assert values == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
+SHARDED = {
+    "shard": "host", "engine": "vllm", "vllm_urls": "http://127.0.0.1:1",
+    "vllm_probe_tolerance": 1.0,  # the log-probabilities are made up
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(("world", "count"), [(2, 4), (3, 7), (4, 3)])
 def test_ranks_give_the_gradients_and_weights_of_one(world: int, count: int, compare: Callable[..., Any]) -> None:
     one, ranks = compare(world, count)
@@ -124,19 +131,22 @@ def test_ranks_give_the_gradients_and_weights_of_one(world: int, count: int, com
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("world", "count", "options"),
     [
-        {"algorithm": "ppo", "num_mini_batches": 2, "update_epochs": 2},
-        {"algorithm": "reinforce_pp", "kl_target": 0.05},
-        {"algorithm": "gspo", "num_mini_batches": 3},
-        {"max_grad_norm": 0.01, "reference": "start", "prefix_sharing": False, "packing": False},
-        {"algorithm": "ppo", "critic_warmup_steps": 3, "weight_decay": 0.1},
+        (2, 5, {"algorithm": "ppo", "num_mini_batches": 2, "update_epochs": 2}),
+        (2, 5, {"algorithm": "reinforce_pp", "kl_target": 0.05}),
+        (2, 5, {"algorithm": "gspo", "num_mini_batches": 3}),
+        (2, 5, {"max_grad_norm": 0.01, "reference": "start", "prefix_sharing": False, "packing": False}),
+        (2, 5, {"algorithm": "ppo", "critic_warmup_steps": 3, "weight_decay": 0.1}),
+        (2, 5, SHARDED),
+        (3, 2, SHARDED | {"packing": False, "gradient_checkpointing": "on"}),  # one rank has nothing to train
+        (2, 4, SHARDED | {"algorithm": "ppo", "num_mini_batches": 2, "update_epochs": 2, "critic_warmup_steps": 1}),
     ],
-    ids=lambda options: "-".join(f"{value}" for value in options.values()),
 )
-def test_whatever_the_algorithm(options: dict[str, Any], compare: Callable[..., Any]) -> None:
-    one, ranks = compare(2, 5, **options)
-    assert_equal(one, ranks)
+def test_whatever_the_algorithm_and_wherever_the_base_lies(
+    world: int, count: int, options: dict[str, Any], compare: Callable[..., Any]
+) -> None:
+    assert_equal(*compare(world, count, **options))
 
 
 def scored(make: Callable[..., Updater]) -> Tensor:
@@ -211,3 +221,15 @@ def test_what_does_not_fit_on_one_rank_ends_all_with_one_error(
     _, (zero, one) = compare(2, 4)
     assert isinstance(zero, EmailRLError) and zero.message.startswith(f"Rank 1: {said}")
     assert isinstance(one, Trained)  # it left the error to rank 0
+
+
+def test_out_of_memory_ends_a_sharded_run(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(forward, "token_logprobs", full)
+    work = partial(train, partial(make_updater, tiny_model), 4, 1, earned(4), SHARDED)
+    for error in in_ranks(2, work, tmp_path):
+        assert isinstance(error, EmailRLError)
+        assert error.message.startswith("Out of memory on a micro-batch of")
+        assert "MAX_TOKENS_PER_MICRO_BATCH" in error.hint

@@ -78,15 +78,6 @@ def test_trajectories_cut_off_at_the_token_limit_are_masked_where_asked_and_coun
     assert counts == {"trajectories_truncated": 2, "samples_nothing_trainable": 0}
 
 
-def test_a_prompt_of_one_token_is_a_prompt() -> None:
-    tokens = TokenSample()
-    tokens.append_prompt([7])
-    tokens.append_sampled([8], [-0.5])
-    tokens.append_prompt([7] * 3)
-    (sample,), _ = make_samples([group(1.0, samples=[tokens])], "sampled")
-    assert (sample.token_ids, sample.loss_mask) == ([7, 8], [0, 1])  # cut behind the last trained token
-
-
 def damaged(**changes: Any) -> TokenSample:
     tokens = two_turns()
     for name, value in changes.items():

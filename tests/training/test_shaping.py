@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,13 @@ import torch
 from torch import Tensor, tensor
 
 from emailrl.base.errors import EmailRLError
-from emailrl.ranks import ALONE, Ranks
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.settings import AlgorithmSettings
-from emailrl.training.across import Across
 from emailrl.training.algorithms import ALGORITHMS, Algorithm
-from emailrl.training.batch import Layout, TrainingSample, micro_batches
-from emailrl.training.shaping import shape_advantages, terminal_rewards
+from emailrl.training.batch import Layout, TrainingSample, micro_batches, shape_advantages, terminal_rewards
 
 NAN = math.nan
+Gather = Callable[[Tensor], list[Tensor]]
 GAE = Algorithm("mine", advantage="gae", kl_in="reward", kl_estimator="k1")
 
 
@@ -36,7 +35,13 @@ GAPS = {0: [NAN, 0.1, NAN, 0.2], 1: [NAN, 0.3], 2: [NAN, NAN, NAN, NAN, 0.4]}
 
 
 def shape(
-    algorithm: Algorithm, *, cap: int = 5, kl_coef: float = 0.0, order: int = 1, ranks: Ranks = ALONE, **wanted: Any
+    algorithm: Algorithm,
+    *,
+    cap: int = 5,
+    kl_coef: float = 0.0,
+    order: int = 1,
+    gather: Gather = lambda own: [own],
+    **wanted: Any,
 ) -> tuple[list[list[float]], list[list[float]] | None, dict[str, float]]:
     """Advantages, and returns, of each sample's trained tokens, and the metrics."""
 
@@ -53,7 +58,7 @@ def shape(
         for batch in micro_batches(SAMPLES, Layout(cap))[::order]
     ]
     shaped, metrics = shape_advantages(
-        batches, PAID, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef, across=Across(ranks)
+        batches, PAID, algorithm, AlgorithmSettings(**wanted), kl_coef=kl_coef, gather=gather
     )
     found: dict[int, list[float]] = {}
     returns: dict[int, list[float]] = {}
@@ -104,13 +109,9 @@ def test_gae_flows_through_a_broken_trajectory(cap: int, order: int) -> None:
     assert metrics == pytest.approx(expected, abs=1e-6)
 
 
-class Two(Ranks):
-    """This rank and another, whose trained tokens are one -2 and one 6."""
-
-    world = 2
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value, tensor([-2.0, 6.0])]
+def two(own: Tensor) -> list[Tensor]:
+    """Of this rank and another, whose trained tokens are one -2 and one 6."""
+    return [own, tensor([-2.0, 6.0])]
 
 
 @pytest.mark.parametrize("cap", [1, 5, 100])
@@ -119,12 +120,12 @@ def test_whitening_is_over_the_tokens_of_the_whole_step_and_all_ranks(cap: int) 
     # Here 2, 2, -4, 2: mean 0.5, biased variance 28/4 - 0.25 = 6.75; with the other's: mean 1, 68/6 - 1 = 31/3.
     close(shape(whitened, cap=cap)[0], [[1.5 / 6.75**0.5] * 2, [-4.5 / 6.75**0.5], [1.5 / 6.75**0.5]])
     scale = (31 / 3) ** 0.5
-    close(shape(whitened, cap=cap, ranks=Two())[0], [[1 / scale] * 2, [-5 / scale], [1 / scale]])
+    close(shape(whitened, cap=cap, gather=two)[0], [[1 / scale] * 2, [-5 / scale], [1 / scale]])
 
 
 def test_a_rank_without_a_sample_takes_part() -> None:
     for algorithm in (GAE, ALGORITHMS["grpo"]):
-        _, metrics = shape_advantages([], {}, algorithm, AlgorithmSettings(), kl_coef=0.0, across=Across(Two()))
+        _, metrics = shape_advantages([], {}, algorithm, AlgorithmSettings(), kl_coef=0.0, gather=two)
         assert metrics.get("value_mean", 2.0) == 2.0  # the other's -2 and 6
 
 

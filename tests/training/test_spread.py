@@ -22,20 +22,10 @@ def of_lengths(*lengths: int) -> list[TrainingSample]:
     return [sample(f"t{n}", f"g{n}", [n] * length) for n, length in enumerate(lengths)]
 
 
-def test_the_longest_go_first_to_the_emptiest() -> None:
+def test_the_longest_go_first_to_the_emptiest_and_trajectories_stay_whole() -> None:
     samples = of_lengths(7, 6, 5, 4, 3)  # 7 | 6, then 5 to the 6, 4 to the 7, 3 to the 11 or the 11: the first
     assert deal(samples, range(5), 2, share_prefixes=False) == [[0, 3, 4], [1, 2]]
-
-
-def test_a_rank_may_get_nothing() -> None:
-    assert deal(of_lengths(5, 3, 4), range(3), 4, share_prefixes=False) == [[0], [2], [1], []]
-
-
-def test_only_the_chosen_are_dealt() -> None:
-    assert deal(of_lengths(9, 1, 8, 2), [1, 3], 2, share_prefixes=False) == [[3], [1]]
-
-
-def test_samples_of_one_trajectory_stay_together_in_their_order() -> None:
+    assert deal(samples, [0, 2, 4], 4, share_prefixes=False) == [[0], [2], [4], []]  # a rank may get nothing
     samples = [sample("a", "g", [1] * 4), sample("b", "g", [2] * 9), sample("a", "g", [3] * 4)]
     assert deal(samples, range(3), 2, share_prefixes=False) == [[1], [0, 2]]
 

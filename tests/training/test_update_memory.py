@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,25 +75,6 @@ def test_one_sample_that_does_not_fit_is_an_error_that_says_what_to_do(
     assert "GRADIENT_CHECKPOINTING" in caught.value.hint
 
 
-def test_micro_batches_no_smaller_than_the_one_that_failed_are_halved(make: Make) -> None:
-    made = samples()
-    scorer = make(max_tokens_per_micro_batch=30, packing=False).forward
-    large, small = (
-        replace(batch, advantages=batch.token_ids.float()) for batch in micro_batches(made, scorer.layout())
-    )
-    assert [len(item.indices) for item in (large, small)] == [2, 2]
-    assert large.token_ids.numel() > small.token_ids.numel()
-    assert scorer.smaller([small], large) == [small]
-    assert [len(half.indices) for half in scorer.smaller([large], small)] == [1, 1]
-    halves = scorer.smaller([small], small)
-    for half, index in zip(halves, small.indices, strict=True):
-        one = made[index]
-        assert half.indices == (index,) and half.trajectory_ids == (one.trajectory_id,)
-        assert half.token_ids.tolist() == [one.token_ids] and half.num_tokens == len(one.token_ids)
-        assert half.advantages is not None and half.advantages.tolist() == [one.token_ids]  # cut along
-    assert scorer.smaller(halves[:1], halves[0]) == halves[:1]  # one row is not halved
-
-
 def test_the_cap_falls_to_the_halves_that_are_tried_next(make: Make) -> None:
     def alike(first_of_own: list[int]) -> list[TrainingSample]:
         """Samples of ten common tokens and four of their own."""
@@ -115,11 +95,3 @@ def test_the_cap_falls_to_the_halves_that_are_tried_next(make: Make) -> None:
     assert scorer.size(same) == 14
     scorer.ran_out(same)
     assert scorer.max_tokens == 13  # its halves are as large, and come alone
-
-
-def test_a_batch_counts_as_it_is_computed(make: Make) -> None:
-    packed = make(max_tokens_per_micro_batch=1000, prefix_sharing=False).forward
-    padded = make(max_tokens_per_micro_batch=1000, packing=False).forward
-    made = samples()
-    (row,), (rectangle,) = micro_batches(made, packed.layout()), micro_batches(made, padded.layout())
-    assert packed.size(row) == sum(LENGTHS) and padded.size(rectangle) == len(LENGTHS) * max(LENGTHS)

@@ -91,11 +91,6 @@ def test_answers_that_grow_while_accuracy_does_not_rise(name: str, before: float
     assert run(30, **grown, accuracy=lambda step: 0.5 if step <= 10 else 0.6) == []
 
 
-def test_slow_growth_is_told_too() -> None:
-    step, alarm = only(run(40, answer_words=lambda step: 10 * 1.02**step))
-    assert 25 < step <= 40 and "emailrl inspect-trajectory" in alarm.warning
-
-
 def test_by_default_a_run_warns_once_and_goes_on(tmp_path: Path) -> None:
     played = play(tmp_path, steps=12, accuracies=(0.5,) * 9, entropy=lambda step: 0.1 if step <= 4 else 0.0, patience=9)
     warnings = [line for line in played.said if line.startswith("Warning")]
