@@ -194,10 +194,8 @@ def checked_key(openai: OpenAISettings, rewards: RewardSettings) -> tuple[str, s
     url = openai.openai_base_url
     at_openrouter = names_openrouter("OPENAI_BASE_URL", url)
     if urlsplit(url).scheme not in ("http", "https"):
-        raise UsageError(
-            f"OPENAI_BASE_URL is {without_credentials(url)}, which does not start with http:// or https://.",
-            "Expected something like http://localhost:8000/v1.",
-        )
+        what = f"OPENAI_BASE_URL is {without_credentials(url)}, which does not start with http:// or https://."
+        raise UsageError(what, "Expected something like http://localhost:8000/v1.")
     secret = rewards.openrouter_api_key if at_openrouter else openai.openai_api_key
     if at_openrouter and secret is None:
         hint = "Set OPENROUTER_API_KEY, or OPENAI_BASE_URL to another server, whose key is OPENAI_API_KEY."

@@ -44,10 +44,8 @@ class TransformersEngine:
         layer_types = getattr(config, "layer_types", None)
         sliding = getattr(config, "sliding_window", None) if layer_types is None else None
         if sliding or any(kind != "full_attention" for kind in layer_types or ()):
-            raise EmailRLError(
-                f"The in-process engine needs full attention in every layer, which {config.model_type} does not have.",
-                "Use --engine vllm.",
-            )
+            needed = "The in-process engine needs full attention in every layer"
+            raise EmailRLError(f"{needed}, which {config.model_type} does not have.", "Use --engine vllm.")
         self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self.weights.model)
         own = int(config.max_position_embeddings)
         self.max_model_len = min(max_model_len or own, own)
@@ -83,22 +81,16 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
-        ended, device, attention = (
-            Ended(advance, self.version, self.adapter_sha256),
-            device_of(self.weights.model),
-            self._config._attn_implementation,
-        )
+        ended = Ended(advance, self.version, self.adapter_sha256)
+        device, attention = device_of(self.weights.model), self._config._attn_implementation
         if len(self.cache.users) == 1:  # no block is in memory
             budget = self._cache_bytes or FREE_SHARE[device.type] * free_memory(device)
             self.cache.most = self._blocks = blocks_within(budget, *self._shape)
         for tokens in (len(request.prompt_ids) for request in requests):
             if self.window <= tokens < self.max_model_len:
-                gib = gib_for(blocks_of(self.max_model_len), *self._shape)
-                raise EmailRLError(
-                    f"A prompt of {tokens} tokens does not fit: the KV cache holds {self.window}.",
-                    f"KV_CACHE_GIB={gib} holds a context of {self.max_model_len}; a smaller model or LOAD_IN_4BIT=true "
-                    "leaves more room.",
-                )
+                enough = f"KV_CACHE_GIB={gib_for(blocks_of(self.max_model_len), *self._shape)}"
+                hint = f"{enough} holds a context of {self.max_model_len}; a smaller model leaves more room."
+                raise EmailRLError(f"A prompt of {tokens} tokens does not fit: the KV cache holds {self.window}.", hint)
         try:
             self._config._attn_implementation = ATTENTION
             with torch.inference_mode(), self.weights.active():
@@ -181,11 +173,9 @@ class TransformersEngine:
             self._tell("Out of memory: releasing the unused part of the KV cache.")
             return
         cache.most = used * 3 // 4
-        report(
-            f"Out of memory with {ran} concurrent trajectories: the KV cache is now limited to "
-            f"{gib_for(cache.most, *self._shape)} GiB, and the newest trajectories wait. "
-            "Lower KV_CACHE_GIB or MAX_TOKENS_PER_ROLLOUT_PASS to start that way."
-        )
+        limit = f"the KV cache is now limited to {gib_for(cache.most, *self._shape)} GiB, and the newest wait"
+        hint = "Lower KV_CACHE_GIB or MAX_TOKENS_PER_ROLLOUT_PASS to start that way."
+        report(f"Out of memory with {ran} concurrent trajectories: {limit}. {hint}")
 
     def _tell_if_cut(self, tokens: int) -> None:
         """Report once if the cache, not the context window, ended a trajectory."""

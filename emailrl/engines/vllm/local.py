@@ -187,10 +187,8 @@ class VllmEngine:
         if self._path is not None:
             rank, room = adapter_rank(self._path), self._engine.vllm_config.lora_config.max_lora_rank
             if rank > room:
-                raise UsageError(
-                    f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}.",
-                    f"Set LORA_RANK={rank}.",
-                )
+                what = f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}."
+                raise UsageError(what, f"Set LORA_RANK={rank}.")
             self._loras += 1
             request = LoRARequest(f"{self.version}-{self._loras}", self._loras, str(self._path))
             if not self._engine.add_lora(request):

@@ -195,8 +195,8 @@ def test_a_conversation_stays_where_its_keys_are(start: Start) -> None:
     assert [len(seen) for seen in places.values()] == [1] * 4 and {min(s) for s in places.values()} == {0, 1}
 
 
-def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(start: Start) -> None:
-    engine, _ = start(version="", max_model_len=20)
+def test_a_prompt_that_fills_the_window_is_a_completion_of_length_zero(start: Start, connect: Connect) -> None:
+    engine = connect(*start(), max_model_len=20)  # no version was loaded: it samples from the base model
     full, almost = engine.generate([Request("a", SamplingParams(6, 1.0), [5] * length) for length in (20, 18)])
     assert (full.finish_reason, full.token_ids, full.error) == ("length", [], None)
     assert len(almost.token_ids) <= 2
