@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from emailrl.questions import load_scenario_set, write_scenarios
+from emailrl.questions.load import read_questions, write_scenarios
 from emailrl.questions.splits import mixed_order
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
@@ -52,9 +52,7 @@ def main() -> int:
     write_scenarios(options.out / "questions.jsonl", usual)
     write_scenarios(options.out / "hard.jsonl", hard)
     if options.free:
-        free = load_scenario_set(
-            options.free, None, limit=None, seed=SEED, data=DataSettings(), check_inboxes=False
-        ).scenarios
+        free = read_questions(options.free, DataSettings()).scenarios
         tested = [s for s in usual if s.split == "test"]
         write_scenarios(options.out / "mixed.jsonl", mixed(usual + hard, free) + tested)
         write_scenarios(options.out / "second.jsonl", [s for s in hard + free if s.split == "test"])
@@ -103,7 +101,7 @@ def mixed(made: list[Scenario], free: list[Scenario]) -> list[Scenario]:
 def _made(db: Path, out: Path, kinds: str, limit: int) -> list[Scenario]:
     words = ["--kinds", kinds, "--db", db, "--out", out, "--limit", limit, "--seed", SEED, "--overwrite"]
     _emailrl("gen-questions", *words)
-    return load_scenario_set(out, None, limit=None, seed=SEED, data=DataSettings()).scenarios
+    return read_questions(out, DataSettings()).scenarios
 
 
 def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:
