@@ -120,8 +120,14 @@ def benchmark(
     console = result_console(json=json)
     if report.results:
         console.print("=== Benchmark Results ===", style="bold")
-        for line in _result_lines(report):
-            say(line, console)
+        for result, title in zip(report.results, _titles(report).values(), strict=True):
+            evaluation = result.evaluation
+            low, high = evaluation.interval
+            facts = [f"accuracy {evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"]
+            facts.append(f"average reward {'-' if evaluation.reward is None else f'{evaluation.reward:.3f}'}")
+            if (sources := evaluation.rubric.get("sources_correct")) is not None:
+                facts.append(f"correct sources {sources:.1%}")
+            say(f"{title}: {', '.join(facts)}", console)
         console.print(results_table(report, console.width))
         console.print(f"results: {folder}", soft_wrap=True)
     for note in _what_is_left(report, folder):
@@ -246,18 +252,6 @@ def _titles(report: Report) -> dict[str, str]:
     titles = {result.subject.label: title_of(result.subject) for result in report.results}
     names = list(titles.values())
     return {label: title if names.count(title) == 1 else label for label, title in titles.items()}
-
-
-def _result_lines(report: Report) -> Iterator[str]:
-    """One line per model: accuracy, average reward and share of correct sources."""
-    for result, title in zip(report.results, _titles(report).values(), strict=True):
-        evaluation = result.evaluation
-        low, high = evaluation.interval
-        facts = [f"accuracy {evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"]
-        facts.append(f"average reward {'-' if evaluation.reward is None else f'{evaluation.reward:.3f}'}")
-        if (sources := evaluation.rubric.get("sources_correct")) is not None:
-            facts.append(f"correct sources {sources:.1%}")
-        yield f"{title}: {', '.join(facts)}"
 
 
 def results_table(report: Report, width: int) -> RenderableType:

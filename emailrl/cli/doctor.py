@@ -26,7 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -41,9 +41,6 @@ from emailrl.model.smol_base import INSTALL as INSTALL_SMOL
 from emailrl.model.smol_base import PACKAGE as SMOLLM2
 from emailrl.model.smol_base import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
 from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 Status = Literal["ok", "note", "missing", "broken"]
 STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red"}
@@ -175,11 +172,19 @@ def examine_packages(deep: bool) -> Iterable[Check]:
 
     A package of several extras is shown in the first.
     """
+    from packaging.requirements import Requirement
+
     try:
-        wanted = _requirements()
+        extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
+        lines = metadata.requires("emailrl") or []
     except metadata.PackageNotFoundError:
         yield Check("emailrl", "note", "running from source, not installed", "pip install --editable .")
         return
+    wanted: dict[str, tuple[Requirement, str | None]] = {}  # with the first extra that needs it; None: always needed
+    for item in map(Requirement, lines):
+        marker = item.marker if item.marker is not None and not item.marker.evaluate({"extra": ""}) else None
+        needs = [name for name in extras if marker is not None and marker.evaluate({"extra": name})]
+        wanted.setdefault(item.name, (item, needs[0] if needs else None))
     present = {name: version for name in wanted if (version := _installed(name))}
     begun = {wanted[name][1] for name in present}
     modules = _modules(present) if deep else {}
@@ -201,20 +206,6 @@ def examine_packages(deep: bool) -> Iterable[Check]:
         else:
             status, found, remedy = "ok", version, ""
         yield Check(item.name, status, found, remedy, essential, area)
-
-
-def _requirements() -> dict[str, tuple[Requirement, str | None]]:
-    """Each required package by name, with the first extra that needs it; None if emailrl always does."""
-    from packaging.requirements import Requirement
-
-    extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
-    found: dict[str, tuple[Requirement, str | None]] = {}
-    for line in metadata.requires("emailrl") or []:
-        item = Requirement(line)
-        marker = item.marker if item.marker is not None and not item.marker.evaluate({"extra": ""}) else None
-        needs = [name for name in extras if marker is not None and marker.evaluate({"extra": name})]
-        found.setdefault(item.name, (item, needs[0] if needs else None))
-    return found
 
 
 def _modules(distributions: Iterable[str]) -> dict[str, str]:

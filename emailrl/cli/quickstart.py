@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
@@ -79,7 +80,11 @@ def quickstart(
         try:
             outcome = cycle(folder, max_steps, overwrite, tally, live)
         except KeyboardInterrupt:
-            say(f"Stopped: {_kept(folder)}. Run the same command again to continue.")
+            kept = "training had not started"
+            with suppress(EmailRLError):
+                latest = find_checkpoint("latest", folder / "outputs" / "grpo")
+                kept = f"training up to step {latest.metadata.step} is saved in {folder}"
+            say(f"Stopped: {kept}. Run the same command again to continue.")
             raise
     console = result_console(json=json)
     reports = {"before": outcome.before, "after": outcome.after}
@@ -165,15 +170,6 @@ def _is_quickstart(folder: Path) -> bool:
     """Whether a quickstart wrote the folder's settings, rather than a user."""
     settings = folder / "emailrl.toml"
     return settings.is_file() and settings.read_text(encoding="utf-8", errors="replace").startswith(MARK)
-
-
-def _kept(out: Path) -> str:
-    """What an interrupted quickstart in ``out`` need not repeat."""
-    try:
-        latest = find_checkpoint("latest", out / "outputs" / "grpo")
-    except EmailRLError:
-        return "training had not started"
-    return f"training up to step {latest.metadata.step} is saved in {out}"
 
 
 def _settle(out: Path, steps: int, overwrite: bool) -> Settings:

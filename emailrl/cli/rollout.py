@@ -72,17 +72,27 @@ def rollout(
     from emailrl.engines import check_player
     from emailrl.engines.local.weights import adapter_sha256
     from emailrl.measure.journal import Journal, playing_conditions
+    from emailrl.model.resolve import same_base
+    from emailrl.questions.load import coverage_notes, read_questions
 
     settings = with_inputs(load_settings(overrides, trust=trust))
     check_player(settings)
-    subject = _subject(settings, checkpoint, overrides["model_name"])
+    model = overrides["model_name"]  # with a checkpoint, it must not contradict the checkpoint's own base model
+    checkpoints = [checkpoint] if checkpoint else []
+    [subject] = choose_subjects(checkpoints, [model] if model and not checkpoint else [], settings)
+    if checkpoint and model and not same_base(model, subject.model_name):
+        raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
     settings, adapter = settings.with_model(subject.model_name), subject.adapter
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")
     out = _begun(folder, out) if resume else out
     _target(out, folder, may_exist=overwrite or resume)  # reject a bad path before anything is read
-    scenarios = _scenarios(settings, split, limit)
+    part, seed = None if split == "all" else split, settings.training.seed
+    # Nothing is compared, so splits may share inboxes.
+    chosen = read_questions(None, settings.data).of(part, limit=limit, seed=seed, check_inboxes=False)
+    scenarios = chosen.scenarios
+    warn(*chosen.notes, *coverage_notes(scenarios, settings.store.db))
     policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}
     shared = playing_conditions(settings, scenarios, temperature=settings.agent.temperature)
     now = policy | {"split": split, "num_generations": num_generations} | shared
@@ -103,18 +113,6 @@ def rollout(
         print_json({"out": target, "num_trajectories": len(ended), "mean_reward": result.reward} | measured | spent)
     elif target.is_file():
         print_next(["inspect-trajectory", str(target)])
-
-
-def _subject(settings: Settings, checkpoint: str | None, model: str | None) -> Subject:
-    """The policy: the named checkpoint, on its own base model, which ``model`` must not contradict; else the model, or
-    as in ``benchmark``."""
-    from emailrl.model.resolve import same_base
-
-    checkpoints = [checkpoint] if checkpoint else []
-    [subject] = choose_subjects(checkpoints, [model] if model and not checkpoint else [], settings)
-    if checkpoint and model and not same_base(model, subject.model_name):
-        raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
-    return subject
 
 
 def _begun(folder: Path, out: Path | None) -> Path:
@@ -171,17 +169,6 @@ def _claim(
         if may_exist or not target.exists():
             return target, conditions
         conditions.close()  # another process has written it since the check
-
-
-def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
-    """The questions, with their notes printed. Nothing is compared, so splits may share inboxes."""
-    from emailrl.questions.load import coverage_notes, read_questions
-
-    part = None if split == "all" else split
-    seed, data = settings.training.seed, settings.data
-    chosen = read_questions(None, data).of(part, limit=limit, seed=seed, check_inboxes=False)  # type: ignore[arg-type]
-    warn(*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db))
-    return chosen.scenarios
 
 
 def _play(

@@ -18,6 +18,7 @@ Examples:
 
 from __future__ import annotations
 
+from os.path import lexists
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from emailrl.cli.inputs import check_inputs, suggest, with_inputs
 from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, say
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import load_settings
 
 
 @setting_options(
@@ -53,6 +54,8 @@ def sft(
     json: Json = False,
 ) -> None:
     from emailrl.model.smol_base import check_base
+    from emailrl.questions.load import questions_file
+    from emailrl.sft.data import source_of
     from emailrl.sft.loop import find_run
     from emailrl.sft.loop import sft as run
 
@@ -64,7 +67,16 @@ def sft(
         settings = load_settings(given, recorded=checkpoint.metadata.settings)
         if resume in ("auto", "latest"):  # this run, even if another one starts in between
             out = directory
-    settings = _with_questions(settings, resumed=checkpoint is not None)
+    db, wanted = settings.store.db, settings.sft
+    asks = source_of(settings) == "questions"
+    undecided = wanted.experts == "auto" and not (wanted.from_scratch or wanted.trajectories)
+    if checkpoint is not None:  # a resumed run keeps its questions
+        if asks:
+            check_inputs(settings)
+    elif asks or (undecided and lexists(questions_file(db))):
+        settings = with_inputs(settings)
+    elif undecided and "db" in settings.store.model_fields_set:
+        say(f"Note: {db} is not used: it has no questions next to it ({questions_file(db).name}), nor --questions.")
     if not settings.sft.from_scratch:
         check_base(settings.model.name, settings.model.smol_base)
     with LiveRun(settings, json=json) as live:
@@ -75,23 +87,3 @@ def sft(
         whole = settings.sft.full_finetuning or settings.sft.from_scratch
         start = ["--model" if whole else "--adapter", str(result.out)]
         suggest(["train", *start], settings, load_settings({}, trust=trust))
-
-
-def _with_questions(settings: Settings, *, resumed: bool) -> Settings:
-    """The settings with the questions that experts answer, if they answer any: those named or beside the database."""
-    from os.path import lexists
-
-    from emailrl.questions.load import questions_file
-    from emailrl.sft.data import source_of
-
-    if resumed:
-        if source_of(settings) == "questions":
-            check_inputs(settings)
-        return settings
-    db, sft = settings.store.db, settings.sft
-    undecided = sft.experts == "auto" and not (sft.from_scratch or sft.trajectories)
-    if source_of(settings) == "questions" or (undecided and lexists(questions_file(db))):
-        return with_inputs(settings)
-    if undecided and "db" in settings.store.model_fields_set:
-        say(f"Note: {db} is not used: it has no questions next to it ({questions_file(db).name}), nor --questions.")
-    return settings
