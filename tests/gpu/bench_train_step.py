@@ -43,7 +43,9 @@ OURS: dict[str, tuple[int, dict[str, Any]]] = {
     "wide": (32768, {"gradient_checkpointing": "auto"}),
 }
 """Tokens of a micro-batch, and settings."""
-SIDES = ["trl", *OURS]
+TRL = {"trl": (4, False), "trl 8": (8, False), "trl 4 Liger": (4, True), "trl 8 Liger": (8, True)}
+"""Sequences in a batch, and whether with Liger kernels; ``x TRL`` is against the fastest of those in the table."""
+SIDES = [*TRL, *OURS]
 
 
 @dataclass(frozen=True)
@@ -187,36 +189,17 @@ def measure(given: Given, case: Row) -> Row:
     folder, samples = given.folder / shape, make_samples(shape)
     trained = sum(one.num_trainable for one in samples)
     row: Row = {"tokens": sum(len(one.token_ids) for one in samples), "trainable": trained}
-    if side == "trl":
-        ran, row["setting"], row["ways"] = best_trl(folder, samples, given.trl_ways)
+    if side in TRL:
+        ran, row["setting"] = trl_side(folder, *TRL[side]), f"batches of {TRL[side][0]}"
     else:
         tokens, settings = OURS[side]
         ran = policy_side(folder, tokens, **settings)
         row["setting"] = ", ".join([f"{tokens} tokens", *(f"{name} {value}" for name, value in settings.items())])
     ran.run(samples[:10])
-    seconds, peak = timed(ran, samples, 1 if side in ("trl", "padded") else 2)
+    seconds, peak = timed(ran, samples, 1 if side in TRL or side == "padded" else 2)
     work = ran.work(samples)
     row |= {"seconds": seconds, "peak_gib": peak, "tokens_per_second": row["tokens"] / seconds}
     return row | {"computed": work.tokens, "mfu": flops(shape, work, trained) / seconds / PEAK_TFLOPS / 1e12}
-
-
-def best_trl(folder: Path, samples: list[TrainingSample], ways: str) -> tuple[Side, str, dict[str, float]]:
-    """TRL in whichever of ``ways`` is fastest on eight trajectories, and the seconds of those that fit."""
-    choices = {one: (int(one.rstrip("L")), one.endswith("L")) for one in ways.split(",")}
-    seconds: dict[str, float] = {}
-    for name, (rows, liger) in choices.items() if len(choices) > 1 else ():
-        try:
-            side = trl_side(folder, rows, liger)
-            side.run(samples[:rows])
-            seconds[name] = timed(side, samples[8:16], 1)[0]
-        except torch.cuda.OutOfMemoryError:
-            pass  # it is none of the ways then
-        finally:
-            side = None
-            gc.collect()
-            torch.cuda.empty_cache()
-    rows, liger = choices[min(choices, key=lambda name: seconds.get(name, float("inf")))]
-    return trl_side(folder, rows, liger), f"batches of {rows}{', Liger' if liger else ''}", seconds
 
 
 def flops(shape: str, work: Work, trained: int) -> float:
@@ -229,11 +212,12 @@ def flops(shape: str, work: Work, trained: int) -> float:
 
 
 def add_ratios(rows: list[Row]) -> None:
-    seconds = {(row["shape"], row["side"]): row["seconds"] for row in rows if "seconds" in row}
-    for row in rows:
-        for peer in ("trl", "unsloth"):
-            if "seconds" in row and (row["shape"], peer) in seconds:
-                row[f"x_{peer}"] = seconds[row["shape"], peer] / row["seconds"]
+    timed_rows = [row for row in rows if "seconds" in row]
+    for row in timed_rows:
+        for peer, sides in {"trl": [*TRL], "unsloth": ["unsloth"]}.items():
+            theirs = [one["seconds"] for one in timed_rows if one["shape"] == row["shape"] and one["side"] in sides]
+            if theirs:
+                row[f"x_{peer}"] = min(theirs) / row["seconds"]
 
 
 BENCH = Bench(
@@ -247,8 +231,7 @@ BENCH = Bench(
     },
     {
         "--shape": {"nargs": "+", "default": ["4B"]},
-        "--sides": {"nargs": "+", "default": SIDES, "choices": SIDES},
-        "--trl-ways": {"default": "8,8L,4,4L", "help": "batch sizes TRL may choose from, L with Liger"},
+        "--sides": {"nargs": "+", "default": ["trl", *OURS], "choices": SIDES},
     },
     smoke={"shape": ["smoke"], "sides": ["padded", "fast"]},
     add=add_ratios,
